@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.pieces import PieceOf
@@ -29,6 +28,7 @@ from legoai.cost.timing.repeats import (
 from legoai.cost.trace.editing import is_micro_batch
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.specs.plan import Plan
 
 _BLOCKS: Final = 5

@@ -149,13 +149,15 @@ class TrainingLoop:
         self.step += 1
         self.device.synchronize()
         seconds = time.perf_counter() - started
+        rate_of_samples = samples / (seconds * dist.get_world_size())
         record = StepRecord(
             step=self.step,
             loss=result.loss,
             grad_norm=result.norm,
             lr=rate,
-            samples_per_second_per_device=samples / (seconds * dist.get_world_size()),
+            samples_per_second_per_device=rate_of_samples,
             tokens_per_sample=self.recipe.seq_len,
+            mfu=self.recipe.utilization(rate_of_samples * self.recipe.seq_len) if self.device.type == "cuda" else None,
             seconds=seconds,
             data_seconds=batches.seconds,
             peak_memory=self.device.peak_memory(),

@@ -26,6 +26,8 @@ class StepRecord:
         lr: the learning rate that the step used.
         samples_per_second_per_device: samples of the global batch / (seconds * devices).
         tokens_per_sample: of a sequence, or of each text of a sample; 0 where a sample has no text.
+        mfu: model FLOPs utilization: operations that the model asks for over those of the plan's device at its peak;
+            None where either is not known, or the training is not on a GPU.
         seconds: of the step on rank 0, data wait included.
         data_seconds: rank 0's wait for its micro batches.
         peak_memory: bytes on rank 0 since the run started, as `Device.peak_memory` counts them.
@@ -44,6 +46,7 @@ class StepRecord:
     peak_memory: int
     epoch: float
     skipped: bool = False
+    mfu: float | None = None
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -103,6 +106,8 @@ class MetricsLog:
         """Write the record, and show it when it is an n-th or the last."""
         tokens = {"tokens_per_second_per_device": record.tokens_per_second_per_device}
         values = asdict(record) | (tokens if record.tokens_per_sample else {})
+        if record.mfu is None:
+            del values["mfu"]
         self._write({"event": "step", **values})
         if self._board is not None:
             self._board.step(values)
@@ -132,9 +137,10 @@ def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:
     rate, unit = record.tokens_per_second_per_device, "tokens"
     if not record.tokens_per_sample:
         rate, unit = record.samples_per_second_per_device, "samples"
+    mfu = "" if record.mfu is None else f"MFU {record.mfu:.1%}  "
     text = (
         f"step {record.step:>{width}}/{steps}  {bold}loss {record.loss:.4f}{plain}  grad norm {record.grad_norm:.3f}  "
-        f"lr {record.lr:.2e}  {rate:,.{0 if rate >= 100 else 2}f} {unit}/s/device  "
+        f"lr {record.lr:.2e}  {rate:,.{0 if rate >= 100 else 2}f} {unit}/s/device  {mfu}"
         f"{dim}step {record.seconds:.3f} s  data {record.data_seconds:.3f} s  "
         f"peak {record.peak_memory / GIB:.2f} GiB{plain}"
     )

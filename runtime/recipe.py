@@ -52,6 +52,9 @@ class Recipe:
         micro_batch: samples in one forward of one rank.
         seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
         vocab_size: tokens that the model knows, where it reads text; None where that is not known.
+        flops_per_token: floating-point operations that the model asks for, without recomputation; 0 where that is not
+            known.
+        peak_flops: operations per second of the plan's device in products of its dtype; 0 where that is not known.
         reads: what the model takes and gives.
         master_dtype: in which parameters are stored.
         autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
@@ -95,6 +98,8 @@ class Recipe:
     micro_batch: int
     seq_len: int = 0
     vocab_size: int | None = None
+    flops_per_token: int = 0
+    peak_flops: float = 0.0
     reads: Reads = field(default_factory=Tokens)
     master_dtype: torch.dtype = torch.float32
     autocast_dtype: torch.dtype | None = None
@@ -113,6 +118,10 @@ class Recipe:
     keep: int = 3
     evaluate_every: int = 0
     evaluate_batches: int = 8
+
+    def utilization(self, tokens_per_second: float) -> float | None:
+        """Return the model FLOPs utilization (MFU) of a device that trains so fast; None where it is not known."""
+        return tokens_per_second * self.flops_per_token / self.peak_flops if self.peak_flops else None
 
     def global_batch_at(self, step: int) -> int:
         """Return the samples in an optimizer step, counted from 0."""

@@ -17,6 +17,7 @@ _SCALARS: Final = {
     "lr": "learning rate",
     "tokens_per_second_per_device": "speed/tokens per second and device",
     "samples_per_second_per_device": "speed/samples per second and device",
+    "mfu": "speed/model FLOPs utilization",
     "seconds": "speed/seconds of a step",
     "data_seconds": "speed/seconds of waiting for data",
     "peak_memory": "memory/peak bytes of rank 0",

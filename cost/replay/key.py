@@ -27,8 +27,8 @@ _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
 _BLOCK: Final = "[str(index)]"
 """How a program names a block of a list that it goes through by places."""
-_ALLOCATOR: Final = "allocator_settings"
-"""The argument of `Trainer` that decides what is reserved for what is captured."""
+_LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops")
+"""Arguments of `Trainer` that decide what is reserved for what is captured, and what its time is compared with."""
 _EXPERTS: Final = "Mixtral"
 """In the name of the model of ours that multiplies by grouped products, of which not all devices have a kernel."""
 _FEW: Final = 3
@@ -256,8 +256,8 @@ class _Variable(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Leave out how the allocator serves what is captured."""
-        node.keywords = [one for one in node.keywords if one.arg != _ALLOCATOR]
+        """Leave out how the allocator serves what is captured, and what its time is compared with."""
+        node.keywords = [one for one in node.keywords if one.arg not in _LEFT_OUT]
         return self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.search.bounds import BoundsOf
@@ -184,6 +185,12 @@ class Nodes:
             if not self.anew(node):
                 heapq.heappush(self.heap, node)
                 return
+
+    def least(self, count: int, below: float) -> list[Choices]:
+        """Those of least bounds, of open nodes and of what is not tried one by one."""
+        left = [(bound, choices) for choices, bound in self.untried.items()]
+        left += [(bound, choices) for bound, _, choices in self.heap]
+        return [choices for bound, choices in heapq.nsmallest(count, left, key=itemgetter(0)) if bound < below]
 
     def add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
         """Add a split into stages, or buckets, to those that are tried."""

@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.cost.kernels.model_flops import DECODERS, model_flops
+from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.require import METRICS, Objective, Requirement

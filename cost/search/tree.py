@@ -13,7 +13,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Final
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
@@ -22,7 +21,7 @@ from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
-from legoai.cost.search.lessons import Lessons
+from legoai.cost.search.lessons import Lessons, of_one_micro_batch
 from legoai.cost.search.looking_around import LookingAround
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes, split_of
@@ -203,24 +202,34 @@ class Search:
             self.nodes.put_back(alike)
 
     def _taught(self, node: Node) -> bool:
-        """Evaluate what tells more of an open node, and of others of least bound, and say whether there is such.
+        """Simulate what tells more of an open node, and of others of least bound, and say whether there is such.
 
         Where answers are few, or nothing is known to fit, other candidates come first.
         """
         if self.found.total < _MANY or self.found.best is None:
             return False
-        lessons = [self._lessons.of(node[2])]
-        if lessons == [None]:
+        if (lessons := [self._lessons.of(node[2])]) == [None]:
             return False
         heapq.heappush(self.nodes.heap, node)
-        left = [(least, choices) for choices, least in self.nodes.untried.items()]
-        left += [(least, choices) for least, _, choices in self.nodes.heap]
-        for least, choices in heapq.nsmallest(_LOOKED_AT, left, key=itemgetter(0)):
-            if least < self._incumbent() and len(lessons) < _LESSONS_AT_ONCE:
-                lesson = self._lessons.of(choices)
-                lessons += [] if lesson is None else [lesson]
-        self.evaluate_early([one for one in lessons if one is not None and one not in self._asked])
+        for choices in self.nodes.least(_LOOKED_AT, self._incumbent()):
+            lesson = self._lessons.of(choices) if len(lessons) < _LESSONS_AT_ONCE else None
+            lessons += [] if lesson is None else [lesson]
+        new = [one for one in lessons if one is not None and one not in self._asked]
+        self.evaluate_early([one for one in new if one == node[2]])
+        self._teach([one for one in new if one != node[2]])
         return True
+
+    def _teach(self, lessons: Sequence[Choices]) -> None:
+        """Simulate candidates for one micro batch only, and learn of them what bounds others."""
+        complete = dict.fromkeys(found for choices in lessons if (found := self.nodes.styled(choices)) is not None)
+        candidates = [self.candidate(choices) for choices in complete]
+        analyses = [of_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
+        outcomes = self.evaluator.evaluate(analyses, self.deadline)
+        self._go_on(len(analyses))
+        for choices, candidate, analysis, outcome in zip(complete, candidates, analyses, outcomes, strict=True):
+            if isinstance(outcome, Figures):
+                self.bounds.learn(analysis, outcome.micro_batch, outcome.moved, outcome.points)
+                self._bound_group(choices, candidate, outcome)
 
     def _go_on(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
@@ -305,10 +314,9 @@ class Search:
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
             if group not in joint.answers and least[group] - won >= self._incumbent():
                 continue  # joint answers are not likely to win more beside these than beside others
-            candidate = self.plan.candidate(groups[group][0].choices, without=self.without)
-            assert candidate.analysis is not None
-            room = self.bounds.room(candidate.analysis)
-            wanted = joint.wanted(group, groups[group], room, candidate.analysis)
+            analysis = self.candidate(groups[group][0].choices).analysis
+            assert analysis is not None
+            wanted = joint.wanted(group, groups[group], self.bounds.room(analysis), analysis)
             batch = [
                 (least[group], 0, choices)
                 for choices in wanted
@@ -323,7 +331,7 @@ class Search:
         """Whether lint's rules allow a candidate that is to be evaluated whatever its bound is; it is counted so."""
         holes = zip(self.plan.holes, choices, strict=True)
         listed = all(index is not None and index < hole.listed for hole, index in holes)
-        legal = not self.plan.candidate(choices, without=self.without).errors
+        legal = not self.candidate(choices).errors
         if listed and early and (not legal or self.costs.bounded(self.candidate(choices), -math.inf) is not None):
             self.nodes.early.update([choices] if legal else [])
         elif listed:
@@ -357,7 +365,7 @@ class Search:
     def _evaluate(self, batch: list[Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""
         self._asked.update(node[2] for node in batch)
-        candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
+        candidates = [self.candidate(node[2]) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
@@ -381,6 +389,10 @@ class Search:
         if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
             found.best = done
         self._learn(choices, candidate, outcome)
+        self._bound_group(choices, candidate, outcome)
+
+    def _bound_group(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
+        """Bound all answers of the holes that decide memory beside the others, by what one was seen to take."""
         if self._joint is not None and candidate.analysis is not None:
             group = self._joint.holes.group(choices)
             opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
@@ -393,7 +405,7 @@ class Search:
         if found.best is None or found.best.figures.whole:
             return False
         place = found.evaluated.index(found.best)
-        candidate = self.plan.candidate(found.best.choices, without=self.without)
+        candidate = self.candidate(found.best.choices)
         assert candidate.analysis is not None
         outcome = self.evaluator.verify(candidate.analysis, self.deadline)
         if isinstance(outcome, NoFigures):

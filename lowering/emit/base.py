@@ -80,6 +80,8 @@ TRAINER_ARGUMENTS: Final = (
     "micro_batch",
     "seq_len",
     "vocab_size",
+    "flops_per_token",
+    "peak_flops",
     "reads",
     "master_dtype",
     "autocast_dtype",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from legoai.dsl.analysis.flops import DECODERS, flops_per_token, published_peak
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values
@@ -35,6 +36,16 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     reads, vocabulary = lowering.manifest.reads, lowering.manifest.vocab_size
     if vocabulary is not None and (reads is None or reads.kind in ("tokens", "two_texts")):
         draft.train_with("vocab_size", literal(vocabulary), note)
+    _utilization(lowering, draft)
+
+
+def _utilization(lowering: Lowering, draft: Draft) -> None:
+    """Add what a step's time is compared with."""
+    plan, peak = lowering.plan, published_peak(lowering.analysis)
+    if peak is not None and plan.model.family in DECODERS and plan.batch.seq_len is not None:
+        flops = flops_per_token(lowering.manifest, plan.batch.seq_len)
+        draft.train_with("flops_per_token", literal(flops), lowering.note(plan.model, "family"))
+        draft.train_with("peak_flops", f"{peak / 1e12:.12g}e12", lowering.note(plan.cluster, "device"))
 
 
 def _builtin(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:

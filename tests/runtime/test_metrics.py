@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -35,6 +36,11 @@ def test_a_line_says_everything():
         "step   7/100  loss 2.5000  grad norm 0.750  lr 3.00e-04  12,346 tokens/s/device  "
         "step 0.500 s  data 0.001 s  peak 3.00 GiB"
     )
+
+
+def test_a_line_says_how_much_of_the_device_the_model_uses_where_that_is_known():
+    line = step_line(dataclasses.replace(record(7), mfu=0.3821), steps=100)
+    assert "12,346 tokens/s/device  MFU 38.2%  step 0.500 s" in line
 
 
 def test_the_terminal_shows_the_first_every_nth_and_the_last():

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
 from legoai.cost.search.least_costs.products import kept_products
 from legoai.dsl.analysis.analysis import Analysis
@@ -24,6 +23,7 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, holders, modules_inside
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.dsl.analysis.precision import output_bytes
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
@@ -102,6 +102,20 @@ def freed_with_blocks(analysis: Analysis) -> dict[str, float]:
     """
     of_feature, given = bytes_of_feature(analysis) / analysis.plan.mesh.tp, _dim(analysis)
     return {block: (width - given) * of_feature for block, width in _untreated(analysis).items()}
+
+
+def between_halves(analysis: Analysis) -> dict[str, int]:
+    """Bytes that each block has of one micro batch between the halves of its backward beside what it keeps, at least.
+
+    The second half computes the gradients of weights, from those of the outputs of linear layers.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    if _is_cast(analysis):
+        return {}
+    tp, of_feature = analysis.plan.mesh.tp, bytes_of_feature(analysis)
+    return {block: features * of_feature // tp for block, features in _given_by_linear(analysis).items()}
 
 
 def inputs_of_blocks(analysis: Analysis) -> int:
@@ -256,6 +270,18 @@ def _blocks(analysis: Analysis) -> tuple[str, ...]:
 @fact
 def _dim(analysis: Analysis) -> int:
     return int(analysis.plan.model.source().config().dim)
+
+
+@fact
+def _given_by_linear(analysis: Analysis) -> dict[str, int]:
+    """Features of a token that the linear layers of each block give, on all `tp` ranks together."""
+    manifest, found = analysis.manifest, dict.fromkeys(_blocks(analysis), 0)
+    assert manifest is not None
+    for path, module in manifest.modules.items() if found else ():
+        block = next((one for one in holders(path) if one in found), None)
+        if block is not None and module.kind == "linear":
+            found[block] += int(module.attributes["out_features"])
+    return found
 
 
 @fact

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from legoai.cost.kernels.model_flops import routed_elements
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.flops import routed_elements
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, TypeVarTuple
 
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.least_costs import collectives, movements
 from legoai.cost.search.least_costs.context import pieces_of_ranks
@@ -34,6 +33,7 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.context import parts_of_heads
 from legoai.dsl.analysis.experts import limited_experts
 from legoai.dsl.analysis.facts import modules_inside
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.estimate import Estimate
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementKind, kind_of, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
@@ -28,6 +27,7 @@ from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.dsl.analysis.overlap import possibly_overlapped
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.specs.directives.base import describe

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.activations import bytes_of_feature, freed_with_blocks, fuses_attention
 from legoai.cost.search.least_costs.cut_layers import children
 from legoai.cost.search.least_costs.local_kernels import Pass
@@ -23,6 +22,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders, modules_inside
+from legoai.dsl.analysis.flops import DECODERS
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8

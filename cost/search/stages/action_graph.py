@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.search.stages.kept_orders import Action, Listed, kept_or_listed
 from legoai.dsl.analysis.analysis import Analysis
@@ -27,9 +27,13 @@ _MOST_ACTIONS: Final = 100_000
 """Actions of a step beyond which nothing is said of it: a second's work."""
 
 
+_Counts: TypeAlias = tuple[tuple[int, int], ...]
+
+
 class Held(NamedTuple):
     """What a rank holds at a moment of a step: micro batches between forward and backward, by stage, and gradients.
 
+    `halved` counts those whose backward is in halves of which one is over: the other reads all that was kept for both.
     `summed` are the stages whose gradients are added up over micro batches: some backward of a pass is over, not all.
     `gathered` are those whose units are gathered, if these are kept from forward to backward.
     """
@@ -37,6 +41,16 @@ class Held(NamedTuple):
     micro_batches: Mapping[int, int]
     summed: frozenset[int]
     gathered: frozenset[int]
+    halved: Mapping[int, int]
+
+    def kept(self, *, between_halves: bool) -> Mapping[int, int]:
+        """Micro batches of which activations are kept, by stage; those between two halves are asked for or not."""
+        return Counter(self.micro_batches) + Counter(self.halved) if between_halves else self.micro_batches
+
+    @property
+    def with_gradients(self) -> Mapping[int, int]:
+        """Micro batches between two halves, by stage; not of the first one, whose inputs have no gradient."""
+        return {stage: count for stage, count in self.halved.items() if stage}
 
 
 Seconds = Sequence[Mapping[str, float]]
@@ -139,11 +153,37 @@ class ActionGraph:
 
 
 def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[Held]:
-    """What a rank holds at the moments at which no other moment has as much of everything."""
+    """What a rank holds at the moments at which no other moment has as much of everything.
+
+    Of those that differ in micro batches between the halves of their backward only some count: where most are.
+    """
+    moments = list(_moments(actions, of_pass, ahead))
+    most = max((_halved_and_all(one) for behind_half, one in moments if behind_half), default=(0, 0))
+    halved: dict[_Counts, Held] = {}
+    others: dict[tuple[_Counts, frozenset[int], frozenset[int]], Held] = {}
+    for behind_half, one in moments:
+        counts = tuple(sorted(one.micro_batches.items()))
+        if not behind_half:
+            others.setdefault((counts, one.summed, one.gathered), one)
+        elif _halved_and_all(one) == most:
+            halved[counts] = one
+    yield from halved.values()
+    for one in others.values():
+        if not any(other is not one and _covers(other, one) for other in others.values()):
+            yield one
+
+
+def _halved_and_all(moment: Held) -> tuple[int, int]:
+    """Micro batches between the halves of their backward, and all that are under way."""
+    return sum(moment.halved.values()), sum(moment.micro_batches.values())
+
+
+def _moments(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[tuple[bool, Held]]:
+    """Moments behind which less is held, each with whether it is behind the first half of a backward."""
     now: Counter[int] = Counter()
+    halved: Counter[int] = Counter()
     done: Counter[int] = Counter()
     gathered = _gathered(actions, of_pass, ahead)
-    found: dict[tuple[tuple[tuple[int, int], ...], frozenset[int], frozenset[int]], None] = {}
     for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
         if action.kind == "F":
             now[action.stage] += 1
@@ -151,15 +191,15 @@ def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[
             now[action.stage] -= 1
         if action.kind in ("B", "W"):
             done[action.stage] += 1
+        if action.kind in ("I", "W"):
+            halved[action.stage] += 1 if action.kind == "I" else -1
         first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
-        # Behind a forward that another follows, the next moment has more micro batches.
-        if first or (action.kind == "F" and (following is None or following.kind != "F")):
+        # Behind a forward that another follows, the next moment has more micro batches; so it is behind first halves.
+        most = action.kind == "F" and (following is None or following.kind != "F")
+        behind_half = action.kind == "I" and (following is None or following.kind not in ("F", "I"))
+        if first or most or behind_half:
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            found[tuple(sorted(now.items())), summed, gathered[place]] = None
-    distinct = [Held(dict(counts), summed, gathered) for counts, summed, gathered in found]
-    for one in distinct:
-        if not any(other is not one and _covers(other, one) for other in distinct):
-            yield one
+            yield behind_half, Held(dict(now), summed, gathered[place], dict(+halved))
 
 
 def _gathered(actions: Sequence[Action], of_pass: int, ahead: int) -> list[frozenset[int]]:
@@ -229,7 +269,10 @@ def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) ->
         )
         for index in held[0]
     ]  # fmt: skip
-    made = getattr(schedules, f"Schedule{name}")(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
+    schedule_class = getattr(schedules, f"Schedule{name}")
+    # Placing sends, receives and gathering takes torch a time that is quadratic in the actions.
+    computes = type(name, (schedule_class,), {"_prepare_schedule_with_comms": lambda *_: None})
+    made = computes(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
     return tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
 
 

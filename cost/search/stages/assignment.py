@@ -40,6 +40,7 @@ class Block:
             where it is not known how a backward is divided.
         state: bytes that it takes on its rank whatever the schedule.
         kept: bytes that it keeps of one micro batch from its forward to its backward.
+        halved: bytes that it has of one micro batch between the halves of its backward beside these.
         gradients: bytes that it takes while its gradients are added up over micro batches.
         parameters: bytes that it takes while its stage is gathered.
     """
@@ -50,12 +51,14 @@ class Block:
     kept: float = 0.0
     gradients: float = 0.0
     parameters: float = 0.0
+    halved: float = 0.0
 
     def taken(self, stage: int, moment: Moment) -> float:
         """Bytes that it takes at a moment, in a stage."""
         summed = self.gradients if stage in moment.summed else 0.0
         gathered = self.parameters if stage in moment.gathered else 0.0
-        return self.state + moment.held.get(stage, 0.0) * self.kept + summed + gathered
+        halved = moment.halved.get(stage, 0) * self.halved
+        return self.state + moment.held.get(stage, 0.0) * self.kept + halved + summed + gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Moment:
         summed: the stages whose gradients are there.
         gathered: the stages whose parameters are unsharded.
         besides: bytes that are there whatever the split is.
+        halved: of each of its stages, micro batches between the halves of their backward.
     """
 
     held: Mapping[int, float]
@@ -75,6 +79,7 @@ class Moment:
     summed: frozenset[int] = frozenset()
     gathered: frozenset[int] = frozenset()
     besides: float = 0.0
+    halved: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from legoai.cost.search.least_costs.activations import between_halves
 from legoai.cost.search.least_costs.collectives import elements_of_units
 from legoai.cost.search.least_costs.recomputation import Output, WholeBlock, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
@@ -31,6 +32,7 @@ class BlockBytes:
         gathered: of those that are gathered for the one block that computes.
         given: of a block's input for one micro batch, which is kept.
         kept: of all that is kept of a block for one micro batch under a plan's treatments, its input included.
+        halved: of what it has of one micro batch between the halves of its backward beside these.
         outputs: that the backward of a block reads.
         whole: the same of a block that is recomputed as a whole; None where that is not known.
         room: of active memory on a rank.
@@ -42,6 +44,7 @@ class BlockBytes:
     gathered: float = 0.0
     given: float = 0.0
     kept: float = 0.0
+    halved: float = 0.0
     outputs: Sequence[Output] = ()
     whole: WholeBlock | None = None
     room: float = math.inf
@@ -93,7 +96,8 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
     """Least seconds that each rank recomputes of one micro batch, since memory cannot keep all; none if not known.
 
     At each moment of its schedule what a rank keeps for the micro batches that are under way has no more room than is
-    left beside the state of its blocks, the gradients that are added up, and the parameters that stay gathered.
+    left beside the state of its blocks, the gradients that are added up, those that wait for the second half of a
+    backward, and the parameters that stay gathered.
 
     Args:
         analysis: of a plan with an even split.
@@ -113,15 +117,18 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
     for stages, moments in zip(stages_of_ranks(analysis), graph.held, strict=True):
         most = 0.0
         for moment in moments:
+            kept = moment.kept(between_halves=halves)
             outputs = [
                 Output(counts[stage] * one.seconds, number * counts[stage] * one.bytes)
-                for stage, number in moment.micro_batches.items()
+                for stage, number in kept.items()
                 for one in block.read(first=stage == 0, halves=halves)
             ]
             taken = block.state * sum(counts[stage] for stage in stages)
             taken += block.gradients * sum(counts[stage] for stage in moment.summed)
             taken += parameters * sum(counts[stage] for stage in moment.gathered)
-            taken += block.given * sum(number * counts[stage] for stage, number in moment.micro_batches.items())
+            taken += block.given * sum(number * counts[stage] for stage, number in kept.items())
+            if halves:
+                taken += block.halved * sum(count * counts[stage] for stage, count in moment.with_gradients.items())
             most = max(most, least_recomputed(outputs, block.room - taken))
         recomputed.append(most)
     return tuple(recomputed)
@@ -174,6 +181,7 @@ def block_bytes(
         parameters=parameters,
         given=given,
         kept=kept,
+        halved=_halved_of_block(analysis),
         outputs=outputs,
         whole=whole,
         room=room,
@@ -183,6 +191,11 @@ def block_bytes(
 @fact
 def _gradients_of_block(analysis: Analysis) -> float:
     return _of_least_block(analysis, summed_gradients_of_modules(analysis))
+
+
+@fact
+def _halved_of_block(analysis: Analysis) -> float:
+    return _of_least_block(analysis, between_halves(analysis))
 
 
 @fact

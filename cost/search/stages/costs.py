@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.op_costs import OpCosts
-from legoai.cost.search.least_costs.activations import handed_on, kept_of_blocks
+from legoai.cost.search.least_costs.activations import between_halves, handed_on, kept_of_blocks
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.shared_work import PHASES, BlockWork, LayerSeconds
-from legoai.cost.search.stages.action_graph import Held, graph_of
+from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.trace.records import Kernel, Phase
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.pipeline import (
     split_points,
     splits_backward,
@@ -115,11 +116,13 @@ def least_problem(
     gathered = _by_slot(known, slots, unsharded_parameters_of_modules(analysis).items())
     # Which half of a backward takes how long is not bounded.
     halves = splits_backward(analysis)
+    apart = halves and not is_traced(analysis)
+    halved = _by_slot(known, slots, between_halves(analysis).items() if apart else ())
 
     def block(slot: _Slot) -> Block:
         f, b = forward[slot], backward[slot]
         seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
-        return Block(seconds, f + b, state[slot], kept[slot], gradients[slot], gathered[slot])
+        return Block(seconds, f + b, state[slot], kept[slot], gradients[slot], gathered[slot], halved[slot])
 
     return StageProblem(
         blocks=[block(slot) for slot in range(len(known.blocks))],
@@ -128,7 +131,14 @@ def least_problem(
         ranks=ranks,
         moments=[
             [
-                Moment(held.micro_batches, room, held.summed, held.gathered, _buffers(analysis, stages, held))
+                Moment(
+                    (kept_then := held.kept(between_halves=apart)),
+                    room,
+                    held.summed,
+                    held.gathered,
+                    _buffers(analysis, stages, kept_then),
+                    held.with_gradients,
+                )
                 for held in moments
             ]
             for stages, moments in zip(ranks, graph.held, strict=True)
@@ -138,14 +148,14 @@ def least_problem(
     )
 
 
-def _buffers(analysis: Analysis, stages: Sequence[int], held: Held) -> float:
+def _buffers(analysis: Analysis, stages: Sequence[int], kept: Mapping[int, int]) -> float:
     """Bytes of the buffers in which a rank receives activations and gradients, beyond those that its blocks keep.
 
     torch makes them for each micro batch of a pass and each of its stages, and keeps them from step to step. The first
     block of a stage keeps the activations that it received.
     """
     each, last = pass_micro_batches(analysis.plan) or 0, (stage_count(analysis) or 0) - 1
-    received = sum((stage > 0) * (each - held.micro_batches.get(stage, 0)) + (stage < last) * each for stage in stages)
+    received = sum((stage > 0) * (each - kept.get(stage, 0)) + (stage < last) * each for stage in stages)
     return float(handed_on(analysis) * max(received, 0))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from legoai.cost.capture import capture
-from legoai.cost.kernels.model_flops import forward_flops_per_token, model_flops
+from legoai.cost.estimate import Estimate, estimate
+from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.trace.records import Kernel
+from legoai.dsl.analysis.flops import forward_flops_per_token
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.models.load import load_manifest
@@ -65,3 +68,42 @@ def both_ways(model: str) -> tuple[float, float]:
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
     return model_flops(linted.plan, linted.analysis.manifest, [records])[0], 3.0 * forward
+
+
+ON_GPUS = """\
+plan one
+model {model}
+cluster {device}(devices = 2)
+batch (global = 4, micro = 1, seq_len = 512)
+mesh (dp_shard = 2)
+fsdp on dp_shard {{ root = unit }}
+"""
+
+
+def of_run_and_prediction(text: str) -> tuple[float | None, Estimate]:
+    """MFU that a run of the program shows where its steps take what is predicted, and the prediction."""
+    linted = lint(text, "one.plan", directory=Path())
+    assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
+    program = lower(linted.analysis)
+    found = estimate(program, linted.analysis.plan, linted.analysis.manifest)
+    names: dict[str, Any] = {"__name__": "one"}
+    exec(program.text, names)
+    return names["trainer"]().utilization(found.tokens_per_second_per_device), found
+
+
+@pytest.mark.parametrize("model", ['llama3("1b")', 'gpt2("small", max_seq_len = 2048)'])
+def test_a_run_shows_the_mfu_of_a_prediction_with_the_same_step_time(model: str):
+    shown, found = simulated.in_a_fork(of_run_and_prediction, ON_GPUS.format(model=model, device="h100_sxm"))
+    assert shown == pytest.approx(found.metric("mfu", "fraction"), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "device"), [('llama3("tiny")', "cpu"), ('python("support.factories:build", dim = 32)', "h100_sxm")]
+)
+def test_a_program_says_nothing_of_mfu_where_it_is_not_known(model: str, device: str):
+    text = ON_GPUS.format(model=model, device=device)
+    if device == "cpu":
+        text += "precision (param = fp32)\n"
+    linted = lint(text, "one.plan", directory=Path())
+    assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
+    assert "flops" not in lower(linted.analysis).text

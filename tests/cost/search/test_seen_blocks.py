@@ -11,8 +11,9 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.least_costs.seen_blocks import SeenBlocks, block_key
 from legoai.cost.search.least_costs.treatments import open_treatments
-from legoai.cost.search.lessons import Lessons
+from legoai.cost.search.lessons import Lessons, of_one_micro_batch
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
@@ -170,6 +171,29 @@ def test_a_lesson_has_no_pipeline_and_is_told_once():
     assert plan.candidate(other).plan.checkpoint == plan.candidate(whole).plan.checkpoint
     # Where micro batches are too large for ranks without a pipeline, there is none.
     assert Lessons(plan, bounds, ()).of(chosen(plan, pp="2", tp="2")) is None
+
+
+def one_and_all() -> list[tuple[Figures, Figures]]:
+    """What one micro batch tells, and what all of a step do."""
+    plan = opened(TREATMENTS)
+    found = []
+    for treatment in ("none", "full", "budget(0.5)"):
+        analysis = analysed(plan, chosen(plan, **BASE, treatment=treatment))
+        short = of_one_micro_batch(analysis)
+        assert micro_batches(short.plan) == 1 < (micro_batches(analysis.plan) or 0)
+        assert block_key(short) == block_key(analysis)
+        found.append((simulated(short)[1], simulated(analysis)[1]))
+    return found
+
+
+def test_one_micro_batch_tells_as_much_of_blocks_as_a_step():
+    for one, all_of in in_a_fork(one_and_all):
+        seen, known = one.micro_batch, all_of.micro_batch
+        assert seen.in_blocks is not None and known.in_blocks is not None
+        assert seen.in_blocks == pytest.approx(known.in_blocks, rel=1e-9)
+        assert (seen.computed, seen.beside_products) == pytest.approx((known.computed, known.beside_products), rel=1e-9)
+        # The first micro batch makes the gradients, which stay.
+        assert one.points.released <= all_of.points.released
 
 
 @pytest.mark.parametrize("answers", [{}, {"pp": "2"}])

@@ -153,6 +153,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # tiny.plan:4
         seq_len=8192,  # tiny.plan:4
         vocab_size=128256,  # tiny.plan:2
+        flops_per_token=57912852480,  # tiny.plan:2
+        peak_flops=989.4e12,  # tiny.plan:3
         master_dtype=torch.float32,  # default
         offload_parameters=True,  # tiny.plan:19
     )

@@ -145,6 +145,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # tiny.plan:5
         seq_len=4096,  # tiny.plan:5
         vocab_size=32000,  # tiny.plan:3
+        flops_per_token=5015076864,  # tiny.plan:3
+        peak_flops=989.4e12,  # tiny.plan:4
         master_dtype=torch.float32,  # default
     )
 

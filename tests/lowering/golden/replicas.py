@@ -132,6 +132,8 @@ def trainer() -> Trainer:
         micro_batch=4,  # tiny.plan:4
         seq_len=2048,  # tiny.plan:4
         vocab_size=128256,  # tiny.plan:2
+        flops_per_token=8219787264,  # tiny.plan:2
+        peak_flops=989.4e12,  # tiny.plan:3
         master_dtype=torch.float32,  # default
     )
 

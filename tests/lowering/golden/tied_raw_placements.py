@@ -153,6 +153,8 @@ def trainer() -> Trainer:
         micro_batch=8,  # tiny.plan:4
         seq_len=1024,  # tiny.plan:4
         vocab_size=50257,  # tiny.plan:2
+        flops_per_token=854438400,  # tiny.plan:2
+        peak_flops=312e12,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:16
         autocast_dtype=torch.bfloat16,  # tiny.plan:16
         loss_parallel=True,  # tiny.plan:14

@@ -86,16 +86,26 @@ def test_equal_stages_take_what_the_closed_form_says(schedule: str, ranks: int, 
 
 def test_what_is_under_way_is_what_the_schedules_promise():
     most = [list(rank) for rank in graph("1F1B", ranks=4, micro_batches=8).held]
-    assert most == [[({rank: 4 - rank}, {rank}, {rank})] for rank in range(4)]
+    assert most == [[({rank: 4 - rank}, {rank}, {rank}, {})] for rank in range(4)]
+
+
+def test_micro_batches_wait_between_the_halves_of_their_backward():
+    """The last rank takes no second half before the pipeline is full; a first stage has no first half."""
+    found = graph("InterleavedZeroBubble", ranks=4, micro_batches=8).held
+    assert [max(sum(moment.halved.values()) for moment in rank) for rank in found] == [1, 2, 3, 4]
+    most = max(found[-1], key=lambda moment: sum(moment.halved.values()))
+    assert sum(most.kept(between_halves=True).values()) == 4 + sum(most.kept(between_halves=False).values())
+    assert all(0 not in moment.with_gradients for moment in found[0])
+    assert all(not moment.halved for rank in graph("Interleaved1F1B", ranks=4, micro_batches=8).held for moment in rank)
 
 
 def test_gradients_are_summed_from_the_first_backward_of_a_pass_to_its_last():
     first, second = graph("GPipe", ranks=2, micro_batches=8).held
-    assert first == (({0: 8}, set(), {0}), ({0: 7}, {0}, {0}))
-    assert second == (({1: 8}, set(), {1}), ({1: 7}, {1}, {1}))
+    assert first == (({0: 8}, set(), {0}, {}), ({0: 7}, {0}, {0}, {}))
+    assert second == (({1: 8}, set(), {1}, {}), ({1: 7}, {1}, {1}, {}))
     again = graph("GPipe", ranks=2, micro_batches=8, passes=2).held
     assert again == (first, second), "a pass reduces them"
-    assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}),)
+    assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}, {}),)
 
 
 def test_torch_gathers_the_stages_of_the_next_actions():
@@ -133,7 +143,7 @@ def drawn(seed: int) -> StageProblem:
     def block(scale: float = 1.0) -> Block:
         f, b = scale * draw.uniform(0.5, 2.0), scale * draw.uniform(1.0, 4.0)
         seconds = {"F": f, "B": b, "I": b / 2, "W": b / 2}
-        return Block(seconds, f + b, draw.uniform(0.0, 4.0), *(draw.uniform(0.0, 2.0) for _ in range(3)))
+        return Block(seconds, f + b, draw.uniform(0.0, 4.0), *(draw.uniform(0.0, 2.0) for _ in range(4)))
 
     kinds = [block() for _ in range(draw.choice([1, 1, 2, 3]))]
     count = draw.randint(stages, 9)
@@ -149,7 +159,10 @@ def drawn(seed: int) -> StageProblem:
         last=block(draw.choice([0.0, 0.5, 2.5])),
         ranks=held,
         moments=[
-            [Moment(held.micro_batches, room, held.summed, held.gathered, 0.5) for held in moments]
+            [
+                Moment(held.kept(between_halves=True), room, held.summed, held.gathered, 0.5, held.with_gradients)
+                for held in moments
+            ]
             for moments in found.held
         ],
         graph=found,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.least_costs.recomputation import by_second_half
+from legoai.cost.search.stages.block_bytes import recomputed_by_ranks
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.pipeline import first_modules
@@ -37,15 +39,15 @@ def analysed(schedule: str, treatment: str, more: str = "", *, sequences: int = 
     return linted.analysis
 
 
-def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[str, float], float, float]:
-    """Least seconds of the halves of each stage, those that are simulated, and the bound and the time of a step."""
+def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[str, float], Bounds, Bounds]:
+    """Least seconds of the halves of each stage, those that are simulated, and the bounds and the truth of a step."""
     analysis, bounds = analysed(schedule, treatment), BoundsOf()
     found = estimate(lower(analysis), analysis.plan, analysis.manifest)
     assert analysis.manifest is not None
     actions = work_of_stages(found, analysis.manifest).actions
     stages = bounds.stages.of_stages(analysis, first_modules(analysis), 4, halves=True)
     said = [{"I": one.of_inputs, "W": one.of_weights} for one in stages]
-    return said, dict(actions), bounds(analysis).step_time, found.step_time
+    return said, dict(actions), bounds(analysis), Bounds(step_time=found.step_time, memory=found.peak_active)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,19 @@ def test_halves_take_no_less_than_is_said(schedule: str, treatment: str):
     # All of the first stage's backward is in its second half.
     assert said[0]["I"] == 0.0 < 0.4 * simulated["0W"] < said[0]["W"]
     assert all(0.4 * simulated[f"{stage}{kind}"] < said[stage][kind] for stage in (1, 2, 3) for kind in "IW")
-    assert 0.3 * step < bound <= step
+    assert 0.3 * step.step_time < bound.step_time <= step.step_time
+    assert 0.2 * step.memory < bound.memory <= step.memory
+
+
+def test_gradients_that_second_halves_read_leave_less_room():
+    """The last rank of two has two micro batches between the halves of their backward, the first one has one."""
+    more = "loss chunked(16)\nrequire peak_memory <= 8GiB"
+    analysis = analysed("InterleavedZeroBubble", "auto", more, sequences=32, length=16384)
+    block = BoundsOf().forced.of_block(analysis)
+    assert block.halved == sum((2048, 512, 512, 2048, 8192, 8192, 2048)) * 2 * 16384 * 2
+    first, last = recomputed_by_ranks(analysis, block)
+    none_first, none_last = recomputed_by_ranks(analysis, dataclasses.replace(block, halved=0.0))
+    assert none_first <= first < last > none_last
 
 
 def test_a_block_is_recomputed_once_in_each_half():

@@ -254,6 +254,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # gpt3_175b_384.plan:8
         seq_len=2048,  # gpt3_175b_384.plan:8
         vocab_size=51200,  # gpt3_175b_384.plan:6
+        flops_per_token=1076442955776,  # gpt3_175b_384.plan:6
+        peak_flops=312e12,  # gpt3_175b_384.plan:7
         master_dtype=torch.float32,  # gpt3_175b_384.plan:22
         loss_parallel=True,  # gpt3_175b_384.plan:12
         steps=95000,  # gpt3_175b_384.plan:25

@@ -302,6 +302,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # llama3_405b_512.plan:6
         seq_len=8192,  # llama3_405b_512.plan:6
         vocab_size=128256,  # llama3_405b_512.plan:4
+        flops_per_token=2625424588800,  # llama3_405b_512.plan:4
+        peak_flops=989.4e12,  # llama3_405b_512.plan:5
         master_dtype=torch.float32,  # llama3_405b_512.plan:23
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
         loss_parallel=True,  # llama3_405b_512.plan:10

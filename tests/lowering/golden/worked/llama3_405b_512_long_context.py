@@ -289,6 +289,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # llama3_405b_512.plan:33
         seq_len=131072,  # llama3_405b_512.plan:33
         vocab_size=128256,  # llama3_405b_512.plan:4
+        flops_per_token=5669482659840,  # llama3_405b_512.plan:4
+        peak_flops=989.4e12,  # llama3_405b_512.plan:5
         master_dtype=torch.float32,  # llama3_405b_512.plan:23
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
         loss_parallel=True,  # llama3_405b_512.plan:10

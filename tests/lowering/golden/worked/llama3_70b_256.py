@@ -194,6 +194,8 @@ def trainer() -> Trainer:
         micro_batch=16,  # llama3_70b_256.plan:8
         seq_len=8192,  # llama3_70b_256.plan:8
         vocab_size=128256,  # llama3_70b_256.plan:6
+        flops_per_token=481434796032,  # llama3_70b_256.plan:6
+        peak_flops=989.4e12,  # llama3_70b_256.plan:7
         master_dtype=torch.float32,  # llama3_70b_256.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:17
         loss_parallel=True,  # llama3_70b_256.plan:12

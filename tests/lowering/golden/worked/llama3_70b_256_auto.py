@@ -147,6 +147,8 @@ def trainer() -> Trainer:
         micro_batch=2,  # llama3_70b_256_auto.plan:9
         seq_len=8192,  # llama3_70b_256_auto.plan:9
         vocab_size=128256,  # llama3_70b_256_auto.plan:7
+        flops_per_token=481434796032,  # llama3_70b_256_auto.plan:7
+        peak_flops=989.4e12,  # llama3_70b_256_auto.plan:8
         master_dtype=torch.float32,  # llama3_70b_256_auto.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:20
         steps=100000,  # llama3_70b_256_auto.plan:25

@@ -151,6 +151,8 @@ def trainer() -> Trainer:
         micro_batch=1,  # llama3_8b_128.plan:9
         seq_len=8192,  # llama3_8b_128.plan:9
         vocab_size=128256,  # llama3_8b_8.plan:4
+        flops_per_token=57912852480,  # llama3_8b_8.plan:4
+        peak_flops=989.4e12,  # llama3_8b_128.plan:8
         master_dtype=torch.float32,  # llama3_8b_8.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:20
         steps=100000,  # llama3_8b_8.plan:25

@@ -158,6 +158,8 @@ def trainer() -> Trainer:
         micro_batch=2,  # mixtral_8x7b_64.plan:6
         seq_len=4096,  # mixtral_8x7b_64.plan:6
         vocab_size=32000,  # mixtral_8x7b_64.plan:4
+        flops_per_token=82933972992,  # mixtral_8x7b_64.plan:4
+        peak_flops=989.4e12,  # mixtral_8x7b_64.plan:5
         master_dtype=torch.float32,  # mixtral_8x7b_64.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:17
         steps=100000,  # mixtral_8x7b_64.plan:22

@@ -166,6 +166,8 @@ def trainer() -> Trainer:
         micro_batch=4,  # mixtral_8x7b_64_auto.plan:7
         seq_len=4096,  # mixtral_8x7b_64_auto.plan:7
         vocab_size=32000,  # mixtral_8x7b_64_auto.plan:5
+        flops_per_token=82933972992,  # mixtral_8x7b_64_auto.plan:5
+        peak_flops=989.4e12,  # mixtral_8x7b_64_auto.plan:6
         master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:20
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:18
         steps=100000,  # mixtral_8x7b_64_auto.plan:23

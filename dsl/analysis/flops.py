@@ -1,0 +1,62 @@
+"""Floating-point operations that a decoder asks for, however it is trained."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.specs.cluster import CatalogueError
+from legoai.specs.models.manifest import Manifest, ModuleInfo
+
+DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral")
+"""Built-in families of which every matrix sees every token once, or the tokens that are routed to it."""
+
+FORMULA: Final = "6 N + 12 L H Q T per token"
+
+FORWARD_AND_BACKWARD: Final = 3
+"""Over forward alone: a product has two in its backward, one for each factor."""
+
+
+def flops_per_token(manifest: Manifest, seq_len: int) -> int:
+    """Operations of a token's forward and backward through a decoder, without recomputation.
+
+    They are `6 N + 12 L H Q T` (PaLM, arXiv 2204.02311, appendix B; TorchTitan's `get_num_flop_per_token`): N are the
+    elements of matrices that multiply tokens, without embedding tables, of experts those to which a token is routed,
+    and the second term is attention in L layers of H heads of width Q over T tokens, without regard to a causal mask.
+    """
+    return FORWARD_AND_BACKWARD * forward_flops_per_token(manifest, seq_len)
+
+
+def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
+    """Operations of one token's forward through a decoder, two for a multiply-add."""
+    total = 0
+    for module in manifest.modules.values():
+        if module.kind == "linear":
+            total += 2 * int(module.attributes["in_features"]) * int(module.attributes["out_features"])
+        elif module.kind == "attention":
+            total += 4 * int(module.attributes["n_heads"]) * int(module.attributes["head_dim"]) * seq_len
+        elif module.kind == "experts":
+            total += 2 * routed_elements(manifest, module)
+    return total
+
+
+def routed_elements(manifest: Manifest, experts: ModuleInfo) -> int:
+    """Elements of the experts' weights through which a token goes: of those to which it is routed."""
+    router = manifest.modules[experts.path.rpartition(".")[0]]
+    elements = sum(item.numel for item in experts.parameters)
+    return elements * int(router.attributes["top_k"]) // int(experts.attributes["n_experts"])
+
+
+def published_peak(analysis: Analysis) -> float | None:
+    """Operations per second of the plan's GPU in dense products of its dtype; None where no datasheet says it.
+
+    Raises:
+        Undecided: the device is a hole.
+    """
+    device = analysis.device
+    if device is None or device.kind == "cpu":
+        return None
+    try:
+        return device.peak(analysis.plan.precision.param)
+    except CatalogueError:
+        return None
