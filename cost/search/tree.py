@@ -137,7 +137,7 @@ class Search:
         """
         found = self.found
         try:
-            with uncollected():  # what is known of candidates is kept, and lies in no cycles
+            with uncollected(kept=True):  # what is known of candidates is kept, and lies in no cycles
                 self._run()
         except OutOfTimeError:
             found.status = "time_limit"

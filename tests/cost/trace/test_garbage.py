@@ -16,3 +16,13 @@ def test_a_part_that_leaves_cycles_is_collected_inside_of_what_is_not():
         seen.append(gc.isenabled())
     assert seen == [False, True, False]
     assert gc.isenabled()
+
+
+def test_what_is_kept_is_not_looked_through_afterwards():
+    frozen = gc.get_freeze_count()
+    try:
+        with uncollected(kept=True):
+            made = [[] for _ in range(1000)]
+        assert gc.isenabled() and gc.get_freeze_count() >= frozen + len(made)
+    finally:
+        gc.unfreeze()
