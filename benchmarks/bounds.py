@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drawn_plans import drawn_family, opened
+from benchmarks.drawn_styles import drawn_styles
 from benchmarks.machine import about_machine, write_rows
 from benchmarks.validation.__main__ import code_digest
 
@@ -61,6 +62,8 @@ LIMITED = 5
 """Limits of memory of each of these."""
 LIMITS = (0.8, 0.9, 0.97, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3)
 """Of the peak of some candidate."""
+STYLES = 40
+"""Open styles that are looked at for each candidate."""
 JOBS = 2
 """Families that are checked at once."""
 ROUNDING = 1e-9
@@ -180,6 +183,9 @@ def legal(draw: random.Random, plan: OpenPlan) -> Iterator[tuple[int, ...]]:
     """Ways to fill the holes that the linter allows, or a few of the others where it allows hardly any."""
     for tried in range(10 * CHOSEN):
         choices = tuple(draw.randrange(len(hole.choices)) for hole in plan.holes)
+        if any(hole.line is not None for hole in plan.holes):
+            # Hardly any styles agree that are drawn one by one.
+            choices = draw.choice([*drawn_styles(draw, plan, choices, tries=STYLES)] or [choices])
         if not plan.candidate(choices).errors or tried >= 9 * CHOSEN:
             yield choices
 

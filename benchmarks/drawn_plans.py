@@ -10,6 +10,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import Linted, errors, manifest_of
 from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.models.manifest import Manifest
 
 VARIANTS = 10
@@ -87,8 +88,10 @@ def drawn_family(draw: random.Random) -> Family:
     devices = draw.choice((4, 8)) if staged else draw.choice((4, 8, 8, 32))
     if staged:
         schedules = ", ".join(draw.sample(SCHEDULES, 3))
+        cut = ", tp = 2" if draw.random() < 0.3 else ""
         others = [
-            f"mesh (pp = auto in [{draw.choice(('1, 2', '2', '2, 4'))}], dp_shard = rest)",
+            f"mesh (pp = auto in [{draw.choice(('1, 2', '2', '2, 4'))}], dp_shard = rest{cut})",
+            *(["shard auto on tp"] if cut else []),
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_backward, after_forward]) }",
             f"pipeline on pp (schedule = auto in [{schedules}])",
         ]
@@ -108,10 +111,10 @@ def drawn_family(draw: random.Random) -> Family:
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward]) }",
         ]
     elif draw.random() < 0.7:
-        sharded = "mixtral" not in model and "gpt2" not in model
+        usual = "mixtral" not in model and "gpt2" not in model
         others = [
-            f"mesh (dp_shard = rest, tp = {'auto in [1, 2, 4]' if sharded else '1'})",
-            *(["shard standard on tp"] if sharded else []),
+            "mesh (dp_shard = rest, tp = auto in [1, 2, 4])",
+            f"shard {draw.choice(('standard', 'auto')) if usual else 'auto'} on tp",
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward, never]) }",
         ]
     else:
@@ -157,5 +160,6 @@ def opened(family: Family, variant: Variant) -> OpenPlan | None:
     analysis = Analysis(found.plan, manifest, Path(), resolution=found)
     if errors(analysis):
         return None
-    plan = OpenPlan(Linted((), found.files, found, analysis), directory=Path())
+    linted = with_open_rules(Linted((), found.files, found, analysis), directory=Path())
+    plan = OpenPlan(linted, directory=Path())
     return None if plan.refused else plan

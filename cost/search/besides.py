@@ -106,9 +106,11 @@ class BesidesLayers:
     def _waits(self, analysis: Analysis) -> float:
         """Least seconds for which all layers wait for collectives in the forward, twice, and backward of a micro batch.
 
-        What is recomputed waits once more.
+        What is recomputed waits once more. What open styles add counts as if it were waits, as it may be.
         """
-        return sum(2 * one.forward + one.backward for one in self.layers.once(analysis, self.layers.waits).values())
+        waits = [*self.layers.once(analysis, self.layers.waits).values()]
+        waits += [one.together for one in self.layers.once(analysis, self.layers.of_styles).values()]
+        return sum(2 * one.forward + one.backward for one in waits)
 
     def _slowed(self, analysis: Analysis) -> float:
         return collectives.slowed(analysis, self.layers.machine(analysis))

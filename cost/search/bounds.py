@@ -10,9 +10,10 @@ model asks for: of each linear layer one in forward and two in backward for each
 twice in backward, and once more what is recomputed. A rank does at least its share of its stages' products, since what
 is not sharded is done by each rank again. Where mesh and micro batch are decided, a layer takes no less than at the
 fastest of the shapes that it may have on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), with what it
-waits for on `tp` (:mod:`legoai.cost.search.least_costs.model_layers`); what is gathered or reduced is copied by the
-stream that computes; and parameters are gathered over the same links one after another, which slows what computes
-beside them (:mod:`legoai.cost.search.least_costs.collectives`), but where nothing does
+waits for on `tp` (:mod:`legoai.cost.search.least_costs.model_layers`); where styles on `tp` are open, each block with
+what the best choice of them adds (:mod:`legoai.cost.search.least_costs.open_styles`); what is gathered or reduced is
+copied by the stream that computes; and parameters are gathered over the same links one after another, which slows what
+computes beside them (:mod:`legoai.cost.search.least_costs.collectives`), but where nothing does
 (:mod:`legoai.cost.search.least_costs.exposed`); and between reductions gradients are added up
 (:mod:`legoai.cost.search.least_costs.gradients`). All layers take no less than those of a candidate that
 was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`), nor blocks than those of one that
@@ -216,7 +217,7 @@ class BoundsOf:
 
     def _computes(self, analysis: Analysis) -> float:
         """Least seconds of the forward and backward of a micro batch in all layers."""
-        return sum(one.forward + one.backward for one in self.layers.once(analysis, self.layers.of_layers).values())
+        return sum(one.forward + one.backward for one in self.layers.once(analysis, self.layers.together).values())
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""

@@ -15,6 +15,7 @@ from legoai.cost.search.found import Found
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.assignment import Assignment
+from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
@@ -301,10 +302,16 @@ class Nodes:
         except (KeyboardInterrupt, OutOfTimeError):
             heapq.heappush(self.heap, node)
             raise
+        others = self.below(choices) - (0 if complete is None else self.below(complete))
+        analysis = self.plan.candidate(choices, without=self.without).analysis
+        if analysis is not None and shard_on_tp(analysis) is None:
+            self.found.bounded += others  # on one rank all styles are the same
+        else:
+            self.found.left_out += others
+            if complete is not None:
+                self.leave(choices, least)
         if complete is not None:
-            self.leave(choices, least)
             self.push(complete, self.plan.candidate(complete, without=self.without), least)
-        self.found.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
 
     def refuse(self, choices: Choices, candidate: Candidate) -> None:
         """Count what lint refuses."""

@@ -7,12 +7,19 @@ What is listed for a module fits its kind, as `StyleMisplaced` has it. Which of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.shard import is_never_called, last_module
+from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.paths import Paths, pattern
+from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.syntax import Auto, Let
+from legoai.specs.directives.base import Treatment
+from legoai.specs.directives.shard import Shard
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -61,6 +68,16 @@ def styles_for(manifest: Manifest, paths: Paths, path: str) -> tuple[str, ...]:
     lists = {_styles_of(manifest, name) for name in paths.matching(pattern(path))}
     first = next(iter(lists), ())
     return tuple(item for item in first if all(item in other for other in lists))
+
+
+@lru_cache
+def style_of(text: str) -> Treatment:
+    """A style that is listed, from its text."""
+    [statement] = parse(f"let style = auto -> {text}", "a style").file.statements
+    assert isinstance(statement, Let) and isinstance(statement.value, Auto) and Shard.treatments is not None
+    style, _ = Reader(Scope({}), []).value(statement.value, Shard.treatments)
+    assert isinstance(style, Treatment)
+    return style
 
 
 def _styles_of(manifest: Manifest, path: str) -> tuple[str, ...]:

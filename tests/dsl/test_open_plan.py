@@ -15,6 +15,7 @@ from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import mesh_axes
 from legoai.dsl.analysis.pipeline import stage_count
 from legoai.dsl.analysis.state import state_bytes
+from legoai.dsl.analysis.styles import style_of
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
@@ -225,3 +226,16 @@ def _found(compute: Callable[[Analysis], object], candidate: Candidate) -> str:
         return repr(compute(candidate.analysis))  # holes are not compared
     except Undecided:
         return "undecided"
+
+
+def test_a_listed_style_is_read_as_in_a_plan():
+    text = (
+        'plan test\nmodel llama3("tiny")\ncluster cpu(devices = 4)\nbatch (global = 32, micro = 2, seq_len = 128)\n'
+        "mesh (dp_shard = 2, tp = 2)\nfsdp blocks on dp_shard\nshard on tp {\n  tok_embeddings = auto\n"
+        "  layers.*.attention_norm = auto\n  layers.*.attention = auto\n  layers.*.attention.wq = auto\n"
+        "  output = auto\n}\n"
+    )
+    plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+    assert len(plan.holes) == 5
+    for index, hole in enumerate(plan.holes):
+        assert list(map(style_of, hole.choices)) == [rule.treatment for rule in plan.rules_of(index)]

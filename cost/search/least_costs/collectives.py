@@ -41,6 +41,7 @@ from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList, Manifest
+from legoai.specs.plan import Plan
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")
 """Kinds of the modules of a block that run one after the other."""
@@ -292,6 +293,26 @@ def slowed(analysis: Analysis, machine: Machine) -> float:
     return 1.0 - 1.0 / min(machine.host().slowdown(one, [collective]) for one in beside)
 
 
+def seconds_on_tp(analysis: Analysis, machine: Machine, kind: CollectiveKind, size: float) -> float:
+    """Seconds of a collective of the ranks of `tp`.
+
+    Raises:
+        Undecided: the number of ranks is a hole.
+        ProfileError: nothing is known of the links.
+    """
+    return _seconds(machine, range(analysis.plan.mesh.tp), kind, size)
+
+
+def handed_on(plan: Plan) -> int:
+    """Bytes of a feature of all tokens of a micro batch on a rank, as one layer hands it on to the next, at least.
+
+    Raises:
+        Undecided: the micro batch, the ranks of `cp` or a dtype is a hole.
+    """
+    precision = plan.precision
+    return local_tokens(plan) * min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
+
+
 def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
     """Seconds of one micro batch in which a rank waits for `tp` at a linear layer, by the layer's path.
 
@@ -309,9 +330,7 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
     if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or is_cast(analysis):
         return {}
     cut, ranks = cut_layers(analysis), range(plan.mesh.tp)
-    of_feature = local_tokens(plan) * min(
-        DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param]
-    )
+    of_feature = handed_on(plan)
 
     @functools.cache
     def passed(forward: CollectiveKind, backward: CollectiveKind | None, features: int) -> Pass:

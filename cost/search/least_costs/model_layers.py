@@ -25,6 +25,8 @@ from legoai.cost.search.least_costs.local_kernels import (
     least_of,
 )
 from legoai.cost.search.least_costs.movements import Moved, MovedSeconds
+from legoai.cost.search.least_costs.open_blocks import has_open_styles
+from legoai.cost.search.least_costs.open_styles import Added, OpenStyles
 from legoai.cost.search.least_costs.seen_blocks import SeenBlocks, backward_is_whole
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
@@ -46,6 +48,7 @@ Values = TypeVarTuple("Values")
 
 FACTORS: Final = 2
 """Products in the backward of a product: one for each factor."""
+_NOTHING: Final = Pass(0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class ModelLayers:
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
     seen: SeenBlocks = field(default_factory=SeenBlocks)
+    _styles: OpenStyles = field(default_factory=OpenStyles)
     _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
 
     def learn(self, analysis: Analysis, moved: Sequence[Moved], work: MicroBatchWork, released: float) -> None:
@@ -116,6 +120,37 @@ class ModelLayers:
 
     def of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
         """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
+        return self._with_styles(analysis, together=analysis.plan.mesh.pp == 1)
+
+    def together(self, analysis: Analysis) -> Mapping[str, Pass]:
+        """The same, where the least of a forward and a backward together may be more than the least of each.
+
+        What is more is with the backward: it is for sums in which no backward counts more often than its forward, which
+        are all of those without a pipeline.
+        """
+        return self._with_styles(analysis, together=True)
+
+    def _with_styles(self, analysis: Analysis, *, together: bool) -> Mapping[str, Pass]:
+        alone, styles = self.once(analysis, self._of_layers), self.once(analysis, self.of_styles)
+        added = functools.cache(lambda took, one: _waited(took, one.together if together else one.apart))
+        return {**alone, **{path: added(alone.get(path, _NOTHING), one) for path, one in styles.items()}}
+
+    def of_styles(self, analysis: Analysis) -> dict[str, Added]:
+        """Least seconds that open styles add to each block; mesh and micro batch must be decided."""
+        manifest, decoder = analysis.manifest, analysis.plan.model.family in DECODERS
+        try:
+            local = self.once(analysis, self._local) if has_open_styles(analysis) else None
+            if local is None or manifest is None:
+                return {}
+            layers, least = dict(self._layers_of(manifest, decoder=decoder)), self.once(analysis, self._of_layers)
+            if not least:
+                return {}
+            return self._styles.of_blocks(analysis, self.machine(analysis), layers, least, local)
+        except Undecided:
+            return {}
+
+    def _of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
+        """The same without what open styles add."""
         plan, manifest, of_token = analysis.plan, analysis.manifest, self.once(analysis, self.of_token)
         assert manifest is not None
         mesh, batch = plan.mesh, plan.batch
@@ -176,31 +211,38 @@ class ModelLayers:
         except Undecided:
             return {}
 
+    def _local(self, analysis: Analysis) -> Callable[[LinearShape | AttentionShape, int], Pass | None] | None:
+        """Least seconds of a layer on a rank by its shape and the ranks that may share it; None where not known."""
+        plan = analysis.plan
+        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
+        if cast or plan.batch.length % plan.mesh.cp:
+            return None
+        machine = self.machine(analysis)
+        key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
+        kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
+        tokens, sequences, of_ranks = local_tokens(plan), plan.batch.micro_batch, self.once(analysis, pieces_of_ranks)
+        others = parts_of_heads(plan) // plan.mesh.tp
+
+        def seconds(shape: LinearShape | AttentionShape, parts: int) -> Pass | None:
+            if isinstance(shape, LinearShape):
+                return kernels.linear(shape, tokens, parts)
+            of_rank = [kernels.attention(shape, sequences, pieces, others * parts) for pieces in of_ranks]
+            return least_of([one for one in of_rank if one is not None])
+
+        return seconds
+
     def _at_shapes(
         self, analysis: Analysis, layers: Sequence[Layer], least: Mapping[str, Pass]
     ) -> Iterator[tuple[str, Pass]]:
         """Layers of which more is known than the fastest rate: their shapes on a rank."""
-        plan, manifest = analysis.plan, analysis.manifest
+        plan, manifest, local = analysis.plan, analysis.manifest, self.once(analysis, self._local)
         assert manifest is not None
-        tp = plan.mesh.tp
-        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
-        if cast or plan.batch.length % plan.mesh.cp:
+        if local is None:
             return
-        machine = self.machine(analysis)
-        key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
-        kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
-        whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
-        of_ranks, heads = self.once(analysis, pieces_of_ranks), parts_of_heads(plan)
+        whole_loss = isinstance(plan.loss.form, EagerLoss)
         lists = tuple(f"{item.path}." for item in manifest.block_lists)
-
-        def seconds(shape: LinearShape | AttentionShape) -> Pass | None:
-            if isinstance(shape, LinearShape):
-                return kernels.linear(shape, tokens, tp)
-            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, heads) for pieces in of_ranks]
-            return least_of([one for one in of_rank if one is not None])
-
         known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]
-        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in known_at}}
+        of_shapes = {shape: local(shape, plan.mesh.tp) for shape in {shape for _, shape in known_at}}
 
         @functools.cache
         def raised(shape: LinearShape | AttentionShape, known: Pass) -> Pass | None:

@@ -17,6 +17,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
+from legoai.cost.search.least_costs.block_steps import layout_wanted
 from legoai.cost.search.least_costs.local_kernels import AttentionPiece, AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
@@ -169,7 +170,7 @@ class PlacementCosts:
 
     def _cut_layer(self, info: ModuleInfo, style: Colwise | Rowwise, got: Tensor) -> Cost:
         embeds, rowwise = info.kind == "embedding", isinstance(style, Rowwise)
-        wanted = _wanted(info, style)
+        wanted = layout_wanted(info, style)
         made: Layout = Partial() if rowwise else Sharded(dim=-1)
         default: Layout = Replicated() if rowwise else made
         given = style.input if style.input is not None else wanted
@@ -222,24 +223,3 @@ class PlacementCosts:
 
     def _seconds(self, kind: CollectiveKind, size: float) -> float:
         return seconds_on(self.on, kind, size, self.machine.network, self.machine.profile)[0]
-
-
-def is_left_to_torch(info: ModuleInfo, style: Any, got: Tensor) -> bool:
-    """Whether a layer gets a DTensor in another layout than its own, and says nothing of it.
-
-    `ColwiseParallel` and `RowwiseParallel` then change nothing, and the operator redistributes as PyTorch chooses.
-    """
-    if not isinstance(style, Colwise | Rowwise) or style.input is not None or not got.wrapped:
-        return False
-    return _layout(got) != _wanted(info, style)
-
-
-def _wanted(info: ModuleInfo, style: Colwise | Rowwise) -> Layout:
-    """The layout in which a cut layer computes with its input."""
-    return Sharded(dim=-1) if isinstance(style, Rowwise) and info.kind != "embedding" else Replicated()
-
-
-def _layout(tensor: Tensor) -> Layout:
-    if tensor.state == "shard" and tensor.dim is not None:
-        return Sharded(dim=tensor.dim)
-    return Partial() if tensor.state == "partial" else Replicated()

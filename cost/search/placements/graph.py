@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from legoai.cost.search.least_costs.block_steps import is_left_to_torch
 from legoai.cost.search.least_costs.local_kernels import AttentionShape
-from legoai.cost.search.placements.costs import Cost, PlacementCosts, is_left_to_torch
+from legoai.cost.search.placements.costs import Cost, PlacementCosts
 from legoai.cost.search.placements.program import Label, Node, PlacementGraph, Strategy
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.layout import Propagation, matched

@@ -123,7 +123,7 @@ class StageTimes:
         """Seconds of all that comes before each start of a stage: of forward, of backward, and of inputs' gradients."""
         count, places = len(split_points(analysis).starts), _places(analysis)
         forward, backward, inputs = ([0.0] * count for _ in range(3))
-        for path, took in self.layers.once(analysis, self.layers.of_layers).items():
+        for path, took in self.layers.once(analysis, self.layers.together).items():
             if path in places:
                 forward[places[path]] += took.forward
                 backward[places[path]] += took.backward

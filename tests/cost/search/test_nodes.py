@@ -10,9 +10,12 @@ import pytest
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.found import Found
 from legoai.cost.search.nodes import Nodes
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.hole import Hole
+from support.marks import NEEDS_SOLVER
 
 TEXT = """\
 plan test
@@ -50,3 +53,33 @@ def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(known: dict[int, fl
     assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
     assert found.bounded == (6 if raised is None else 0)
     assert not nodes.probed(node)  # nothing was learnt since
+
+
+STYLED = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = 2, seq_len = 128)
+mesh    (dp_shard = rest, tp = auto in [1, 2])
+shard auto on tp
+fsdp blocks on dp_shard
+"""
+
+
+@NEEDS_SOLVER
+def test_styles_that_the_program_does_not_choose_are_left_but_for_those_of_one_rank():
+    linted = with_open_rules(lint(STYLED, "test.plan", directory=Path()), directory=Path())
+    plan, found, bounds = OpenPlan(linted, directory=Path()), Found(total=0), BoundsOf()
+    costs = Costs(objective_of(None), bounds)
+    nodes = Nodes(plan, bounds=bounds, costs=costs, found=found, joint=None, without=(), deadline=None)
+    [ranks] = [index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp"]
+    one, two = (tuple(value if index == ranks else None for index in range(len(plan.holes))) for value in (0, 1))
+    others = nodes.below(one) - 1
+    nodes.expand((1.0, 1, one))
+    assert not nodes.untried
+    assert (found.bounded, found.left_out) == (others, 0)
+    nodes.expand((1.0, 1, two))
+    assert nodes.untried == {two: 1.0}
+    assert (found.bounded, found.left_out) == (others, others)
+    assert all(None not in choices for _, _, choices in nodes.heap)
+    assert len(nodes.heap) == 2
