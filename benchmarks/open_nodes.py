@@ -57,11 +57,11 @@ def searched(plan: OpenPlan, seconds: float, nodes: int, complete: int) -> None:
             print("nothing fits so far, or nothing is bounded")
             return
         best = search.costs.of(found.best)
-        left = sorted(node for node in search.open if node[0] < best)
+        left = sorted(node for node in search.nodes.heap if node[0] < best)
         took = time.monotonic() - begin
         print(f"{found.status} after {took:.1f} s: best {best:.3f} s, {told(plan, found.best.choices)}")
         print(f"bound {found.bound:.3f} s, gap {1 - found.bound / best:.1%}; {len(left)} nodes below the best")
-        count = len(search.open)
+        count = len(search.nodes.heap)
         print(f"{used:.1f} s of this process, {1e3 * used / count:.1f} ms for each of {count} open nodes")
         print("by half seconds:", sorted(Counter(math.floor(2 * bound) / 2 for bound, *_ in left).items()))
         for bound, _, choices in left[:nodes]:

@@ -91,6 +91,7 @@ class BoundsOf:
         profile: of other devices than the plan's.
 
     Attributes:
+        enough: seconds from which on it does not matter how many more they are: some candidate takes these.
         shared: what is known from candidates that were simulated.
         layers: least seconds of layers.
         stages: least seconds of stages.
@@ -99,6 +100,7 @@ class BoundsOf:
     """
 
     profile: str | None = None
+    enough: float = math.inf
     shared: SharedWork = field(default_factory=SharedWork)
     layers: ModelLayers = field(init=False)
     stages: StageTimes = field(init=False)
@@ -185,7 +187,7 @@ class BoundsOf:
     def _seconds(self, analysis: Analysis) -> float:
         everything = self.layers.once(analysis, self._of_all_ranks)
         try:
-            return max(everything, self._on_rank(analysis)) if everything else 0.0
+            return max(everything, self._on_rank(analysis)) if 0.0 < everything < self.enough else everything
         except Undecided:
             return everything
 
@@ -226,29 +228,37 @@ class BoundsOf:
             self.layers.once(analysis, self.forced.of_micro_batch),
         )
 
-    def _alone(self, analysis: Analysis) -> float:
-        """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
+    def _whatever_is_kept(self, analysis: Analysis) -> float:
+        """The same as :meth:`_alone` without recomputation, which takes longest to find; 0 where the batch is open."""
         batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
+        computes = self.layers.once(analysis, self._computes) * batches / analysis.plan.mesh.pp
+        return computes + self.besides.of(analysis).seconds()
+
+    def _alone(self, analysis: Analysis) -> float:
+        """Least seconds of a rank's work in a step, if all stages share it alike; the batch must be decided."""
+        batches = micro_batches(analysis.plan)
+        assert batches is not None
         computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
         everything = computes * batches / analysis.plan.mesh.pp + self.besides.of(analysis).seconds()
         return max(self.layers.once(analysis, self.besides.communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
-        """Seconds of the busiest rank."""
-        plan = analysis.plan
-        everything = self.layers.once(analysis, self._alone)
-        if not everything:
-            return 0.0
+        """Seconds of the busiest rank; what takes longest to find is left out where the rest is enough."""
+        staged = analysis.plan.pipeline is not None and is_staged(analysis)
+        everything = self.layers.once(analysis, self._whatever_is_kept)
+        if staged and 0.0 < everything < self.enough:
+            with contextlib.suppress(Undecided):
+                everything = max(everything, self.layers.once(analysis, self._under_any_schedule).seconds)
+        if not 0.0 < everything < self.enough:
+            return everything
+        everything = max(everything, self.layers.once(analysis, self._alone))
         learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
         everything = max(everything, learnt + self.besides.of(analysis).seconds() if learnt else 0.0)
-        if plan.pipeline is None or not is_staged(analysis):
-            return everything
-        with contextlib.suppress(Undecided):
-            everything = max(everything, self.layers.once(analysis, self._under_any_schedule).seconds)
-        with contextlib.suppress(Undecided):
-            everything = max(everything, self._on_stage(analysis))
+        if staged and everything < self.enough:
+            with contextlib.suppress(Undecided):
+                everything = max(everything, self._on_stage(analysis))
         return everything
 
     def _under_any_schedule(self, analysis: Analysis) -> UnderSchedules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from legoai.cost.search.least_costs.recomputation import (
     WholeBlock,
     least_recomputed,
     outputs_of_blocks,
-    whole_blocks,
+    whole_block,
 )
 from legoai.cost.search.least_costs.treatments import open_treatments, sides_of_hull
 from legoai.cost.search.least_costs.units_in_backward import units_in_backward
@@ -86,7 +86,7 @@ class Forced:
             analysis,
             state=state.parameters + state.optimizer,
             outputs=outputs[0],
-            whole=self.layers.once(analysis, self._whole).get(blocks[0]),
+            whole=self.layers.once(analysis, self._whole, blocks[0]),
             given=inputs / len(blocks),
             kept=self._kept(analysis, blocks),
             room=min(self.room(analysis)),
@@ -131,9 +131,9 @@ class Forced:
                 least[path] = max(least.get(path, 0.0), size)
         return min(least.get(path, 0.0) for path in blocks)
 
-    def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:
-        """Each block, if it is recomputed as a whole."""
-        return whole_blocks(analysis, self.layers.once(analysis, self.layers.of_layers))
+    def _whole(self, analysis: Analysis, block: str) -> WholeBlock | None:
+        """A block, if it is recomputed as a whole."""
+        return whole_block(analysis, block, self.layers.once(analysis, self.layers.of_layers))
 
 
 def _repeated(outputs: Sequence[Sequence[Output]], times: int) -> list[Output]:

@@ -52,6 +52,10 @@ class Costs:
         """What the best candidate has the least of: its cost, and of equal ones reserved memory."""
         return self.of(candidate), candidate.figures.reserved
 
+    def expect(self, best: Evaluated | None) -> None:
+        """Let bounds of time be found no closer than it takes to say that a candidate is no better than the best."""
+        self.bounds.enough = math.inf if best is None or not is_timed(self.objective) else best.figures.step_time
+
     def value(self, cost: float) -> float:
         """The objective at a cost."""
         return cost if self.objective.direction == "minimize" else -cost

@@ -88,6 +88,7 @@ class Search:
         self.bounds = bounds
         self.evaluator = evaluator
         self.costs = Costs(objective, bounds)
+        self.costs.expect(None)
         self.without = tuple(without)
         self.first_feasible = first_feasible
         self.deadline = deadline
@@ -114,11 +115,6 @@ class Search:
     def candidate(self, choices: Choices) -> Candidate:
         """Some answers, with the diagnostics of lint's rules."""
         return self.plan.candidate(choices, without=self.without)
-
-    @property
-    def open(self) -> list[Node]:
-        """The nodes that were not looked into."""
-        return list(self.nodes.heap)
 
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
@@ -388,6 +384,7 @@ class Search:
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
             found.best = done
+            self.costs.expect(done)
         self._learn(choices, candidate, outcome)
         self._bound_group(choices, candidate, outcome)
 
@@ -413,6 +410,7 @@ class Search:
         else:
             found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
         found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.order, default=None)
+        self.costs.expect(found.best)
         return True
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:

@@ -175,30 +175,25 @@ class WholeBlock(NamedTuple):
     in_others: Output
 
 
-def whole_blocks(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, WholeBlock]:
-    """What it takes to recompute each block as a whole where backward is in halves; none if it is not known.
+def whole_block(analysis: Analysis, block: str, least: Mapping[str, Pass]) -> WholeBlock | None:
+    """What it takes to recompute a block as a whole where backward is in halves; None if it is not known.
 
     torch computes the gradients of inputs and of weights apart only of blocks that are kept or recomputed as a whole.
 
     Args:
         analysis: of a plan whose mesh and micro batch are decided.
+        block: its path.
         least: seconds of layers for one micro batch.
 
     Raises:
         Undecided: it depends on a hole.
     """
-    freed = freed_with_blocks(analysis)
-    inside: dict[str, list[float]] = {block: [] for block in freed}
-    for path, took in least.items() if freed else ():
-        for block in holders(path):
-            if block in inside:
-                inside[block].append(took.forward)
-    once = {block: _up_to_last(parts) for block, parts in inside.items()}
-    more = by_second_half(analysis, once)
-    return {
-        block: WholeBlock(Output(once[block], size), Output(once[block] + more.get(block, 0.0), size))
-        for block, size in freed.items()
-    }
+    size = freed_with_blocks(analysis).get(block)
+    if size is None:
+        return None
+    once = _up_to_last([least[path].forward for path in modules_inside(analysis, block) if path in least])
+    more = by_second_half(analysis, {block: once})
+    return WholeBlock(Output(once, size), Output(once + more[block], size))
 
 
 def by_second_half(analysis: Analysis, recomputed: Mapping[str, float]) -> dict[str, float]:

@@ -25,6 +25,7 @@ from legoai.cost.trace.records import Collective, Kernel, Mark, Phase, Record, W
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.specs.models.manifest import Manifest
@@ -197,7 +198,7 @@ class SharedWork:
 
     def learn(self, analysis: Analysis, work: MicroBatchWork) -> None:
         """Note what a candidate took; of a pipeline, whose micro batches overlap, nothing is noted."""
-        key = shared_key(analysis.plan) if analysis.plan.pipeline is None else None
+        key = shared_key(analysis) if analysis.plan.pipeline is None else None
         if key is not None and work.computed:
             self.computed[key] = work.computed
             self._recomputed[key, _treatments(analysis.plan)] = work
@@ -227,7 +228,7 @@ class SharedWork:
             key = _block_key(analysis)
             known = self._blocks.get(key, {}) if key is not None else {}
             return None if key is None or _treatments(plan) in known else f"{key} {_treatments(plan)}"
-        key = shared_key(plan)
+        key = shared_key(analysis)
         if key is None or (key, _treatments(plan)) in self._recomputed:
             return None
         return key if key not in self.computed else f"{key} {_treatments(plan)}"
@@ -239,7 +240,7 @@ class SharedWork:
             analysis: of a candidate; nothing is known of one with holes.
             recomputed: least seconds of a micro batch's recomputation.
         """
-        key = shared_key(analysis.plan) if self.computed else None
+        key = shared_key(analysis) if self.computed else None
         same = None if key is None else self._recomputed.get((key, _treatments(analysis.plan)))
         return self._at_least(analysis, key, recomputed if same is None else same.recomputed)
 
@@ -251,7 +252,7 @@ class SharedWork:
         """
         if analysis.plan.compile is not None:
             return 0.0
-        return self._at_least(analysis, shared_key(analysis.plan) if self.computed else None, recomputed)
+        return self._at_least(analysis, shared_key(analysis) if self.computed else None, recomputed)
 
     def _at_least(self, analysis: Analysis, key: str | None, recomputed: float) -> float:
         plan = analysis.plan
@@ -264,15 +265,17 @@ class SharedWork:
     def activations(self, analysis: Analysis) -> int:
         """Least bytes of activations at the peak; 0 where nothing is known."""
         plan = analysis.plan
-        key = shared_key(plan) if self.computed else None
+        key = shared_key(analysis) if self.computed else None
         if key is None or plan.mesh.pp > 1 or plan.offload is not None:
             return 0
         same = self._recomputed.get((key, _treatments(plan)))
         return 0 if same is None else same.activations
 
 
-def shared_key(plan: Plan) -> str | None:
+@fact
+def shared_key(analysis: Analysis) -> str | None:
     """What decides what a micro batch's layers run one after another; None of a plan with holes."""
+    plan = analysis.plan
     if any(True for _ in plan.holes()):
         return None
     body = {name: value for name, value in plan.canonical().items() if name not in _LEFT_OUT}
@@ -294,7 +297,7 @@ def shared_key(plan: Plan) -> str | None:
 
 def _block_key(analysis: Analysis) -> str | None:
     """What decides what a block of a pipeline runs for one micro batch; None without one, or of a plan with holes."""
-    key = shared_key(analysis.plan) if analysis.plan.pipeline is not None else None
+    key = shared_key(analysis) if analysis.plan.pipeline is not None else None
     # A backward in halves computes its gradients by other products.
     return None if key is None else f"{splits_backward(analysis)} {key}"
 

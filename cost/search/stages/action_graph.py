@@ -8,6 +8,7 @@ model is split, so that a path is a lower bound of the time of every split: a li
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,54 +153,55 @@ class ActionGraph:
         return Path(tuple(sorted(counts.items())))
 
 
+_DOES: Final = {"F": (0, 1), "B": (0, -1), "I": (1, -1), "W": (-1, 0)}
+"""What an action changes of micro batches between two halves, and of those before their backward."""
+
+
 def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[Held]:
     """What a rank holds at the moments at which no other moment has as much of everything.
 
-    Of those that differ in micro batches between the halves of their backward only some count: where most are.
+    Of what differs in micro batches between the halves of their backward alone, one moment counts, and those at which
+    most wait for the second half, and of these most for their backward.
     """
-    moments = list(_moments(actions, of_pass, ahead))
-    most = max((_halved_and_all(one) for behind_half, one in moments if behind_half), default=(0, 0))
-    halved: dict[_Counts, Held] = {}
+    between: dict[_Counts, Held] = {}
     others: dict[tuple[_Counts, frozenset[int], frozenset[int]], Held] = {}
-    for behind_half, one in moments:
+    for most_between, one in _moments(actions, of_pass, ahead):
         counts = tuple(sorted(one.micro_batches.items()))
-        if not behind_half:
+        if most_between:
+            between[counts] = one
+        else:
             others.setdefault((counts, one.summed, one.gathered), one)
-        elif _halved_and_all(one) == most:
-            halved[counts] = one
-    yield from halved.values()
+    yield from between.values()
     for one in others.values():
         if not any(other is not one and _covers(other, one) for other in others.values()):
             yield one
 
 
-def _halved_and_all(moment: Held) -> tuple[int, int]:
-    """Micro batches between the halves of their backward, and all that are under way."""
-    return sum(moment.halved.values()), sum(moment.micro_batches.values())
-
-
 def _moments(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[tuple[bool, Held]]:
-    """Moments behind which less is held, each with whether it is behind the first half of a backward."""
+    """Moments at which much is held, each with whether most micro batches are between the halves of their backward."""
     now: Counter[int] = Counter()
     halved: Counter[int] = Counter()
     done: Counter[int] = Counter()
     gathered = _gathered(actions, of_pass, ahead)
+    totals = list(itertools.accumulate((_DOES[action.kind] for action in actions), _added))
+    fullest = max(totals, default=(0, 0))
     for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
-        if action.kind == "F":
-            now[action.stage] += 1
-        elif action.kind in ("B", "I"):
-            now[action.stage] -= 1
+        between, before = _DOES[action.kind]
+        halved[action.stage] += between
+        now[action.stage] += before
         if action.kind in ("B", "W"):
             done[action.stage] += 1
-        if action.kind in ("I", "W"):
-            halved[action.stage] += 1 if action.kind == "I" else -1
         first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
-        # Behind a forward that another follows, the next moment has more micro batches; so it is behind first halves.
+        # Behind a forward that another follows, the next moment has more micro batches.
         most = action.kind == "F" and (following is None or following.kind != "F")
-        behind_half = action.kind == "I" and (following is None or following.kind not in ("F", "I"))
-        if first or most or behind_half:
+        most_between = totals[place] == fullest and fullest[0] > 0
+        if first or most or most_between:
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            yield behind_half, Held(dict(now), summed, gathered[place], dict(+halved))
+            yield most_between, Held(dict(now), summed, gathered[place], dict(+halved))
+
+
+def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _gathered(actions: Sequence[Action], of_pass: int, ahead: int) -> list[frozenset[int]]:

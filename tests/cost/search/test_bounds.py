@@ -113,7 +113,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         found = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest)
         least, manifest = bounds(candidate.analysis), candidate.analysis.manifest
         work, shared = work_of_micro_batch(found, manifest), bounds.shared
-        key = shared_key(candidate.plan)
+        key = shared_key(candidate.analysis)
         if candidate.plan.pipeline is None and shared.computed.get(key, work.computed) != pytest.approx(work.computed):
             wrong.append(f"{choices}: a micro batch computes {work.computed} s, and {shared.computed[key]} elsewhere")
         stages = work_of_stages(found, manifest)
