@@ -1,6 +1,6 @@
 """Runs the command line as ``python -m legoai``."""
 
-from legoai.cli import main
+from legoai.cli import entry
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from legoai import __version__
 from legoai.commands import COMMANDS, WrongUsage, command, parse, parser_of
@@ -36,6 +38,21 @@ examples:
 `legoai COMMAND --help` says more about a command. The exit status is 0 if all is well, 1 if a plan has
 errors, and 2 if the command line is wrong or LegoAI itself failed.
 """
+
+
+def entry() -> NoReturn:
+    """Run the command line of this process, and end it.
+
+    What a search keeps is millions of objects, which Python would give back one by one, in seconds: the system takes
+    them at once, when all that was printed is written.
+    """
+    status = main()
+    if sys.argv[1:2] == ["solve"]:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -86,6 +86,17 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert solution.text(solution.best.choices) == text
 
 
+def test_a_process_has_written_all_that_it_printed_when_it_ends():
+    """It does not wait until Python has given back what the search kept."""
+    Path("open.plan").write_text(OPEN, encoding="utf-8")
+    command = [sys.executable, "-m", "legoai", "solve", "open.plan"]
+    done = subprocess.run([*command, "--json", "--all"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["status"] == "optimal"
+    Path("open.plan").write_text(OPEN.replace("recompute <= 50%", "peak_memory <= 1KiB"), encoding="utf-8")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "error[LP" in done.stderr and done.stderr.endswith("\n")
+
+
 def test_a_hole_without_whose_answer_a_statement_cannot_be_read_is_answered(capsys: pytest.CaptureFixture[str]):
     text = (
         OPEN.replace("(dp_shard = 2)", "(tp = 2)")
