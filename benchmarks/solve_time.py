@@ -20,7 +20,7 @@ from machine import ask, legoai, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
-STARTS = 3.0
+STARTS = 2.0
 """Seconds of a process beside its search: imports, and what is under way when it is told to stop."""
 TREATMENTS = "auto in [none, full, every(2), selective([attention, matmul])]"
 
