@@ -229,7 +229,7 @@ class BoundsOf:
         )
 
     def _whatever_is_kept(self, analysis: Analysis) -> float:
-        """The same as :meth:`_alone` without recomputation, which takes longest to find; 0 where the batch is open."""
+        """Least seconds of a rank in a step without recomputation, if all stages share alike; 0 if the batch is open."""
         batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
@@ -237,11 +237,11 @@ class BoundsOf:
         return computes + self.besides.of(analysis).seconds()
 
     def _alone(self, analysis: Analysis) -> float:
-        """Least seconds of a rank's work in a step, if all stages share it alike; the batch must be decided."""
+        """The same with recomputation, which takes longest to find, of a plan whose batch is decided."""
         batches = micro_batches(analysis.plan)
         assert batches is not None
-        computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
-        everything = computes * batches / analysis.plan.mesh.pp + self.besides.of(analysis).seconds()
+        again = self.layers.once(analysis, self._recomputes) * batches / analysis.plan.mesh.pp
+        everything = self.layers.once(analysis, self._whatever_is_kept) + again
         return max(self.layers.once(analysis, self.besides.communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:

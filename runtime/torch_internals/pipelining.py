@@ -4,6 +4,12 @@ The public schedules are written in terms of these: a plan's own order of action
 the actions themselves.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.pipelining import schedules
+
 # Whether stages agree on shapes before the first pass; a simulated rank has nobody to ask.
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _Action as Action
@@ -12,4 +18,13 @@ from torch.distributed.pipelining.schedules import _ComputationType as Computati
 # Runs any order of actions; the public classes each have an order of their own.
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as PipelineScheduleRuntime
 
-__all__ = ["Action", "ComputationType", "InferenceMode", "PipelineScheduleRuntime"]
+__all__ = ["Action", "ComputationType", "InferenceMode", "PipelineScheduleRuntime", "computing_schedule"]
+
+
+def computing_schedule(name: str) -> Any:
+    """Return the class of a schedule of several stages that lists what ranks compute, and cannot be run.
+
+    torch's own places sends, receives and gathering too, in a time that is quadratic in the actions.
+    """
+    left_out = {"_prepare_schedule_with_comms": lambda *_: None}
+    return type(name, (getattr(schedules, f"Schedule{name}"),), left_out)

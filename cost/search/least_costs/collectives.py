@@ -20,13 +20,13 @@ from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.contention import beside_collectives
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
-from legoai.cost.search.least_costs.activations import inputs_of_blocks
+from legoai.cost.search.least_costs.activations import bytes_of_feature, inputs_of_blocks
 from legoai.cost.search.least_costs.cut_layers import children, cut_layers
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import local_tokens, micro_batches
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.experts import distributed_experts
 from legoai.dsl.analysis.fact import fact
@@ -41,7 +41,6 @@ from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList, Manifest
-from legoai.specs.plan import Plan
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")
 """Kinds of the modules of a block that run one after the other."""
@@ -303,16 +302,6 @@ def seconds_on_tp(analysis: Analysis, machine: Machine, kind: CollectiveKind, si
     return _seconds(machine, range(analysis.plan.mesh.tp), kind, size)
 
 
-def handed_on(plan: Plan) -> int:
-    """Bytes of a feature of all tokens of a micro batch on a rank, as one layer hands it on to the next, at least.
-
-    Raises:
-        Undecided: the micro batch, the ranks of `cp` or a dtype is a hole.
-    """
-    precision = plan.precision
-    return local_tokens(plan) * min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
-
-
 def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
     """Seconds of one micro batch in which a rank waits for `tp` at a linear layer, by the layer's path.
 
@@ -329,12 +318,12 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or is_cast(analysis):
         return {}
-    cut, ranks = cut_layers(analysis), range(plan.mesh.tp)
-    of_feature = handed_on(plan)
+    cut, of_feature = cut_layers(analysis), bytes_of_feature(analysis)
 
     @functools.cache
     def passed(forward: CollectiveKind, backward: CollectiveKind | None, features: int) -> Pass:
-        took = (_seconds(machine, ranks, kind, of_feature * features) if kind else 0.0 for kind in (forward, backward))
+        size = of_feature * features
+        took = (seconds_on_tp(analysis, machine, kind, size) if kind else 0.0 for kind in (forward, backward))
         return Pass(*took)
 
     found: dict[str, Pass] = {}

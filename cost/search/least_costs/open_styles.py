@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from legoai.cost.machine.cluster import Machine
+from legoai.cost.search.least_costs.activations import bytes_of_feature
 from legoai.cost.search.least_costs.block_steps import Collective, Computed, Item, Left
-from legoai.cost.search.least_costs.collectives import handed_on, is_cast, seconds_on_tp
+from legoai.cost.search.least_costs.collectives import is_cast, seconds_on_tp
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, ExpertsShape, LinearShape, Pass
 from legoai.cost.search.least_costs.open_blocks import names_parts, open_blocks
 from legoai.cost.search.least_costs.style_graph import StyleGraph
@@ -94,7 +95,7 @@ class OpenStyles:
         """What is added to each block of a kind."""
         plan, items = costs.analysis.plan, sorted(graph.items, key=repr)
         known = tuple(costs.least.get(item.path) for item in items if not isinstance(item, Collective))
-        sizes = plan.mesh.tp, plan.mesh.cp, plan.batch.micro_batch, handed_on(plan)
+        sizes = plan.mesh.tp, plan.mesh.cp, plan.batch.micro_batch, bytes_of_feature(costs.analysis)
         key = id(graph), id(costs.machine), *sizes, plan.precision.param, plan.precision.master, costs.beside, known
         if key not in self._known:
             self._known[key] = graph, costs.added(graph)
@@ -167,7 +168,7 @@ class StyleCosts:
         return Added(seconds, 0.0, seconds) if item.phase == "forward" else Added(0.0, seconds, seconds)
 
     def _seconds(self, kind: CollectiveKind, features: int) -> float:
-        return seconds_on_tp(self.analysis, self.machine, kind, handed_on(self.analysis.plan) * features)
+        return seconds_on_tp(self.analysis, self.machine, kind, bytes_of_feature(self.analysis) * features)
 
     def _computed(self, item: Computed) -> Added:
         """How much longer a layer takes than at its fastest shape."""
@@ -202,7 +203,9 @@ class StyleCosts:
         if item.cut == "columns":
             forward = min(of_input, of_weight, summed)
             return Added(forward, 0.0, forward)
-        turned = seconds_on_tp(self.analysis, self.machine, "all_to_all", handed_on(plan) * shape.rows / plan.mesh.tp)
+        turned = seconds_on_tp(
+            self.analysis, self.machine, "all_to_all", bytes_of_feature(self.analysis) * shape.rows / plan.mesh.tp
+        )
         out, back = (turned if item.is_waited_for else 0.0, turned) if item.by_features else (0.0, 0.0)
         ways = (of_input, min(of_input, turned)), (of_weight + out, back), (summed, 0.0)
         forward, backward = (min(one) for one in zip(*ways, strict=True))

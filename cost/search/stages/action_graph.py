@@ -261,7 +261,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
 
 def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) -> Listed:
     """What each rank of one of torch's schedules computes in a pass."""
-    from torch.distributed.pipelining import schedules
+    from legoai.runtime.torch_internals.pipelining import computing_schedule
 
     count = sum(map(len, held))
     stages = [
@@ -271,10 +271,7 @@ def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) ->
         )
         for index in held[0]
     ]  # fmt: skip
-    schedule_class = getattr(schedules, f"Schedule{name}")
-    # Placing sends, receives and gathering takes torch a time that is quadratic in the actions.
-    computes = type(name, (schedule_class,), {"_prepare_schedule_with_comms": lambda *_: None})
-    made = computes(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
+    made = computing_schedule(name)(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
     return tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
 
 
