@@ -229,7 +229,7 @@ class BoundsOf:
         )
 
     def _whatever_is_kept(self, analysis: Analysis) -> float:
-        """Least seconds of a rank in a step without recomputation, if all stages share alike; 0 if the batch is open."""
+        """Least seconds of a rank without recomputation, if all stages share alike; 0 where the batch is open."""
         batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
