@@ -8,17 +8,21 @@ blocks settle late, or never.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.pieces import PieceOf
-from legoai.cost.timing.breakdown import Breakdown
+from legoai.cost.timing.breakdown import COMMUNICATION, Breakdown
 from legoai.cost.timing.engine import simulate
-from legoai.cost.timing.intervals import since
+from legoai.cost.timing.intervals import Floats, Intervals, since, spans
 from legoai.cost.timing.pace import Pace, Paced, keeps_pace
 from legoai.cost.timing.repeats import (
+    Span,
     Weights,
     beginnings,
     runs_of,
@@ -26,6 +30,7 @@ from legoai.cost.timing.repeats import (
     weighted_breakdown,
 )
 from legoai.cost.trace.editing import is_micro_batch
+from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace
 from legoai.dsl.analysis.flops import DECODERS
@@ -37,6 +42,10 @@ _COMPARED: Final = 5
 """Beginnings of blocks that are compared; that of the last is not, behind which something else follows."""
 _BATCHES: Final = 2
 """Micro batches that are timed beside those that were captured."""
+_BETWEEN_LAYERS: Final = ("tp", "cp")
+"""Axes whose collectives hand on what a layer computes."""
+_LINK_BUSY: Final = 0.95
+"""Share of a span for which a link is busy from which on collectives may wait for those of the span before."""
 
 
 def composes(plan: Plan, found: PieceOf) -> bool:
@@ -44,7 +53,45 @@ def composes(plan: Plan, found: PieceOf) -> bool:
     return plan.model.family in DECODERS and bool(found.piece.containers)
 
 
-def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
+class SettledPass(NamedTuple):
+    """What each further block adds to passes of a micro batch, in a step whose equal blocks have settled.
+
+    Attributes:
+        seconds: by which the step takes longer.
+        collectives: seconds of the collectives of data-parallel ranks that run meanwhile, by their kind.
+    """
+
+    seconds: float
+    collectives: Mapping[str, float]
+
+
+class SettledBlock(NamedTuple):
+    """What each further block adds to a micro batch: to its forward, and to all passes."""
+
+    forward: SettledPass
+    everything: SettledPass
+
+    @staticmethod
+    def read(document: Sequence[Any]) -> SettledBlock:
+        """The block whose fields are these, as plain data."""
+        return SettledBlock(*(SettledPass(*one) for one in document))
+
+
+class _Run(NamedTuple):
+    """A run of equal blocks in an excerpt: the place of its first item, and the span that stands for further ones."""
+
+    place: int
+    paced: Paced
+
+
+class Composed(NamedTuple):
+    """The seconds of a step, and what a block adds; None where blocks differ, or wait for the links all the time."""
+
+    breakdown: Breakdown
+    block: SettledBlock | None
+
+
+def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     """The seconds of a step; None where its blocks or micro batches do not settle.
 
     Args:
@@ -68,13 +115,70 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
     pace = Pace(items, beginnings(items, intervals), marks, begin, cost=OpCosts(machine=machine), host=machine.host())
     of_blocks = list(_of_blocks(items, pace, piece.containers_of_segments(), missing, left))
     of_batches = list(_of_batches(items, pace, found.micro_batches - batches, piece.taken // 2, batches))
-    spans = [paced for paced in (*of_blocks, *of_batches) if paced is not None]
-    if len(spans) < len(of_blocks) + len(of_batches) or not keeps_pace(
-        spans[: len(of_blocks)], spans[len(of_blocks) :]
-    ):
+    runs = [_Run(place, paced) for place, paced in of_blocks if paced is not None]
+    settled = [paced for paced in of_batches if paced is not None]
+    if len(runs) < len(of_blocks) or len(settled) < len(of_batches):
         return None
-    weights = Weights([paced.span for paced in spans])
-    return weighted_breakdown(intervals, max(end - begin, intervals.end), weights)
+    if not keeps_pace([run.paced for run in runs], settled):
+        return None
+    weights = Weights([paced.span for paced in (*(run.paced for run in runs), *settled)])
+    block = None
+    if len(missing) == 1 and runs:
+        block = _settled_block(items, intervals, runs, weights, (missing[0] - left[0]) * found.micro_batches)
+    return Composed(weighted_breakdown(intervals, max(end - begin, intervals.end), weights), block)
+
+
+def _settled_block(
+    items: Sequence[Item], intervals: Intervals, runs: Sequence[_Run], weights: Weights, further: int
+) -> SettledBlock | None:
+    """What a block adds to a micro batch.
+
+    Where a link is idle at times in each span, nothing waits for it that a span before has begun: what a block adds
+    follows from its own kernels, whatever the blocks beside it recompute.
+
+    Args:
+        items: of the excerpt.
+        intervals: of the excerpt.
+        runs: of blocks, whose spans stand for further ones.
+        weights: how often each moment counts.
+        further: times that a block is run which the spans stand for, in all micro batches.
+    """
+    for link in COMMUNICATION:
+        begun, done = spans(intervals, (link,))
+        for run in runs:
+            if _overlap(begun, done, run.paced.span) > _LINK_BUSY * run.paced.took:
+                return None
+    in_forward = [run.paced.span for run in runs if _is_forward(items[run.place])]
+    forward = _settled_pass(intervals, in_forward, weights, further)
+    return SettledBlock(forward, _settled_pass(intervals, [run.paced.span for run in runs], weights, further))
+
+
+def _settled_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weights, further: int) -> SettledPass:
+    starts, ends = np.array([span.start for span in of_blocks]), np.array([span.end for span in of_blocks])
+    # A moment counts once for itself, and as often as there are further blocks.
+    times = weights.at(starts) * [span.more / (1 + span.more) for span in of_blocks]
+    collectives: defaultdict[str, float] = defaultdict(float)
+    for at, held in intervals.segments:
+        for place in held.collectives.tolist():
+            interval = held.intervals[place]
+            record, begin = interval.record, at + interval.start
+            assert isinstance(record, Collective)
+            if record.axis not in _BETWEEN_LAYERS:
+                inside = (starts <= begin) & (begin < ends)
+                collectives[record.kind] += (interval.end - interval.start) * float(times[inside].sum())
+    seconds = float(((ends - starts) * times).sum())
+    return SettledPass(seconds / further, {kind: took / further for kind, took in collectives.items() if took})
+
+
+def _is_forward(item: Item) -> bool:
+    """Whether an instance of a segment runs in forward."""
+    records = item.segment.records if isinstance(item, Instance) else ()
+    return next((record.phase for record in records if isinstance(record, Kernel)), None) == "forward"
+
+
+def _overlap(begun: Floats, done: Floats, span: Span) -> float:
+    """Seconds of a span in which any of some disjoint intervals lies."""
+    return float(np.maximum(0.0, np.minimum(done, span.end) - np.maximum(begun, span.start)).sum())
 
 
 def _of_blocks(
@@ -83,8 +187,8 @@ def _of_blocks(
     containers: Mapping[int, Collection[int]],
     missing: Sequence[int],
     left: Sequence[int],
-) -> Iterator[Paced | None]:
-    """The spans that stand for further blocks, in each pass of each micro batch.
+) -> Iterator[tuple[int, Paced | None]]:
+    """The spans that stand for further blocks, in each pass of each micro batch, by the place of its first item.
 
     Args:
         items: of the excerpt.
@@ -101,7 +205,7 @@ def _of_blocks(
         own = {container for segment in segments for container in containers.get(segment, ())}
         more = sum(missing[container] - left[container] for container in own)
         if more and len(run) > sum(left[container] for container in own):
-            yield pace.settled(run[-_COMPARED - 1 : -1], more)
+            yield run.start, pace.settled(run[-_COMPARED - 1 : -1], more)
 
 
 def _of_batches(items: Sequence[Item], pace: Pace, more: int, first: int, count: int) -> Iterator[Paced | None]:

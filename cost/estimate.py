@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from legoai.cost import assumptions
-from legoai.cost.composed import composed_breakdown, composes
+from legoai.cost.composed import SettledBlock, composed_breakdown, composes
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
@@ -65,6 +65,7 @@ class RankEstimate:
         use: reserved memory and what lies outside of torch, and whether all of it fits.
         bubble: share of the step in which the rank waits for others of the pipeline.
         actions: of a pipeline, in the order in which the rank takes them.
+        block: what each further block adds, where that is known.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class RankEstimate:
     use: MemoryUse
     bubble: float = 0.0
     actions: tuple[ActionTime, ...] = field(default=(), repr=False)
+    block: SettledBlock | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,13 +322,14 @@ def _simulate(
 def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
     """A rank whose equal blocks and micro batches are timed a few times; None where these do not settle."""
     with uncollected():
-        took = composed_breakdown(found, machine)
-        if took is None:
+        composed = composed_breakdown(found, machine)
+        if composed is None:
             return None
+        took = composed.breakdown
         trace = found.trace()
         rank = RankEstimate(
             rank=trace.rank, stage=trace.stage, trace=trace, span=trace.steps[-1], intervals=(), breakdown=took,
-            memory=memory(trace, tables=False), use=memory_use(trace, machine),
+            memory=memory(trace, tables=False), use=memory_use(trace, machine), block=composed.block,
         )  # fmt: skip
     return Simulated(step_time=took.seconds, ranks=(rank,), whole=False)
 

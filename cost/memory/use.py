@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from legoai.cost.kernels.work import is_product
@@ -60,6 +60,20 @@ def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
     )  # fmt: skip
 
 
+def least_beside(machine: Machine, groups: Iterable[int]) -> int:
+    """Bytes that a rank takes beside the memory of tensors, at least: as :func:`memory_use` adds them.
+
+    Args:
+        machine: on which it runs.
+        groups: the ranks of each group in which it communicates, as far as they are known.
+    """
+    if machine.device.kind == "cpu":
+        return 0
+    workspace = int(machine.constant("cublas_workspace_bytes") or 0)
+    context = int(machine.constant("context_bytes") or 0)
+    return workspace + context + sum(_buffer(machine, ranks) for ranks in groups)
+
+
 def needs_of(trace: Trace, machine: Machine) -> tuple[MemoryReport, MemoryUse]:
     """Active memory and all that a rank takes, of a trace of which no more is told."""
     found = memory(trace), memory_use(trace, machine)
@@ -85,8 +99,7 @@ def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
             ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator
             groups[ends] = groups.get(ends, False) or kind == "all_to_all"
     found = {"cuda_context": int(machine.constant("context_bytes") or 0)}
-    pair, more = machine.constant("nccl_pair_bytes"), machine.constant("nccl_communicator_bytes")
-    buffers = sum(int((pair if len(ranks) == 2 else more) or 0) for ranks in groups)
+    buffers = sum(_buffer(machine, len(ranks)) for ranks in groups)
     peer = machine.constant("nccl_all_to_all_peer_bytes") or 0.0
     per_host = machine.network.devices_per_host
     for ranks, exchanges in groups.items():
@@ -96,3 +109,10 @@ def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     if buffers:
         found["nccl"] = buffers
     return {name: size for name, size in found.items() if size}
+
+
+def _buffer(machine: Machine, ranks: int) -> int:
+    """Bytes of NCCL's buffers for a group of so many ranks."""
+    if ranks < 2:
+        return 0
+    return int(machine.constant("nccl_pair_bytes" if ranks == 2 else "nccl_communicator_bytes") or 0)

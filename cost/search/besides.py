@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from legoai.cost.search.least_costs import collectives, movements
-from legoai.cost.search.least_costs.exposed import exposed
+from legoai.cost.search.least_costs.exposed import Exposed, exposed
 from legoai.cost.search.least_costs.gradients import adding_up
 from legoai.cost.search.least_costs.model_layers import ModelLayers
-from legoai.cost.search.stages.costs import Room
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.facts import below
@@ -26,6 +25,7 @@ class Besides(NamedTuple):
         hidden: of these, in which the rank waits for other collectives.
         slowed: how much longer layers take beside these, as a share of that time.
         exposed: of these, in which nothing computes.
+        in_blocks: of those, in which blocks wait.
     """
 
     copies: float
@@ -33,6 +33,7 @@ class Besides(NamedTuple):
     hidden: float = 0.0
     slowed: float = 0.0
     exposed: float = 0.0
+    in_blocks: float = 0.0
 
     def seconds(self, idle: float = 0.0) -> float:
         """Those by which all this delays the layers.
@@ -51,11 +52,11 @@ class BesidesLayers:
 
     Args:
         layers: least seconds of layers.
-        room: bytes that a rank may take.
+        room: bytes of active memory that a rank may take.
     """
 
     layers: ModelLayers
-    room: Callable[[Analysis], Room]
+    room: Callable[[Analysis], float]
 
     def of(self, analysis: Analysis) -> Besides:
         """What gathering parameters and reducing gradients takes beside a mean rank's layers, at least."""
@@ -66,12 +67,12 @@ class BesidesLayers:
             return Besides(copies)
         hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp
         slowed, waited = self.layers.once(analysis, self._slowed), self.layers.once(analysis, self._exposed)
-        return Besides(copies, communicates, hidden, slowed, waited)
+        return Besides(copies, communicates, hidden, slowed, sum(waited), waited.of_blocks)
 
     def communicates(self, analysis: Analysis) -> float:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
         try:
-            return collectives.of_parameters(analysis, self.layers.machine(analysis), min(self.room(analysis)))
+            return collectives.of_parameters(analysis, self.layers.machine(analysis), self.room(analysis))
         except Undecided:
             return 0.0
 
@@ -85,17 +86,17 @@ class BesidesLayers:
     def _copies(self, analysis: Analysis) -> float:
         """Least seconds of a step in which parameters and gradients are copied for these."""
         try:
-            return collectives.copies_of_parameters(analysis, self.layers.machine(analysis), min(self.room(analysis)))
+            return collectives.copies_of_parameters(analysis, self.layers.machine(analysis), self.room(analysis))
         except Undecided:
             return 0.0
 
-    def _exposed(self, analysis: Analysis) -> float:
+    def _exposed(self, analysis: Analysis) -> Exposed:
         """Least seconds of a step in which nothing computes while units are gathered or reduced."""
         try:
             forward = self.layers.once(analysis, self._forward_of_block)
-            return exposed(analysis, self.layers.machine(analysis), min(self.room(analysis)), forward)
+            return exposed(analysis, self.layers.machine(analysis), self.room(analysis), forward)
         except Undecided:
-            return 0.0
+            return Exposed()
 
     def _forward_of_block(self, analysis: Analysis) -> float:
         """Least seconds of the forward of each block; 0 where they differ."""

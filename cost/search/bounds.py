@@ -17,7 +17,8 @@ computes beside them (:mod:`legoai.cost.search.least_costs.collectives`), but wh
 (:mod:`legoai.cost.search.least_costs.exposed`); and between reductions gradients are added up
 (:mod:`legoai.cost.search.least_costs.gradients`). All layers take no less than those of a candidate that
 was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`), nor blocks than those of one that
-has the same blocks (:mod:`legoai.cost.search.least_costs.seen_blocks`). In a pipeline a rank begins when the
+has the same blocks (:mod:`legoai.cost.search.least_costs.seen_blocks`), with what communication beside them adds
+(:mod:`legoai.cost.search.delays`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
 What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`), as open treatments allow it
 (:mod:`legoai.cost.search.least_costs.treatments`).
@@ -42,14 +43,18 @@ from typing import Final, TypeVar
 
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.besides import BesidesLayers
+from legoai.cost.search.delays import Delays
 from legoai.cost.search.forced import Forced
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import blocks_moved_again, by_treatments
+from legoai.cost.search.least_costs.seen_blocks import treatments_of_blocks
+from legoai.cost.search.least_costs.settled_blocks import SettledBlocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
 from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.room import for_tensors, room_of
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.cost.search.stages.bounds import UnderSchedules, along_schedule, under_any_schedule
@@ -97,6 +102,7 @@ class BoundsOf:
         stages: least seconds of stages.
         forced: least recomputation.
         besides: least seconds beside layers.
+        delays: least seconds by which blocks are delayed.
     """
 
     profile: str | None = None
@@ -106,15 +112,17 @@ class BoundsOf:
     stages: StageTimes = field(init=False)
     forced: Forced = field(init=False)
     besides: BesidesLayers = field(init=False)
+    delays: Delays = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Layers are bounded on this machine."""
-        self.layers = ModelLayers(self.machine)
+        self.layers = ModelLayers(self.machine, SettledBlocks(self.machine, self.for_tensors))
         self.stages = StageTimes(self.layers, self._again)
-        self.forced = Forced(self.layers, self.room)
-        self.besides = BesidesLayers(self.layers, self.room)
+        self.besides = BesidesLayers(self.layers, self.for_tensors)
+        self.delays = Delays(self.layers, self.besides)
+        self.forced = Forced(self.layers, self.for_tensors, self.delays.of)
 
     @property
     def known(self) -> object:
@@ -215,6 +223,11 @@ class BoundsOf:
         with contextlib.suppress(Undecided):
             for path, seconds in self.layers.seen.recomputed(analysis).items():
                 found[path] = max(found.get(path, 0.0), seconds)
+        with contextlib.suppress(Undecided):
+            for path, treatment in treatments_of_blocks(analysis).items():
+                delay = self.delays.of(analysis, treatment, found.get(path, 0.0))
+                if delay:
+                    found[path] = found.get(path, 0.0) + delay
         return found
 
     def _computes(self, analysis: Analysis) -> float:
@@ -393,20 +406,15 @@ class BoundsOf:
             return None
         least = self.layers.once(analysis, self.layers.of_layers)
         again = self.layers.once(analysis, self._again) if recomputes else {}
-        return least_problem(analysis, least, again, min(self.room(analysis)))
+        return least_problem(analysis, least, again, self.for_tensors(analysis))
+
+    def for_tensors(self, analysis: Analysis) -> float:
+        """Bytes of active memory that a rank may take: see :func:`legoai.cost.search.room.for_tensors`."""
+        return analysis.once(("bytes for tensors", self.profile), lambda: for_tensors(analysis, self.machine(analysis)))
 
     def room(self, analysis: Analysis) -> Room:
         """Bytes that a rank may take, by its device and by what the plan requires."""
-        memory = self.machine(analysis).device.memory
-        required: dict[str, float] = {}
-        for item in analysis.plan.require:
-            if item.comparison in ("<=", "<", "=="):
-                required[item.metric] = min(item.bound, required.get(item.metric, math.inf))
-        return Room(
-            device=math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes,
-            active=required.get("peak_memory", math.inf),
-            reserved=required.get("reserved_memory", math.inf),
-        )
+        return room_of(analysis, self.machine(analysis))
 
 
 def _ranks(analysis: Analysis) -> int:

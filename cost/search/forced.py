@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from legoai.cost.kernels.work import Movement, MovementKind
 from legoai.cost.machine.kernel_time import seconds_of
@@ -21,10 +21,9 @@ from legoai.cost.search.least_costs.recomputation import (
     outputs_of_blocks,
     whole_block,
 )
-from legoai.cost.search.least_costs.treatments import open_treatments, sides_of_hull
+from legoai.cost.search.least_costs.treatments import Hull, hull_of_treatments, open_treatments
 from legoai.cost.search.least_costs.units_in_backward import units_in_backward
 from legoai.cost.search.stages.block_bytes import BlockBytes, block_bytes, recomputed_by_ranks
-from legoai.cost.search.stages.costs import Room
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.state import state_bytes
@@ -34,39 +33,70 @@ _KINDS: Final[tuple[MovementKind, ...]] = ("elementwise", "normalisation", "redu
 """What kernels between layers may be."""
 
 
+class _RoomOfBlocks(NamedTuple):
+    """Bytes for what blocks keep beside their inputs: before the first backward, in the last block's, and behind it."""
+
+    before: float
+    last: float
+    second: float
+
+
 @dataclass(slots=True)
 class Forced:
     """Least recomputation of the candidates of one plan.
 
     Args:
         layers: least seconds of layers.
-        room: bytes that a rank may take.
+        room: bytes of active memory that a rank may take.
+        delay: seconds by which a block under a treatment, which recomputes for so many, is delayed in a micro batch.
     """
 
     layers: ModelLayers
-    room: Callable[[Analysis], Room]
+    room: Callable[[Analysis], float]
+    delay: Callable[[Analysis, Any, float], float]
 
     def of_micro_batch(self, analysis: Analysis) -> float:
         """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
         if analysis.plan.mesh.pp > 1:
             return sum(self.layers.once(analysis, self.of_ranks))
         try:
-            state = state_bytes(analysis)
+            hull = self.layers.once(analysis, self._hull)
             outputs, each = self.layers.once(analysis, self._outputs)
-            inputs = inputs_of_blocks(analysis)
-            if state is None or not outputs or not inputs:
-                return 0.0
-            room = min(self.room(analysis)) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
-            logits, works, units = logits_bytes(analysis) or 0, worked_on(analysis), units_in_backward(analysis)
+            room = self.layers.once(analysis, self._room)
         except Undecided:
+            return 0.0
+        if hull.sides:
+            outputs = [hull.sides]
+        if room is None or not outputs:
             return 0.0
         # In the backward of a block's feed-forward module all that it works on is there, beside what the others keep.
         before, within = _repeated(outputs, each), [*_repeated(outputs[:1], each - 1), *_repeated(outputs[1:], each)]
-        most = [least_recomputed(before, room - logits - units.before)]
-        most.append(least_recomputed(within, room - works - units.last))
+        most = [least_recomputed(before, room.before), least_recomputed(within, room.last)]
         if len(outputs) == 1 and each > 1:  # blocks are alike, of which the last is over
-            most.append(least_recomputed(_repeated(outputs, each - 2), room + inputs / each - works - units.second))
-        return max(most)
+            most.append(least_recomputed(_repeated(outputs, each - 2), room.second))
+        return max(most) + (each * hull.least if hull.sides else 0.0)
+
+    def treatments(self, analysis: Analysis) -> Sequence[Any]:
+        """Of what blocks may come to be under, the treatments that decide how much is recomputed at least."""
+        try:
+            hull, room = self.layers.once(analysis, self._hull), self.layers.once(analysis, self._room)
+            _, each = self.layers.once(analysis, self._outputs)
+        except Undecided:
+            return ()
+        return () if room is None or not hull.sides else hull.around(min(room) / each)
+
+    def _room(self, analysis: Analysis) -> _RoomOfBlocks | None:
+        """Bytes for what blocks keep beside their inputs, at moments of a step; None where it is not known."""
+        state, inputs, units = state_bytes(analysis), inputs_of_blocks(analysis), units_in_backward(analysis)
+        if state is None or not inputs:
+            return None
+        room = self.room(analysis) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
+        blocks, works = len(movements.blocks_alike(analysis.manifest)) or 1, worked_on(analysis)
+        return _RoomOfBlocks(
+            before=room - (logits_bytes(analysis) or 0) - units.before,
+            last=room - works - units.last,
+            second=room + inputs / blocks - works - units.second,
+        )
 
     def of_ranks(self, analysis: Analysis) -> tuple[float, ...]:
         """The same of each rank of a pipeline; none where it is not known."""
@@ -79,17 +109,18 @@ class Forced:
         """What blocks take that are all alike."""
         state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
         outputs, _ = self.layers.once(analysis, self._outputs)
+        hull = self.layers.once(analysis, self._hull)
         inputs = inputs_of_blocks(analysis)
         if state is None or not blocks or not inputs or not outputs:
             return BlockBytes()
         return block_bytes(
             analysis,
             state=state.parameters + state.optimizer,
-            outputs=outputs[0],
+            outputs=hull.sides or outputs[0],
             whole=self.layers.once(analysis, self._whole, blocks[0]),
             given=inputs / len(blocks),
             kept=self._kept(analysis, blocks),
-            room=min(self.room(analysis)),
+            room=self.room(analysis),
         )
 
     def _outputs(self, analysis: Analysis) -> tuple[Sequence[Sequence[Output]], int]:
@@ -110,18 +141,20 @@ class Forced:
             self.layers.once(analysis, self.layers.waits),
             functools.cache(moves),
         )
-        sides = self._sides(analysis, alike[-1], found[0]) if alike and found else ()
-        return [sides] if sides else found, len(alike) or 1
+        return found, len(alike) or 1
 
-    def _sides(self, analysis: Analysis, block: str, outputs: Sequence[Output]) -> Sequence[Output]:
+    def _hull(self, analysis: Analysis) -> Hull:
         """What a block may keep as its open treatment allows it; nothing where that is not open, or not known."""
-        if not open_treatments(analysis):
-            return ()
+        alike = movements.blocks_alike(analysis.manifest)
+        outputs, _ = self.layers.once(analysis, self._outputs)
+        if not alike or not outputs or not open_treatments(analysis):
+            return Hull()
         moved = self.layers.once(analysis, self.layers.moved)
         least = self.layers.once(analysis, self.layers.of_layers)
         again = 0.0 if moved is None else moved.again
         seen = functools.partial(self.layers.seen.under, analysis)
-        return sides_of_hull(analysis, block, least, again, seen, outputs)
+        delay = functools.partial(self.delay, analysis)
+        return hull_of_treatments(analysis, alike[-1], least, again, seen, delay, outputs[0])
 
     def _kept(self, analysis: Analysis, blocks: Sequence[str]) -> float:
         """Least bytes that a block keeps for one micro batch."""

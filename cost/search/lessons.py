@@ -14,7 +14,7 @@ from typing import Final
 
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
-from legoai.cost.search.least_costs.seen_blocks import backward_is_whole, block_key
+from legoai.cost.search.least_costs.seen_blocks import backward_is_whole, block_key, one_treatment, text_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
 from legoai.dsl.open_plan import OpenPlan
@@ -45,10 +45,15 @@ class Lessons:
     def of(self, choices: Choices) -> Choices | None:
         """A candidate without a pipeline with the blocks of some answers; None where these are known, or open.
 
-        Of answers that leave nothing open, blocks of which another treatment was seen are not known.
+        Of answers that leave nothing open, blocks of which another treatment was seen are not known; nor, of answers
+        that leave their treatment open, what one of those adds that decide how much is recomputed.
         """
         analysis = self.plan.candidate(choices, without=self.without).analysis
-        key = None if analysis is None else self._unknown(analysis, complete=None not in choices)
+        if analysis is None:
+            return None
+        key = self._unknown(analysis, complete=None not in choices)
+        if key is None and None in choices:
+            return self._of_treatment(choices, analysis)
         if key is None or key in self._told:
             return None
         self._told.add(key)
@@ -61,6 +66,28 @@ class Lessons:
             if self._unknown(candidate, complete=None not in choices) == key:
                 return found
         return None
+
+    def _of_treatment(self, choices: Choices, analysis: Analysis) -> Choices | None:
+        """A candidate whose blocks all have a treatment that was not seen; None where that tells nothing."""
+        key = self.bounds.layers.settled.key(analysis)
+        new = [] if key is None else [one for one in self._unseen(analysis) if f"{key} {one}" not in self._told]
+        left = [one for one in order_of(self.plan.holes) if choices[one] is None]
+        for treatment in new:
+            self._told.add(f"{key} {treatment}")
+            for found in self._completed(choices, left, choices):
+                candidate = self.plan.candidate(found, without=self.without).analysis
+                if None not in found and candidate is not None and one_treatment(candidate) == treatment:
+                    return found
+        return None
+
+    def _unseen(self, analysis: Analysis) -> list[str]:
+        """The treatments that decide how much is recomputed, and were not seen."""
+        settled = self.bounds.layers.settled
+        return [
+            text_of(analysis, treatment)
+            for treatment in self.bounds.forced.treatments(analysis)
+            if settled.of(analysis, treatment) is None
+        ]
 
     def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
         """What is not known of blocks; None where that is nothing, or they are open."""

@@ -11,6 +11,7 @@ from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.flops import DECODERS
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.hole import Undecided
@@ -65,10 +66,16 @@ class Costs:
         if candidate.analysis is None:
             return least
         bounds = self.bounds(candidate.analysis)
-        full = self.capacity(candidate) < bounds.memory
-        if full or any(_excludes(bounds, item) for item in candidate.plan.require):
+        if self._is_full(candidate.analysis, bounds) or any(_excludes(bounds, item) for item in candidate.plan.require):
             return None
         return max(least, self.least(bounds, candidate))
+
+    def _is_full(self, analysis: Analysis, bounds: Bounds) -> bool:
+        """Whether a device has no room for what a rank needs at least."""
+        try:
+            return self.bounds.for_tensors(analysis) < bounds.memory
+        except Undecided:
+            return False
 
     def capacity(self, candidate: Candidate) -> float:
         """Bytes of a device's memory; infinite where that is not known."""

@@ -30,6 +30,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.experts import distributed_experts
 from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
@@ -84,22 +85,22 @@ def copies_of_parameters(analysis: Analysis, machine: Machine, room: float) -> f
     Raises:
         Undecided: it depends on a hole.
     """
-    if shard_ranks(analysis) == 1:
-        return 0.0
     gathered, reduced = _bytes_of_parameters(analysis)
+    found = 0.0
+    for each in _units_alike(analysis, room):
+        gather, reduce = seconds_of_copies(analysis, machine, each.elements * gathered, each.elements * reduced)
+        found += each.units * (each.gathers * gather + each.reductions * reduce)
+    return found
+
+
+def seconds_of_copies(analysis: Analysis, machine: Machine, gathered: int, reduced: int) -> tuple[float, float]:
+    """Seconds in which a unit is copied when it is gathered, and when it is reduced, by its bytes then."""
+    if shard_ranks(analysis) == 1:
+        return 0.0, 0.0
     rate = analysis.plan.precision.param
-
-    def seconds(size: int) -> float:
-        return seconds_of(Movement(kind="copy", bytes=size, rate=rate), machine.profile)[0]
-
-    return sum(
-        each.units
-        * (
-            each.gathers * seconds(2 * each.elements * gathered)
-            + each.reductions * seconds(each.elements * (min(gathered, reduced) + reduced))
-        )
-        for each in _units_alike(analysis, room)
-    )
+    moved = (2 * gathered, min(gathered, reduced) + reduced)
+    gather, reduce = (seconds_of(Movement(kind="copy", bytes=size, rate=rate), machine.profile)[0] for size in moved)
+    return gather, reduce
 
 
 class _Alike(NamedTuple):
@@ -142,8 +143,8 @@ class GatheredUnits(NamedTuple):
     reductions: int
 
 
-def gathered_units(analysis: Analysis, room: float) -> list[GatheredUnits]:
-    """The units of a plan without a pipeline; none where nothing is known of them.
+def gathered_units(analysis: Analysis, room: float, inside: str | None = None) -> list[GatheredUnits]:
+    """The units of a plan without a pipeline, inside of a module; none where nothing is known of them.
 
     Raises:
         Undecided: it depends on a hole.
@@ -155,7 +156,9 @@ def gathered_units(analysis: Analysis, room: float) -> list[GatheredUnits]:
     found = []
     for unit, count, paths in _units_of_rules(analysis):
         gathers = _gathers(unit, batches, staged=False, freed=id(unit.rule) in freed)
-        found.append(GatheredUnits(tuple(paths), count * gathered, count * reduced, gathers, known[0].reductions))
+        own = tuple(path for path in paths if inside is None or below(path, inside))
+        if own:
+            found.append(GatheredUnits(own, count * gathered, count * reduced, gathers, known[0].reductions))
     return found
 
 
@@ -276,6 +279,16 @@ def may_reshard(unit: FsdpUnit) -> bool:
 
 def slowed(analysis: Analysis, machine: Machine) -> float:
     """How much longer a product or an attention takes beside a collective, at least, as a share of that time."""
+    return 1.0 - 1.0 / min(_slowdowns(analysis, machine))
+
+
+def most_slowdown(analysis: Analysis, machine: Machine) -> float:
+    """The time of a kernel beside a collective over its time alone, at most."""
+    return max(_slowdowns(analysis, machine))
+
+
+def _slowdowns(analysis: Analysis, machine: Machine) -> tuple[float, ...]:
+    """The times of a product and of an attention beside a collective over their times alone."""
     rate = analysis.plan.precision.param
     works = (
         Product(batch=1, m=1, n=1, k=1, rate=rate, bytes=0),
@@ -289,7 +302,7 @@ def slowed(analysis: Analysis, machine: Machine) -> float:
         Cost(seconds=0.0, resource="compute", model="", beside=beside_collectives(work, machine.profile))
         for work in works
     )
-    return 1.0 - 1.0 / min(machine.host().slowdown(one, [collective]) for one in beside)
+    return tuple(machine.host().slowdown(one, [collective]) for one in beside)
 
 
 def seconds_on_tp(analysis: Analysis, machine: Machine, kind: CollectiveKind, size: float) -> float:

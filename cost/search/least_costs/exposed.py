@@ -12,6 +12,8 @@ two gathers one after the other one at least is waited for from its beginning to
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.least_costs.collectives import GatheredUnits, gathered_units, seconds_of_collective
 from legoai.cost.search.least_costs.units_in_backward import follows_hooks
@@ -19,8 +21,15 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 
 
-def exposed(analysis: Analysis, machine: Machine, room: float, forward: float) -> float:
-    """Least seconds of a step.
+class Exposed(NamedTuple):
+    """Least seconds of a step in which nothing computes while units are gathered or reduced."""
+
+    of_model: float = 0.0
+    of_blocks: float = 0.0
+
+
+def exposed(analysis: Analysis, machine: Machine, room: float, forward: float) -> Exposed:
+    """Least seconds of a step, for the unit of the model itself and for those of its blocks.
 
     Args:
         analysis: of the plan.
@@ -34,17 +43,17 @@ def exposed(analysis: Analysis, machine: Machine, room: float, forward: float) -
     """
     plan, batches = analysis.plan, micro_batches(analysis.plan)
     if plan.mesh.pp > 1 or batches is None or machine.device.kind == "cpu" or not follows_hooks(analysis):
-        return 0.0
-    found = 0.0
+        return Exposed()
+    of_model = of_blocks = 0.0
     for each in gathered_units(analysis, room):
         forwards = batches if each.gathers >= batches else 1
         gather = seconds_of_collective(analysis, machine, "all_gather", each.gathered)
         if "" in each.paths:
-            found += forwards * gather
-            found += each.reductions * seconds_of_collective(analysis, machine, "reduce_scatter", each.reduced)
+            of_model += forwards * gather
+            of_model += each.reductions * seconds_of_collective(analysis, machine, "reduce_scatter", each.reduced)
         elif gather <= forward and not _waits_for_others(analysis):
-            found += forwards * gather * _pairs(analysis, each)
-    return found
+            of_blocks += forwards * gather * _pairs(analysis, each)
+    return Exposed(of_model, of_blocks)
 
 
 def _waits_for_others(analysis: Analysis) -> bool:

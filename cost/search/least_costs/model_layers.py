@@ -28,6 +28,7 @@ from legoai.cost.search.least_costs.movements import Moved, MovedSeconds
 from legoai.cost.search.least_costs.open_blocks import has_open_styles
 from legoai.cost.search.least_costs.open_styles import Added, OpenStyles
 from legoai.cost.search.least_costs.seen_blocks import SeenBlocks, backward_is_whole
+from legoai.cost.search.least_costs.settled_blocks import SettledBlocks
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
@@ -57,6 +58,7 @@ class ModelLayers:
 
     Args:
         machine: of a candidate whose cluster is decided.
+        settled: what settled blocks were seen to add in other candidates.
 
     Attributes:
         own: tells what is kept of these layers from that of others.
@@ -64,6 +66,7 @@ class ModelLayers:
     """
 
     machine: Callable[[Analysis], Machine]
+    settled: SettledBlocks
     own: object = field(default_factory=object)
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class ModelLayers:
             self._moved[key] = moved
             self.own = object()  # what was computed without it is no longer the most that is known
         self.seen.learn(analysis, work, released)
+        self.seen.lessons += self.settled.learn(analysis, work)
 
     def once(self, analysis: Analysis, compute: Callable[[Analysis, *Values], T], *values: *Values) -> T:
         """What a method gives that reads nothing but the plan, computed once for all candidates that it reads alike.
@@ -87,7 +91,8 @@ class ModelLayers:
             compute: the method.
             values: what it takes besides.
         """
-        known = self.own, self.seen.version(analysis)
+        version = self.seen.version(analysis)
+        known = self.own, version, self.settled.lessons[version[0]]
         return analysis.once((known, compute.__qualname__, *values), lambda: compute(analysis, *values))
 
     def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:

@@ -89,7 +89,7 @@ class SeenBlocks:
         key = block_key(analysis) if work is not None and analysis.plan.pipeline is None else None
         if key is None or work is None or not work.forward:
             return
-        count, treatment = len(blocks_alike(analysis.manifest)), _one_treatment(analysis)
+        count, treatment = len(blocks_alike(analysis.manifest)), one_treatment(analysis)
         if key not in self._blocks:
             of_each = (took / count for took in (work.forward, work.backward, micro_batch.beside_products))
             self._blocks[key] = SeenBlock(*of_each)
@@ -116,7 +116,7 @@ class SeenBlocks:
 
     def _under(self, analysis: Analysis, treatment: Any) -> SeenTreatment | None:
         key = block_key(analysis) if self._blocks else None
-        return None if key is None else self._treatments.get(key, {}).get(_text(analysis, treatment))
+        return None if key is None else self._treatments.get(key, {}).get(text_of(analysis, treatment))
 
     def kept(self, analysis: Analysis) -> dict[str, float]:
         """Bytes that each block keeps for one micro batch under its own treatment, its input included, as far as seen.
@@ -126,10 +126,9 @@ class SeenBlocks:
         """
         if self.of(analysis) is None or not _keeps_on_device(analysis):
             return {}
-        rules, found = recomputed_modules(analysis), {}
-        for path in blocks_alike(analysis.manifest):
-            own = rules.get(path)
-            seen = self._under(analysis, KeepAll() if own is None else own.treatment)
+        found = {}
+        for path, treatment in treatments_of_blocks(analysis).items():
+            seen = self._under(analysis, treatment)
             if seen is not None:
                 found[path] = seen.kept
         return found
@@ -148,10 +147,20 @@ class SeenBlocks:
 
     def lesson(self, analysis: Analysis) -> str | None:
         """What simulating a candidate without a pipeline would tell of the blocks of others; None where it is known."""
-        key, treatment = block_key(analysis), _one_treatment(analysis)
+        key, treatment = block_key(analysis), one_treatment(analysis)
         if key is None or (key in self._blocks and (treatment is None or treatment in self._treatments[key])):
             return None
         return f"{key} {treatment}"
+
+
+def treatments_of_blocks(analysis: Analysis) -> dict[str, Any]:
+    """The treatment of each block, by its path.
+
+    Raises:
+        Undecided: one is a hole.
+    """
+    rules = recomputed_modules(analysis)
+    return {path: rules[path].treatment if path in rules else KeepAll() for path in blocks_alike(analysis.manifest)}
 
 
 def backward_is_whole(analysis: Analysis) -> bool:
@@ -195,18 +204,19 @@ def _block_key(analysis: Analysis) -> _Key | None:
     return json.dumps([describe(statements), describe(options), plan.batch.length, casts], sort_keys=True)
 
 
-def _one_treatment(analysis: Analysis) -> str | None:
+def one_treatment(analysis: Analysis) -> str | None:
     """The treatment that all blocks have, as text; None where they differ, or parts of blocks have one."""
     rules, blocks = recomputed_modules(analysis), blocks_alike(analysis.manifest)
     if not rules:
-        return _text(analysis, KeepAll())
+        return text_of(analysis, KeepAll())
     if rules.keys() != set(blocks):
         return None
-    found = {_text(analysis, rule.treatment) for rule in rules.values()}
+    found = {text_of(analysis, rule.treatment) for rule in rules.values()}
     return found.pop() if len(found) == 1 else None
 
 
-def _text(analysis: Analysis, treatment: Any) -> str:
+def text_of(analysis: Analysis, treatment: Any) -> str:
+    """A treatment of a block as text, with what `checkpoint` says of all."""
     checkpoint = analysis.plan.checkpoint
     options = (
         {}

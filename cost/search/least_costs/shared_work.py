@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from legoai.cost.composed import SettledBlock
 from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.op_costs import OpCosts
@@ -70,6 +71,7 @@ class MicroBatchWork:
         activations: bytes of the activations that lived at the peak.
         in_blocks: of these seconds, those in the model's blocks; None where there are none.
         beside_products: of those of their backward, what products of matrices do not take.
+        settled: what each block adds to the step in a micro batch, delays included; None where it is not known.
     """
 
     computed: float = 0.0
@@ -77,12 +79,14 @@ class MicroBatchWork:
     activations: int = 0
     in_blocks: BlockWork | None = None
     beside_products: float = 0.0
+    settled: SettledBlock | None = None
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> MicroBatchWork:
         """The work whose fields are these, as plain data."""
-        in_blocks = document["in_blocks"]
-        return MicroBatchWork(**{**document, "in_blocks": in_blocks and BlockWork(*in_blocks)})
+        in_blocks, settled = document["in_blocks"], document["settled"]
+        parts = {"in_blocks": in_blocks and BlockWork(*in_blocks), "settled": settled and SettledBlock.read(settled)}
+        return MicroBatchWork(**{**document, **parts})
 
 
 def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
@@ -121,6 +125,7 @@ def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
         activations=rank.memory.by_category.get("activation", 0),
         in_blocks=BlockWork(*map(of_blocks, PHASES)) if blocks and each else None,
         beside_products=least(lambda place: place.phase == "backward" and place.in_block and not place.is_product),
+        settled=rank.block,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from legoai.cost.search.least_costs.activations import inputs_of_blocks, kept_under
 from legoai.cost.search.least_costs.local_kernels import Pass
@@ -72,15 +72,38 @@ def _of_blocks(treatments: Iterable[Any]) -> Iterator[Any]:
             yield None
 
 
-def sides_of_hull(  # noqa: PLR0917
+class Hull(NamedTuple):
+    """Seconds that a block takes beyond its own forward and backward, over the bytes that it keeps.
+
+    Attributes:
+        sides: what it may keep beyond the least, and the seconds that this saves.
+        least: seconds that are left where it keeps the most.
+        corners: the treatments between the sides, and at both ends.
+    """
+
+    sides: Sequence[Output] = ()
+    least: float = 0.0
+    corners: Sequence[Any] = ()
+
+    def around(self, room: float) -> Sequence[Any]:
+        """The treatments of a mixture of which a block keeps so many bytes beyond the least."""
+        ends = list(itertools.accumulate((side.bytes for side in self.sides), initial=0.0))
+        place = next((place for place, end in enumerate(ends) if end > room), len(ends))
+        return self.corners[max(0, place - 1) : place + 1]
+
+
+def hull_of_treatments(  # noqa: PLR0917
     analysis: Analysis,
     block: str,
     least: Mapping[str, Pass],
     moved_again: float,
     seen: Callable[[Any], SeenTreatment | None],
+    delay: Callable[[Any, float], float],
     outputs: Sequence[Output],
-) -> list[Output]:
+) -> Hull:
     """What a block may keep beyond the least that some treatment keeps; none where treatments are not open, or known.
+
+    What a block recomputes and how long it is delayed count together.
 
     Of each treatment it is known what it keeps at least, and what it recomputes at least, but for a budget that was not
     seen; and that it recomputes no less than if fractions of outputs could be kept.
@@ -91,9 +114,10 @@ def sides_of_hull(  # noqa: PLR0917
         least: seconds of layers for one micro batch.
         moved_again: seconds of what else a block computes again.
         seen: what a treatment was seen to cost.
+        delay: seconds by which a block under a treatment is delayed that recomputes for so many.
         outputs: that backward reads of the block.
     """
-    points = []
+    points: list[tuple[Output, Any]] = []
     blocks = blocks_alike(analysis.manifest)
     given = inputs_of_blocks(analysis) / len(blocks) if blocks else 0.0
     for one in open_treatments(analysis):
@@ -101,14 +125,15 @@ def sides_of_hull(  # noqa: PLR0917
         budget = isinstance(one, Budget)
         again = 0.0 if budget else recomputed_under(analysis, block, one, least, moved_again)
         if kept is None or again is None:
-            return []
+            return Hull()
         if known is not None:
             again, kept = known.recomputed, max(kept, known.kept - given)
         if known is not None or isinstance(one, KeepAll):
-            points.append(Output(again, max(kept, least_kept(outputs, again))))
+            found = [Output(again, max(kept, least_kept(outputs, again)))]
         else:
-            points += _from(outputs, again, kept)
-    return _sides(points)
+            found = list(_from(outputs, again, kept))
+        points += [(Output(item.seconds + delay(one, item.seconds), item.bytes), one) for item in found]
+    return _hull(points)
 
 
 def _from(outputs: Sequence[Output], again: float, kept: float) -> Iterator[Output]:
@@ -119,17 +144,21 @@ def _from(outputs: Sequence[Output], again: float, kept: float) -> Iterator[Outp
         yield Output(max(again, least_recomputed(outputs, size)), size)
 
 
-def _sides(points: Sequence[Output]) -> list[Output]:
-    """The sides of the lower convex hull of seconds over bytes, from the fewest bytes on, as long as it falls."""
-    sides = []
-    at = min(points, key=lambda one: (one.bytes, one.seconds), default=None)
-    while at is not None:
+def _hull(points: Sequence[tuple[Output, Any]]) -> Hull:
+    """The lower convex hull of seconds over bytes, from the fewest bytes on, as long as it falls."""
+    if not points:
+        return Hull()
+    at, treatment = min(points, key=lambda point: (point[0].bytes, point[0].seconds))
+    sides: list[Output] = []
+    corners = [treatment]
+    while True:
         steps = [
-            (Output(at.seconds - one.seconds, one.bytes - at.bytes), one) for one in points if one.seconds < at.seconds
+            (Output(at.seconds - one.seconds, one.bytes - at.bytes), one, treatment)
+            for one, treatment in points
+            if one.seconds < at.seconds
         ]
-        best = max(steps, key=lambda step: step[0].seconds / max(step[0].bytes, 1e-9), default=None)
-        if best is None:
-            break
-        sides.append(best[0])
-        at = best[1]
-    return sides
+        if not steps:
+            return Hull(sides, at.seconds, corners)
+        side, at, treatment = max(steps, key=lambda step: step[0].seconds / max(step[0].bytes, 1e-9))
+        sides.append(side)
+        corners.append(treatment)
