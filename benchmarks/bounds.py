@@ -46,8 +46,8 @@ from benchmarks.validation.__main__ import code_digest
 
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.movements import Moved, moved_of
-from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, moved_of
+from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.stages.costs import BlockWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked
@@ -223,8 +223,8 @@ def compare(  # noqa: PLR0917
             continue
         tally.taught += taught
         taught = taught or bool(cost.moved)
-        bounds.learn(candidate.analysis, cost.micro_batch, cost.moved, cost.points)
-        bounds.shared.learn_blocks(candidate.analysis, cost.blocks)
+        bounds.observe(candidate.analysis, cost.micro_batch, cost.moved, cost.points)
+        bounds.shared.observe_blocks(candidate.analysis, cost.blocks)
         tally.candidates += 1
         tally.kinds = dict(Counter(tally.kinds) + Counter(kinds_of(candidate.plan)))
         fits = cost.peak <= limit

@@ -27,8 +27,8 @@ from machine import ask, write_rows
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures, Simulation
 from legoai.cost.search.joint.holes import MemoryHoles, Values
-from legoai.cost.search.joint.learnt import Learnt
-from legoai.cost.search.joint.stages import LearntStages
+from legoai.cost.search.joint.observed import ObservedMemory
+from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.memory.program import Division, MemoryProblem, Rule
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.costs import Room, blocks_of_stages
@@ -143,7 +143,9 @@ GREEDY: dict[str, Chooser] = {"greedy": lambda problem: problem.greedy()}
 JOINT: dict[str, Chooser] = {"joint": lambda problem: problem.solve().division}
 
 
-def best_of(choose: Chooser, simulated: Simulated, learnt: Learnt | LearntStages, room: Room) -> dict[str, Any] | None:
+def best_of(
+    choose: Chooser, simulated: Simulated, learnt: ObservedMemory | ObservedStageMemory, room: Room
+) -> dict[str, Any] | None:
     """The best simulated step of a way to choose; None where it finds nothing within the room."""
     problem: Any = learnt.problem(room)
     corrected, seen = problem, set()
@@ -176,15 +178,15 @@ def best_of(choose: Chooser, simulated: Simulated, learnt: Learnt | LearntStages
     return best
 
 
-def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -> Learnt | LearntStages:
+def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -> ObservedMemory | ObservedStageMemory:
     """What listed values were seen to take."""
     analysis = simulated.plan.candidate(simulated.chosen(own)).analysis
     assert analysis is not None
     if not is_staged(analysis):
-        return Learnt(simulated.holes, own, known)
+        return ObservedMemory(simulated.holes, own, known)
     graph = graph_of(analysis)
     assert graph is not None
-    return LearntStages(simulated.holes, own, known, graph, blocks_of_stages(analysis))
+    return ObservedStageMemory(simulated.holes, own, known, graph, blocks_of_stages(analysis))
 
 
 def measured(

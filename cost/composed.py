@@ -53,7 +53,7 @@ def composes(plan: Plan, found: PieceOf) -> bool:
     return plan.model.family in DECODERS and bool(found.piece.containers)
 
 
-class SettledPass(NamedTuple):
+class SteadyPass(NamedTuple):
     """What each further block adds to passes of a micro batch, in a step whose equal blocks have settled.
 
     Attributes:
@@ -65,16 +65,16 @@ class SettledPass(NamedTuple):
     collectives: Mapping[str, float]
 
 
-class SettledBlock(NamedTuple):
+class SteadyBlock(NamedTuple):
     """What each further block adds to a micro batch: to its forward, and to all passes."""
 
-    forward: SettledPass
-    everything: SettledPass
+    forward: SteadyPass
+    everything: SteadyPass
 
     @staticmethod
-    def read(document: Sequence[Any]) -> SettledBlock:
+    def read(document: Sequence[Any]) -> SteadyBlock:
         """The block whose fields are these, as plain data."""
-        return SettledBlock(*(SettledPass(*one) for one in document))
+        return SteadyBlock(*(SteadyPass(*one) for one in document))
 
 
 class _Run(NamedTuple):
@@ -88,7 +88,7 @@ class Composed(NamedTuple):
     """The seconds of a step, and what a block adds; None where blocks differ, or wait for the links all the time."""
 
     breakdown: Breakdown
-    block: SettledBlock | None
+    block: SteadyBlock | None
 
 
 def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
@@ -130,7 +130,7 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
 
 def _settled_block(
     items: Sequence[Item], intervals: Intervals, runs: Sequence[_Run], weights: Weights, further: int
-) -> SettledBlock | None:
+) -> SteadyBlock | None:
     """What a block adds to a micro batch.
 
     Where a link is idle at times in each span, nothing waits for it that a span before has begun: what a block adds
@@ -150,10 +150,10 @@ def _settled_block(
                 return None
     in_forward = [run.paced.span for run in runs if _is_forward(items[run.place])]
     forward = _settled_pass(intervals, in_forward, weights, further)
-    return SettledBlock(forward, _settled_pass(intervals, [run.paced.span for run in runs], weights, further))
+    return SteadyBlock(forward, _settled_pass(intervals, [run.paced.span for run in runs], weights, further))
 
 
-def _settled_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weights, further: int) -> SettledPass:
+def _settled_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weights, further: int) -> SteadyPass:
     starts, ends = np.array([span.start for span in of_blocks]), np.array([span.end for span in of_blocks])
     # A moment counts once for itself, and as often as there are further blocks.
     times = weights.at(starts) * [span.more / (1 + span.more) for span in of_blocks]
@@ -167,7 +167,7 @@ def _settled_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weig
                 inside = (starts <= begin) & (begin < ends)
                 collectives[record.kind] += (interval.end - interval.start) * float(times[inside].sum())
     seconds = float(((ends - starts) * times).sum())
-    return SettledPass(seconds / further, {kind: took / further for kind, took in collectives.items() if took})
+    return SteadyPass(seconds / further, {kind: took / further for kind, took in collectives.items() if took})
 
 
 def _is_forward(item: Item) -> bool:

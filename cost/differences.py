@@ -11,7 +11,7 @@ from typing import Final
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
-from legoai.cost.search.kept import kept_file, read_kept, write_kept
+from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -225,8 +225,8 @@ class _Runs:
         found: dict[str, Outcome] = {}
         for (machine, folder), jobs in self._jobs.items():
             # What is kept is found by the program, which does not hold the modules of a factory.
-            file = None if any(map(_imports, jobs.values())) else kept_file(machine)
-            kept = read_kept(file)
+            file = None if any(map(_imports, jobs.values())) else figures_file(machine)
+            kept = read_cache(file)
             # Two at least, so that they are processes: this one must stay free of the modules beside one plan.
             evaluator = Simulation(
                 directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept, whole=True
@@ -238,7 +238,7 @@ class _Runs:
                         if progress is not None:
                             progress(len(found), len(self._keys))
                 finally:
-                    write_kept(file, evaluator.kept)
+                    write_cache(file, evaluator.kept)
         return found
 
     def _analyses(self) -> Iterator[Analysis]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from legoai.cost import assumptions
-from legoai.cost.composed import SettledBlock, composed_breakdown, composes
+from legoai.cost.composed import SteadyBlock, composed_breakdown, composes
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
@@ -78,7 +78,7 @@ class RankEstimate:
     use: MemoryUse
     bubble: float = 0.0
     actions: tuple[ActionTime, ...] = field(default=(), repr=False)
-    block: SettledBlock | None = None
+    block: SteadyBlock | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

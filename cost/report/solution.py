@@ -36,7 +36,7 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
         estimate: of the best candidate, as `legoai cost --json` gives it.
         every: list every evaluated candidate.
     """
-    found, objective = solution.found, solution.objective
+    found, objective = solution.result, solution.objective
     body: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "status": found.status,
@@ -115,9 +115,9 @@ def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
 
     wanted = others(solution.best.choices)
     choices, found = next(
-        (item for item in solution.found.bucketings.items() if others(item[0]) == wanted), (solution.best.choices, [])
+        (item for item in solution.result.bucketings.items() if others(item[0]) == wanted), (solution.best.choices, [])
     )
-    took = {item.choices: item.figures.step_time for item in solution.found.evaluated}
+    took = {item.choices: item.figures.step_time for item in solution.result.evaluated}
     for index in open_ones:
         for item in found:
             if not inside(holes[index].span, item.span):
@@ -180,7 +180,7 @@ def terminal(solution: Solution, *, top: int = 5) -> str:
 
 
 def _head(solution: Solution) -> Iterator[str]:
-    found, objective = solution.found, solution.objective
+    found, objective = solution.result, solution.objective
     dimension = METRICS[objective.metric].dimensions[0]
     if solution.value is None:
         yield f"no solution: {STATUSES[found.status]}"
@@ -296,7 +296,7 @@ def _parts(item: Evaluated) -> dict[str, float]:
 
 
 def _failures(solution: Solution) -> Iterator[str]:
-    if solution.found.failed:
-        count = len(solution.found.failed)
-        reason = solution.found.failed[0][1]
+    if solution.result.failed:
+        count = len(solution.result.failed)
+        reason = solution.result.failed[0][1]
         yield f"{count} candidate{'s' if count > 1 else ''} could not be simulated, and are not in the bound: {reason}"

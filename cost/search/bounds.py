@@ -1,35 +1,36 @@
 """Lower bounds of a candidate's step time and memory that need no simulation.
 
-Each is admissible: no simulation of the candidate, nor of any plan that the holes left in it may become, gives less.
-Where a bound depends on a hole, that part of it is 0, but for recomputation and gathers that memory forces whatever the
-hole is, and for a pipeline's schedule, of all of which the least counts (:mod:`legoai.cost.search.stages.bounds`).
+Each is admissible: no simulation of the candidate, nor of any completion of its holes, gives less. A part that depends
+on an open hole is 0, except recomputation and gathers that memory forces under every value, and the pipeline schedule,
+of which the least counts (:mod:`legoai.cost.search.stages.bounds`).
 
-Time. Kernels of one rank run one after another, and no product is faster than the fastest rate that its profile can
-give (:func:`legoai.cost.search.least_costs.layers.fastest_rate`). All ranks together do at least the products that the
-model asks for: of each linear layer one in forward and two in backward for each token, attention's once in forward and
-twice in backward, and once more what is recomputed. A rank does at least its share of its stages' products, since what
-is not sharded is done by each rank again. Where mesh and micro batch are decided, a layer takes no less than at the
-fastest of the shapes that it may have on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), with what it
-waits for on `tp` (:mod:`legoai.cost.search.least_costs.model_layers`); where styles on `tp` are open, each block with
-what the best choice of them adds (:mod:`legoai.cost.search.least_costs.open_styles`); what is gathered or reduced is
-copied by the stream that computes; and parameters are gathered over the same links one after another, which slows what
-computes beside them (:mod:`legoai.cost.search.least_costs.collectives`), but where nothing does
-(:mod:`legoai.cost.search.least_costs.exposed`); and between reductions gradients are added up
-(:mod:`legoai.cost.search.least_costs.gradients`). All layers take no less than those of a candidate that
-was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`), nor blocks than those of one that
-has the same blocks (:mod:`legoai.cost.search.least_costs.seen_blocks`), with what communication beside them adds
-(:mod:`legoai.cost.search.delays`). In a pipeline a rank begins when the
-first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
-What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`), as open treatments allow it
-(:mod:`legoai.cost.search.least_costs.treatments`).
-Where only the split into stages is open, no split is faster than the assignment that is best at these costs
-(:mod:`legoai.cost.search.stages.assignment`).
+Time. Kernels of one rank run one after another, and no product is faster than the fastest rate of its profile
+(:func:`legoai.cost.search.lower_bounds.layers.fastest_rate`). All ranks together compute at least the products of the
+model: of each linear layer one in forward and two in backward for each token, attention once in forward and twice in
+backward, and recomputation. A rank computes at least its share of its stages' products, since what is not sharded is
+computed by every rank. With mesh and micro batch decided, the bound adds:
 
-Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or
-parameters and optimizer state with what stays gathered, what the blocks keep
-(:mod:`legoai.cost.search.least_costs.activations`), and the logits when the backward of a micro batch begins, or all
-that is read when that of a block's feed-forward module does, with what units hold then
-(:mod:`legoai.cost.search.least_costs.units_in_backward`).
+- the fastest of the local shapes of each layer (:mod:`legoai.cost.search.lower_bounds.local_kernels`), with the
+  collectives on `tp` that it waits for (:mod:`legoai.cost.search.lower_bounds.model_layers`);
+- where styles on `tp` are open, the least cost of any choice (:mod:`legoai.cost.search.lower_bounds.open_styles`);
+- FSDP's copies, its exposed communication, and the slowdown of kernels beside the rest
+  (:mod:`legoai.cost.search.data_parallel_bounds`);
+- accumulation of unsharded gradients (:mod:`legoai.cost.search.lower_bounds.gradient_accumulation`);
+- recomputation of what does not fit (:mod:`legoai.cost.search.recomputation_bounds`), as open treatments allow
+  (:mod:`legoai.cost.search.lower_bounds.open_treatments`);
+- the pipeline's fill and drain, and where only the split is open, the best assignment of stages
+  (:mod:`legoai.cost.search.stages.assignment`).
+
+Simulated candidates tighten it: by all layers of candidates that share them
+(:mod:`legoai.cost.search.lower_bounds.shared_work`), by equal blocks
+(:mod:`legoai.cost.search.lower_bounds.observed_blocks`), and by what communication beside these adds
+(:mod:`legoai.cost.search.block_delays`).
+
+Memory. Sharded parameters, gradients and optimizer state (:func:`legoai.dsl.analysis.state.state_bytes`); or parameters
+and optimizer state with unsharded parameters, the activations of all blocks
+(:mod:`legoai.cost.search.lower_bounds.activations`), and either the logits at the beginning of a backward, or all that
+the backward of a block's feed-forward module reads, with the buffers of units then
+(:mod:`legoai.cost.search.lower_bounds.units_in_backward`).
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from legoai.cost.machine.cluster import Machine, machine_of
-from legoai.cost.search.besides import BesidesLayers
-from legoai.cost.search.delays import Delays
-from legoai.cost.search.forced import Forced
-from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
-from legoai.cost.search.least_costs.movements import Moved
-from legoai.cost.search.least_costs.recomputation import blocks_moved_again, by_treatments
-from legoai.cost.search.least_costs.seen_blocks import treatments_of_blocks
-from legoai.cost.search.least_costs.settled_blocks import SettledBlocks
-from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
-from legoai.cost.search.least_memory import least_memory
+from legoai.cost.search.block_delays import BlockDelays
+from legoai.cost.search.data_parallel_bounds import DataParallelBounds
+from legoai.cost.search.lower_bounds.local_kernels import Pass
+from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved
+from legoai.cost.search.lower_bounds.model_layers import FACTORS, ModelLayers
+from legoai.cost.search.lower_bounds.observed_blocks import treatments_of_blocks
+from legoai.cost.search.lower_bounds.recomputation import blocks_moved_again, by_treatments
+from legoai.cost.search.lower_bounds.shared_work import BlockWork, MicroBatchWork, SharedWork
+from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
 from legoai.cost.search.memory.points import MemoryPoints
-from legoai.cost.search.room import for_tensors, room_of
+from legoai.cost.search.memory_bounds import least_memory
+from legoai.cost.search.memory_limits import for_tensors, room_of
+from legoai.cost.search.recomputation_bounds import RecomputationBounds
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.cost.search.stages.bounds import UnderSchedules, along_schedule, under_any_schedule
@@ -62,8 +63,8 @@ from legoai.cost.search.stages.costs import (
     Room,
     StageWork,
     blocks_of_stages,
-    learnt_problem,
     least_problem,
+    observed_problem,
     raised_problem,
 )
 from legoai.cost.search.stages.stage_times import StageTimes
@@ -100,8 +101,8 @@ class BoundsOf:
         shared: what is known from candidates that were simulated.
         layers: least seconds of layers.
         stages: least seconds of stages.
-        forced: least recomputation.
-        besides: least seconds beside layers.
+        recomputation: least recomputation.
+        data_parallel: least seconds beside layers.
         delays: least seconds by which blocks are delayed.
     """
 
@@ -110,24 +111,24 @@ class BoundsOf:
     shared: SharedWork = field(default_factory=SharedWork)
     layers: ModelLayers = field(init=False)
     stages: StageTimes = field(init=False)
-    forced: Forced = field(init=False)
-    besides: BesidesLayers = field(init=False)
-    delays: Delays = field(init=False)
+    recomputation: RecomputationBounds = field(init=False)
+    data_parallel: DataParallelBounds = field(init=False)
+    delays: BlockDelays = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Layers are bounded on this machine."""
-        self.layers = ModelLayers(self.machine, SettledBlocks(self.machine, self.for_tensors))
+        self.layers = ModelLayers(self.machine, SteadyBlocks(self.machine, self.for_tensors))
         self.stages = StageTimes(self.layers, self._again)
-        self.besides = BesidesLayers(self.layers, self.for_tensors)
-        self.delays = Delays(self.layers, self.besides)
-        self.forced = Forced(self.layers, self.for_tensors, self.delays.of)
+        self.data_parallel = DataParallelBounds(self.layers, self.for_tensors)
+        self.delays = BlockDelays(self.layers, self.data_parallel)
+        self.recomputation = RecomputationBounds(self.layers, self.for_tensors, self.delays.of)
 
     @property
     def known(self) -> object:
-        """What has been learnt of all candidates: while it is the same, bounds of open ones are too."""
-        return self.layers.own, self.layers.seen.lessons
+        """Version of all observations: while it is the same, bounds are too."""
+        return self.layers.own, self.layers.observed.revision
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -160,15 +161,15 @@ class BoundsOf:
             memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
 
-    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved], points: MemoryPoints) -> None:
-        """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
-        self.shared.learn(analysis, work)
-        self.layers.learn(analysis, moved, work, points.released if points.blocks else 0.0)
+    def observe(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved], points: MemoryPoints) -> None:
+        """Note what a simulated candidate shows of others: the work of a micro batch, and what its blocks moved."""
+        self.shared.observe(analysis, work)
+        self.layers.observe(analysis, moved, work, points.released if points.blocks else 0.0)
 
-    def lessons(self, analysis: Analysis) -> list[str]:
-        """What simulating a candidate would tell of others; nothing of what is known."""
-        of_blocks = self.layers.seen.lesson(analysis) if analysis.plan.pipeline is None else None
-        return [one for one in (of_blocks, self.shared.lesson(analysis)) if one is not None]
+    def unobserved(self, analysis: Analysis) -> list[str]:
+        """Keys of what simulating a candidate would show of others, without what is known."""
+        of_blocks = self.layers.observed.unobserved(analysis) if analysis.plan.pipeline is None else None
+        return [one for one in (of_blocks, self.shared.unobserved(analysis)) if one is not None]
 
     def _memory(self, analysis: Analysis) -> float:
         kept = sum(self.layers.once(analysis, self._kept).values())
@@ -186,9 +187,9 @@ class BoundsOf:
             return least
 
     def _kept(self, analysis: Analysis) -> dict[str, float]:
-        """Bytes that blocks were seen to keep for one micro batch; none of those that are not decided."""
+        """Bytes that blocks were observed to keep for one micro batch; none of those that are not decided."""
         try:
-            return self.layers.seen.kept(analysis)
+            return self.layers.observed.kept(analysis)
         except Undecided:
             return {}
 
@@ -221,7 +222,7 @@ class BoundsOf:
                 for path in blocks_moved_again(analysis):
                     found[path] = found.get(path, 0.0) + moved.again
         with contextlib.suppress(Undecided):
-            for path, seconds in self.layers.seen.recomputed(analysis).items():
+            for path, seconds in self.layers.observed.recomputed(analysis).items():
                 found[path] = max(found.get(path, 0.0), seconds)
         with contextlib.suppress(Undecided):
             for path, treatment in treatments_of_blocks(analysis).items():
@@ -238,16 +239,16 @@ class BoundsOf:
         """Least seconds in which all stages recompute what a micro batch needs."""
         return max(
             sum(self.layers.once(analysis, self._again).values()),
-            self.layers.once(analysis, self.forced.of_micro_batch),
+            self.layers.once(analysis, self.recomputation.of_micro_batch),
         )
 
     def _whatever_is_kept(self, analysis: Analysis) -> float:
-        """Least seconds of a rank without recomputation, if all stages share alike; 0 where the batch is open."""
+        """Least seconds of a rank without recomputation, if the stages share it equally; 0 where the batch is open."""
         batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) * batches / analysis.plan.mesh.pp
-        return computes + self.besides.of(analysis).seconds()
+        return computes + self.data_parallel.of(analysis).seconds()
 
     def _alone(self, analysis: Analysis) -> float:
         """The same with recomputation, which takes longest to find, of a plan whose batch is decided."""
@@ -255,7 +256,7 @@ class BoundsOf:
         assert batches is not None
         again = self.layers.once(analysis, self._recomputes) * batches / analysis.plan.mesh.pp
         everything = self.layers.once(analysis, self._whatever_is_kept) + again
-        return max(self.layers.once(analysis, self.besides.communicates), everything)
+        return max(self.layers.once(analysis, self.data_parallel.communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank; what takes longest to find is left out where the rest is enough."""
@@ -267,8 +268,8 @@ class BoundsOf:
         if not 0.0 < everything < self.enough:
             return everything
         everything = max(everything, self.layers.once(analysis, self._alone))
-        learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
-        everything = max(everything, learnt + self.besides.of(analysis).seconds() if learnt else 0.0)
+        observed = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
+        everything = max(everything, observed + self.data_parallel.of(analysis).seconds() if observed else 0.0)
         if staged and everything < self.enough:
             with contextlib.suppress(Undecided):
                 everything = max(everything, self._on_stage(analysis))
@@ -283,9 +284,9 @@ class BoundsOf:
         self.layers.once(analysis, self.layers.of_layers)  # mesh and micro batch must be decided
         block = BlockBytes()
         with contextlib.suppress(Undecided):
-            block = self.layers.once(analysis, self.forced.of_block)
-        adding_up = functools.partial(self.besides.adding_up, analysis)
-        return under_any_schedule(analysis, self.stages, block, self.besides.of(analysis).seconds, adding_up)
+            block = self.layers.once(analysis, self.recomputation.of_block)
+        adding_up = functools.partial(self.data_parallel.adding_up, analysis)
+        return under_any_schedule(analysis, self.stages, block, self.data_parallel.of(analysis).seconds, adding_up)
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -298,20 +299,20 @@ class BoundsOf:
         if isinstance(pipeline.split, Hole):
             found = self.assignment(analysis)
             return 0.0 if found is None else found.bound
-        learnt = self._learnt_pipeline(analysis)
+        observed = self._observed_pipeline(analysis)
         in_order = isinstance(pipeline.schedule, OrderFile)
-        return learnt if in_order else max(learnt, self.layers.once(analysis, self._pipelined))
+        return observed if in_order else max(observed, self.layers.once(analysis, self._pipelined))
 
     def _pipelined(self, analysis: Analysis) -> float:
         return along_schedule(
             analysis,
             self.stages,
-            self.layers.once(analysis, self.forced.of_ranks),
-            self.besides.of(analysis).seconds,
-            functools.partial(self.besides.adding_up, analysis),
+            self.layers.once(analysis, self.recomputation.of_ranks),
+            self.data_parallel.of(analysis).seconds,
+            functools.partial(self.data_parallel.adding_up, analysis),
         )
 
-    def _learnt_pipeline(self, analysis: Analysis) -> float:
+    def _observed_pipeline(self, analysis: Analysis) -> float:
         """Seconds of a pipeline whose blocks are known from another candidate; 0 where they are not."""
         work = self.shared.blocks(analysis)
         problem = self._raised(analysis, work) if work else None
@@ -340,23 +341,23 @@ class BoundsOf:
             self._assignments[key] = None if problem is None else problem.solve(gap=ASSIGNED_GAP)
         return self._assignments[key]
 
-    def learnt(self, analysis: Analysis, work: StageWork) -> Assignment | None:
-        """The split of least time by what a plan's own was seen to take; None where it is no better than that.
+    def better_split(self, analysis: Analysis, work: StageWork) -> Assignment | None:
+        """The split of least time by what a plan's own was observed to take; None where it is no better than that.
 
         Raises:
             ProfileError: a profile that is not there or not readable.
             CatalogueError: a device that is not known or not complete.
         """
         problem = self.stage_problem(analysis) if work.actions and installed() is not None else None
-        learnt = None if problem is None else learnt_problem(problem, analysis, work, self.room(analysis))
-        if learnt is None:
+        observed = None if problem is None else observed_problem(problem, analysis, work, self.room(analysis))
+        if observed is None:
             return None
-        found, own = learnt.solve(gap=ASSIGNED_GAP), blocks_of_stages(analysis)
-        better = not learnt.fits(own) or found.seconds < learnt.time(own) * (1.0 - ASSIGNED_GAP)
+        found, own = observed.solve(gap=ASSIGNED_GAP), blocks_of_stages(analysis)
+        better = not observed.fits(own) or found.seconds < observed.time(own) * (1.0 - ASSIGNED_GAP)
         return found if better else None
 
-    def told(self, analysis: Analysis, work: StageWork) -> float:
-        """Least seconds of every split of a plan, by what its blocks were seen to compute in one of them.
+    def of_every_split(self, analysis: Analysis, work: StageWork) -> float:
+        """Least seconds of every split of a plan, by what its blocks were observed to compute in one of them.
 
         Raises:
             ProfileError: a profile that is not there or not readable.
@@ -365,7 +366,7 @@ class BoundsOf:
         problem = self._raised(analysis, work.least) if work.actions and installed() is not None else None
         return 0.0 if problem is None else problem.solve(gap=ASSIGNED_GAP).bound
 
-    def whatever_recomputes(self, analysis: Analysis, opened: Analysis, work: StageWork) -> float:
+    def whatever_is_recomputed(self, analysis: Analysis, opened: Analysis, work: StageWork) -> float:
         """Least seconds of every plan that differs from a simulated one in recomputation, units or offloading.
 
         Args:
@@ -378,8 +379,10 @@ class BoundsOf:
             CatalogueError: a device that is not known or not complete.
         """
         if not is_staged(analysis):
-            computes = self.shared.whatever_recomputes(analysis, self.layers.once(opened, self.forced.of_micro_batch))
-            return computes + self.besides.of(opened).seconds() if computes else 0.0
+            computes = self.shared.whatever_is_recomputed(
+                analysis, self.layers.once(opened, self.recomputation.of_micro_batch)
+            )
+            return computes + self.data_parallel.of(opened).seconds() if computes else 0.0
         known = work.least and analysis.plan.compile is None
         problem = self.stage_problem(analysis, recomputes=False) if known else None
         if problem is None:

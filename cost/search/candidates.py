@@ -1,4 +1,4 @@
-"""Candidates of a search: the order in which holes are answered, and the figures of those that were evaluated."""
+"""Candidates of a search: the order in which holes are decided, and evaluated candidates with their figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effects of single answers on cost and memory, as evaluated candidates show them."""
+"""Multiplicative effects of single choices on cost and memory, estimated from evaluated candidates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Effects:
         self._seen: dict[Choices, Amounts] = {}
         self._known: dict[tuple[int, int | None, int | None], _Ratios] = {}
 
-    def learn(self, choices: Choices, amounts: Amounts) -> None:
+    def observe(self, choices: Choices, amounts: Amounts) -> None:
         """Compare a candidate with those that were evaluated before it."""
         for other, before in self._seen.items():
             differing = _differing(other, choices)
@@ -58,7 +58,7 @@ class Effects:
         self._seen[choices] = amounts
 
     def predicted(self, base: Choices, choices: Choices) -> Amounts | None:
-        """What a candidate is likely to take; of answers that were not seen to change anything, bounds tell.
+        """What a candidate is likely to take; answers without an observed effect count by their bounds.
 
         Args:
             base: a candidate that was evaluated.

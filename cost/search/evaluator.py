@@ -1,4 +1,4 @@
-"""Evaluator: the figures of candidates, each of which is lowered and simulated."""
+"""Evaluation of candidates: each is lowered and simulated, equal programs once, in worker processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
-from legoai.cost.search.least_costs.movements import Moved, moved_of
-from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, moved_of
+from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
@@ -276,7 +276,7 @@ class Simulation:
         return self._failed[key] if key in self._failed else Figures.read(self.kept[key])
 
     def _key(self, program: Program, candidate: Analysis) -> str:
-        # Another plan with the program of one that decides buckets tells nothing of its units.
+        # An equal program of a plan that does not decide buckets has no figures of units.
         return program_key(program, self.profile) + (" with units" if bucket_rules(candidate) else "")
 
     def _is_kept(self, key: str, *, whole: bool) -> bool:
@@ -409,7 +409,7 @@ def _outcome(  # noqa: PLR0917
         # A candidate's records are gone when its figures are known, and no pass over them frees anything earlier.
         with contextlib.redirect_stdout(None), uncollected():
             analysis = Analysis(plan, manifest, directory)
-            # What units take is told of each of them, and of none that others stand for.
+            # Figures of units need every unit in the timeline.
             whole = whole or bool(bucket_rules(analysis))
             found = estimate(program, plan, manifest, directory=directory, profile=profile, whole=whole)
             return Figures.of(found, analysis)

@@ -1,11 +1,11 @@
-"""Joint answers of the holes that decide memory: learnt from simulations, solved for, simulated and learnt anew.
+"""Joint decision of the holes that determine memory: an integer program, corrected by simulating its answers.
 
 A hole without a domain for the treatment of all blocks, in `checkpoint` and in `fsdp`, and one for offloading the
-optimizer's state, are answered by listed values first, one for all blocks. What these were seen to take gives a
-:class:`~legoai.cost.search.memory.program.MemoryProblem`, whose answers treat the first of the blocks otherwise than
-the others, or under a pipeline a :class:`~legoai.cost.search.memory.stage_program.StagedMemoryProblem`, whose answers
-treat each stage by itself. They are simulated whole; what they take more or less than was expected corrects the room,
-until the answer stays.
+optimizer's state, are first given listed values, one for all blocks. What these were observed to cost gives a
+:class:`~legoai.cost.search.memory.program.MemoryProblem`, whose answers treat the first blocks differently from the
+others, or under a pipeline a :class:`~legoai.cost.search.memory.stage_program.StagedMemoryProblem`, whose answers treat
+each stage by itself. The answers are simulated; differences from the prediction correct the memory limit, until the
+answer no longer changes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values, Written
-from legoai.cost.search.joint.learnt import Learnt
-from legoai.cost.search.joint.stages import LearntStages
+from legoai.cost.search.joint.observed import ObservedMemory
+from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.costs import Room, blocks_of_stages
@@ -31,8 +31,8 @@ MOST_ROUNDS: Final = 6
 """Programs that are solved for one way to answer the other holes."""
 
 
-class _Learnt(Protocol):
-    """What listed values were seen to take; of whatever problem, and its choices."""
+class _Observed(Protocol):
+    """What listed values were observed to take; of whatever problem, and its choices."""
 
     every: Mapping[Values, Figures]
 
@@ -40,7 +40,7 @@ class _Learnt(Protocol):
         """The problem that follows from it."""
 
     def corrected(self, problem: Any, written: Written, seen: Figures) -> Any:
-        """The problem after an answer was seen."""
+        """The problem after an answer was observed."""
 
     def predicted(self, problem: Any, division: Any) -> float:
         """Seconds of a step under a choice."""
@@ -100,7 +100,7 @@ class JointMemory:
         self.holes = MemoryHoles(plan)
         self.answers: dict[Choices, JointAnswers] = {}
 
-    def won(self, groups: Mapping[Choices, Sequence[Evaluated]], costs: Costs) -> float:
+    def largest_gain(self, groups: Mapping[Choices, Sequence[Evaluated]], costs: Costs) -> float:
         """The most that joint answers have won over the best of listed values beside some answers of the other holes.
 
         Infinite where none were evaluated.
@@ -118,8 +118,10 @@ class JointMemory:
                 most = max(most, min(listed) - min(joint))
         return most if self.answers and math.isfinite(most) else math.inf
 
-    def wanted(self, group: Choices, evaluated: Sequence[Evaluated], room: Room, analysis: Analysis) -> list[Choices]:
-        """What to evaluate next beside the answers of the other holes; nothing where nothing is left to be learnt.
+    def next_candidates(
+        self, group: Choices, evaluated: Sequence[Evaluated], room: Room, analysis: Analysis
+    ) -> list[Choices]:
+        """Candidates to evaluate next beside the answers of the other holes; none when the answer is settled.
 
         Args:
             group: the answers of the other holes.
@@ -135,8 +137,8 @@ class JointMemory:
         known = {item.choices: item for item in evaluated}
         self._note(state, known)
         figures = {holes.values(item.choices): item.figures for item in evaluated}
-        tells = LearntStages.tells if is_staged(analysis) else Learnt.tells
-        alike = [item for item in evaluated if tells(item.figures) and holes.are_listed(item.choices)]
+        observed = ObservedStageMemory if is_staged(analysis) else ObservedMemory
+        alike = [item for item in evaluated if observed.are_usable(item.figures) and holes.are_listed(item.choices)]
         if not alike:
             return []
         best = min(
@@ -150,12 +152,12 @@ class JointMemory:
             state.asked.update(probes)
             return probes
         if not is_staged(analysis):
-            return self._solve(state, group, known, Learnt(holes, own, figures), room)
+            return self._solve(state, group, known, ObservedMemory(holes, own, figures), room)
         graph = graph_of(analysis)
         if graph is None:
             return []
         return self._solve(
-            state, group, known, LearntStages(holes, own, figures, graph, blocks_of_stages(analysis)), room
+            state, group, known, ObservedStageMemory(holes, own, figures, graph, blocks_of_stages(analysis)), room
         )
 
     def _solve(
@@ -163,35 +165,37 @@ class JointMemory:
         state: JointAnswers,
         group: Choices,
         known: Mapping[Choices, Evaluated],
-        learnt: _Learnt,
+        observed: _Observed,
         room: Room,
     ) -> list[Choices]:
-        problem = learnt.problem(room)
+        problem = observed.problem(room)
         last = None if state.program is None else known.get(state.program.choices)
         if last is not None:
-            problem = learnt.corrected(problem, state.written[last.choices], last.figures)
+            problem = observed.corrected(problem, state.written[last.choices], last.figures)
         state.programs += 1
 
         def tried(division: Any) -> Tried | None:
             if division is None:
                 return None
-            written = learnt.written(division)
-            choices = self.holes.chosen(group, learnt.values(written))
+            written = observed.written(division)
+            choices = self.holes.chosen(group, observed.values(written))
             state.written[choices] = written
-            return Tried(choices=choices, predicted=learnt.predicted(problem, division), found=known.get(choices))
+            return Tried(choices=choices, predicted=observed.predicted(problem, division), found=known.get(choices))
 
         state.program, state.greedy = tried(problem.solve().division), tried(problem.greedy())
         asked: list[Choices] = []
         for one in (state.program, state.greedy):
             if one is not None:
-                beside = [values for values in learnt.alike(state.written[one.choices]) if values not in learnt.every]
+                beside = [
+                    values for values in observed.alike(state.written[one.choices]) if values not in observed.every
+                ]
                 asked += [one.choices, *(self.holes.chosen(group, values) for values in beside)]
         new = [choices for choices in dict.fromkeys(asked) if choices not in known and choices not in state.asked]
         state.asked.update(new)
         return new
 
     def _note(self, state: JointAnswers, known: Mapping[Choices, Evaluated]) -> None:
-        """Note what the last answers were seen to take."""
+        """Note what the last answers were observed to take."""
         if state.program is not None:
             state.program = replace(state.program, found=known.get(state.program.choices))
         if state.greedy is not None:

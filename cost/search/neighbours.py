@@ -1,8 +1,8 @@
-"""First candidates of a search, and those that lie beside a good one.
+"""Initial candidates of a search, and the neighbours of a good one.
 
-A bound tells where nothing better is left; it tells little of where the good is. So a search over many answers begins
-at those that a person would try first, and looks at what differs from the best in one answer, or in two that are
-decided together, before it goes on best bound first.
+Bounds exclude what is not better; they say little of where good candidates are. A search over many choices therefore
+starts at those that a person would try first, and at candidates that differ from the incumbent in one choice, or in two
+that are decided together, before it continues best bound first.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Neighbours:
             for value in range(holes[order[answered]].listed):
                 other = _with(way, order[answered], value)
                 if self._allowed(other) and (place := self._place(other)) is not None:
-                    told = tuple(-1 if index is None else index for index in other)
-                    heapq.heappush(heap, (place, told, other, answered + 1))
+                    key = tuple(-1 if index is None else index for index in other)
+                    heapq.heappush(heap, (place, key, other, answered + 1))
 
     def _place(self, way: Choices) -> tuple[float, ...] | None:
         """The place of a way in the order, or of the first that may become of it; None where its plan says nothing."""

@@ -1,4 +1,4 @@
-"""Open nodes of a search over the answers of a plan, and what is known of what is not looked into."""
+"""Priority queue of the open nodes of a search, with bounds of the choices that are not enumerated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.evaluator import OutOfTimeError
-from legoai.cost.search.found import Found
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.objective import Costs
+from legoai.cost.search.result import SearchResult
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.dsl.open_plan import Candidate, OpenPlan
@@ -58,7 +58,7 @@ class Nodes:
         *,
         bounds: BoundsOf,
         costs: Costs,
-        found: Found,
+        found: SearchResult,
         joint: JointMemory | None,
         without: Sequence[Span],
         deadline: float | None,
@@ -66,7 +66,7 @@ class Nodes:
         self.plan = plan
         self.bounds = bounds
         self.costs = costs
-        self.found = found
+        self.result = found
         self.without = tuple(without)
         self.deadline = deadline
         self.order = order_of(plan.holes)
@@ -79,7 +79,7 @@ class Nodes:
         self._added: dict[Choices, set[int]] = {}
         self._known: dict[Choices, object] = {}
         """What was known of all candidates when an open node was bounded."""
-        self._probed: dict[Choices, object] = {}
+        self._tightened: dict[Choices, object] = {}
         """The same when one was bounded by all answers of its holes of few."""
 
     def expand(self, node: Node) -> None:
@@ -99,17 +99,17 @@ class Nodes:
                 else:
                     self.push(chosen, candidate, cost)
             if self._joint is not None and hole in self._joint.holes.holes:
-                self.leave(self._joint.holes.group(choices), cost)
+                self.bound_untried(self._joint.holes.group(choices), cost)
             if idle:
                 listed = self.plan.holes[hole].listed
-                self.found.bounded += self._ways(choices) // listed * (listed - 1)
+                self.result.bounded += self._ways(choices) // listed * (listed - 1)
             elif self.plan.holes[hole].assigns:
-                self.leave(choices, cost)
+                self.bound_untried(choices, cost)
                 candidate = self.plan.candidate(choices, without=self.without)
                 found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
                 self.add(choices, hole, split_of(found), cost)
             elif self.plan.holes[hole].buckets:
-                self.leave(choices, cost)
+                self.bound_untried(choices, cost)
         except KeyboardInterrupt:
             heapq.heappush(self.heap, node)
             raise
@@ -125,39 +125,39 @@ class Nodes:
         """Open a node whose cost is bounded, unless a bound excludes it."""
         bounded = self.costs.bounded(candidate, least)
         if bounded is None:
-            self.found.bounded += self.below(choices)
+            self.result.bounded += self.below(choices)
             return
         undecided = sum(value is None for value in choices)
         self._known[choices] = self.bounds.known
         heapq.heappush(self.heap, (bounded, undecided, choices))
 
-    def anew(self, node: Node) -> bool:
-        """Open a node again that was taken, if what was learnt since it was opened raises its bound or excludes it."""
+    def bounded_anew(self, node: Node) -> bool:
+        """Bound a popped node again by what was observed since, and push it if its bound is now greater."""
         cost, _, choices = node
         if self._known.get(choices) == self.bounds.known:
             return False
         self._known[choices] = self.bounds.known
         bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), cost)
         if bounded is None:
-            self.found.bounded += self.below(choices)
+            self.result.bounded += self.below(choices)
         elif bounded > cost:
             heapq.heappush(self.heap, (bounded, *node[1:]))
         return bounded is None or bounded > cost
 
-    def probed(self, node: Node) -> bool:
+    def tightened(self, node: Node) -> bool:
         """Open a node again that was taken, if each answer for some hole of few raises its bound or is excluded.
 
         A hole that is answered late, such as how units are resharded, may decide what its node costs at least, and
-        bounding its few answers takes less than a simulation that would tell more of them all.
+        bounding its few answers takes less time than a simulation that would tighten all of them.
         """
         cost, undecided, choices = node
         known = self.bounds.known
-        if self._probed.get(choices) == known:
+        if self._tightened.get(choices) == known:
             return False
-        self._probed[choices] = known
+        self._tightened[choices] = known
         least = max((self._least_of(choices, hole, cost) for hole in self._of_few(choices)), default=cost)
         if math.isinf(least):
-            self.found.bounded += self.below(choices)
+            self.result.bounded += self.below(choices)
         elif least > cost:
             heapq.heappush(self.heap, (least, undecided, choices))
         return least > cost
@@ -174,7 +174,7 @@ class Nodes:
         for value in range(self.plan.holes[hole].listed):
             candidate = self.plan.candidate((*choices[:hole], value, *choices[hole + 1 :]), without=self.without)
             if candidate.errors:
-                return cost  # what lint refuses is told where the answer is tried
+                return cost  # lint refuses it where the answer is tried
             bounded = self.costs.bounded(candidate, cost)
             found += [] if bounded is None else [bounded]
         return min(found)
@@ -183,7 +183,7 @@ class Nodes:
         """Bound the node of least bound anew, until none that is less than `below` would have a greater one."""
         while self.heap and self.heap[0][0] < below:
             node = heapq.heappop(self.heap)
-            if not self.anew(node):
+            if not self.bounded_anew(node):
                 heapq.heappush(self.heap, node)
                 return
 
@@ -204,7 +204,7 @@ class Nodes:
         new = value >= self.plan.holes[hole].listed and value not in added
         if new and len(added) < _MOST_ADDED and not candidate.errors:
             added.add(value)
-            self.found.total += 1
+            self.result.total += 1
             self.push(chosen, candidate, least)
 
     def styled(self, choices: Choices) -> Choices | None:
@@ -230,7 +230,7 @@ class Nodes:
             all(value in (None, own) for value, own in zip(choices, early, strict=True)) for early in self.early
         )
 
-    def put_back(self, nodes: list[Node]) -> None:
+    def reopen(self, nodes: list[Node]) -> None:
         """Open nodes again that were taken, and not looked into."""
         while nodes:
             heapq.heappush(self.heap, nodes.pop())
@@ -239,15 +239,15 @@ class Nodes:
         """The answers for degrees and micro batch."""
         return tuple(choices[index] for index in self._degrees)
 
-    def leave(self, choices: Choices, least: float) -> None:
+    def bound_untried(self, choices: Choices, least: float) -> None:
         """Bound the cost of what is not tried one by one beside some answers, by one more bound."""
         self.untried[choices] = max(least, self.untried.get(choices, -math.inf))
 
-    def leave_learnt(self, choices: Choices, told: float) -> None:
-        """As :meth:`leave`, by what a candidate tells, which may be nothing, and by the answers themselves."""
+    def bound_untried_anew(self, choices: Choices, observed: float) -> None:
+        """As :meth:`bound_untried`, by a bound from a simulated candidate and by that of the answers themselves."""
         opened = self.plan.candidate(choices, without=self.without)
-        bounded = self.costs.bounded(opened, told)
-        self.leave(choices, math.inf if bounded is None else bounded)
+        bounded = self.costs.bounded(opened, observed)
+        self.bound_untried(choices, math.inf if bounded is None else bounded)
 
     def least_untried(self, below: float) -> float:
         """The least bound of what is not tried one by one; at least `below`, if it is not less.
@@ -269,7 +269,7 @@ class Nodes:
                 candidate = self.plan.candidate(chosen, without=self.without)
                 bounded = None if candidate.errors else self.costs.bounded(candidate, least)
                 if bounded is not None:
-                    self.leave(chosen, bounded)
+                    self.bound_untried(chosen, bounded)
         return math.inf
 
     def _left_anew(self, choices: Choices) -> bool:
@@ -305,19 +305,19 @@ class Nodes:
         others = self.below(choices) - (0 if complete is None else self.below(complete))
         analysis = self.plan.candidate(choices, without=self.without).analysis
         if analysis is not None and shard_on_tp(analysis) is None:
-            self.found.bounded += others  # on one rank all styles are the same
+            self.result.bounded += others  # on one rank all styles are the same
         else:
-            self.found.left_out += others
+            self.result.left_out += others
             if complete is not None:
-                self.leave(choices, least)
+                self.bound_untried(choices, least)
         if complete is not None:
             self.push(complete, self.plan.candidate(complete, without=self.without), least)
 
     def refuse(self, choices: Choices, candidate: Candidate) -> None:
         """Count what lint refuses."""
         first = candidate.errors[0]
-        self.found.refused[first.code] += self.below(choices)
-        self.found.errors.setdefault(first.code, first)
+        self.result.refused[first.code] += self.below(choices)
+        self.result.errors.setdefault(first.code, first)
 
 
 def split_of(found: Assignment | None) -> str | None:

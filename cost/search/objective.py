@@ -1,4 +1,4 @@
-"""Cost that a search minimises: of evaluated candidates, and its lower bounds for others."""
+"""Objective of a search: the cost of evaluated candidates, and lower bounds of it for nodes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Costs:
 
 
 def _least(bounds: Bounds) -> dict[str, float]:
-    """Least values of figures, where bounds tell any."""
+    """Least values of figures, where bounds give any."""
     return {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
 
 

@@ -1,4 +1,4 @@
-"""Solution of a plan with holes: the best answers, how good they are, what they are compared with, and their text."""
+"""Solution of a plan with holes: the best choices, their optimality gap, baselines, and the completed text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
-from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
-from legoai.cost.search.stopped import Stopped
+from legoai.cost.search.result import Progress, SearchResult
+from legoai.cost.search.timed_out import TimedOut
 from legoai.cost.search.tree import Search
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
@@ -49,7 +49,7 @@ _LegalOf = Callable[[Choices], Candidate | None]
 
 
 class _Searches(Protocol):
-    def __call__(self, without: Sequence[Span] = (), *, first_feasible: bool = False) -> Found:
+    def __call__(self, without: Sequence[Span] = (), *, first_feasible: bool = False) -> SearchResult:
         """Search without some requirements."""
 
 
@@ -79,7 +79,7 @@ class Solution:
     Attributes:
         plan: with its holes.
         objective: what was optimised.
-        found: the candidates, the best of them, and the bound.
+        result: the candidates, the best of them, and the bound.
         seconds: that the search took.
         simulated: different programs among the evaluated candidates.
         baselines: what the best is compared with.
@@ -88,7 +88,7 @@ class Solution:
 
     plan: OpenPlan
     objective: Objective
-    found: Found
+    result: SearchResult
     seconds: float
     simulated: int = 0
     baselines: tuple[Baseline, ...] = ()
@@ -97,7 +97,7 @@ class Solution:
     @property
     def best(self) -> Evaluated | None:
         """The best candidate that fits its devices and meets every requirement."""
-        return self.found.best
+        return self.result.best
 
     @property
     def value(self) -> float | None:
@@ -107,9 +107,9 @@ class Solution:
     @property
     def gap(self) -> float | None:
         """How much better than the best candidate any could be, as a share of its objective; None if not known."""
-        if self.value is None or self.found.bound is None:
+        if self.value is None or self.result.bound is None:
             return None
-        return abs(self.value - self.found.bound) / abs(self.value) if self.value else 0.0
+        return abs(self.value - self.result.bound) / abs(self.value) if self.value else 0.0
 
     @property
     def joint(self) -> JointAnswers | None:
@@ -117,7 +117,7 @@ class Solution:
         best = self.best
         if best is None:
             return None
-        groups = self.found.joint.items()
+        groups = self.result.joint.items()
         fixed = (
             (answers, [one == own for one, own in zip(group, best.choices, strict=True) if one is not None])
             for group, answers in groups
@@ -132,7 +132,7 @@ class Solution:
         """The evaluated candidates, best first; behind them those that are not feasible."""
         sign = 1 if self.objective.direction == "minimize" else -1
         return sorted(
-            self.found.evaluated, key=lambda item: (not item.feasible, sign * self.of(item), item.figures.reserved)
+            self.result.evaluated, key=lambda item: (not item.feasible, sign * self.of(item), item.figures.reserved)
         )
 
     def text(self, choices: Choices, *, pinned: bool = False, record: bool = True) -> str:
@@ -171,7 +171,7 @@ def solve(
     profile: str | None = None,
     time_limit: float | None = None,
     progress: Progress | None = None,
-    stopped: Stopped | None = None,
+    stopped: TimedOut | None = None,
 ) -> Solution:
     """Find the answers of a plan's holes that are best for its objective, and meet its requirements.
 
@@ -180,7 +180,7 @@ def solve(
         evaluator: of candidates.
         profile: of other devices than the plan's.
         time_limit: seconds after which the best so far is the result.
-        progress: is told how far the search is.
+        progress: called with the state of the search.
         stopped: what an earlier search found, which is the result where it had no less time.
 
     Raises:
@@ -194,7 +194,7 @@ def solve(
     bounds = BoundsOf(profile)
     profile_of(plan, profile)
 
-    def search(without: Sequence[Span] = (), *, first_feasible: bool = False) -> Found:
+    def search(without: Sequence[Span] = (), *, first_feasible: bool = False) -> SearchResult:
         return Search(
             plan, bounds=bounds, evaluator=evaluator, objective=objective, without=without,
             first_feasible=first_feasible, deadline=deadline, progress=progress,
@@ -206,7 +206,7 @@ def solve(
             found, deadline = stopped.again(plan), begin  # no time is left, as there was none
         else:
             found = search()
-        solution = Solution(plan=plan, objective=objective, found=found, seconds=0.0)
+        solution = Solution(plan=plan, objective=objective, result=found, seconds=0.0)
         _compare(solution, search, evaluator, Costs(objective, bounds), deadline)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
@@ -217,7 +217,7 @@ def solve(
 
 def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, costs: Costs, deadline: float | None) -> None:
     """Add what the best candidate is compared with, or why there is none."""
-    plan, found = solution.plan, solution.found
+    plan, found = solution.plan, solution.result
     try:
         if found.status == "infeasible":
             solution.diagnostics = _why_infeasible(plan, found, search)
@@ -248,7 +248,7 @@ def profile_of(plan: OpenPlan, profile: str | None) -> str:
     return f"{found.name}@{found.hash}"
 
 
-def _why_infeasible(plan: OpenPlan, found: Found, search: _Searches) -> list[Diagnostic]:
+def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> list[Diagnostic]:
     """The smallest set of requirements that cannot be met together, or why there is no candidate without them."""
     requirements = plan.resolution.plan.require if plan.resolution.plan is not None else ()
     spans = [item.origin.span for item in requirements if item.origin.span is not None]
@@ -268,7 +268,7 @@ def _why_infeasible(plan: OpenPlan, found: Found, search: _Searches) -> list[Dia
     return [_conflict(left, found)]
 
 
-def _conflict(left: Sequence[Requirement], found: Found) -> Diagnostic:
+def _conflict(left: Sequence[Requirement], found: SearchResult) -> Diagnostic:
     first, *others = left
     assert first.origin.span is not None
     names = " and ".join(f"`{item.metric} {item.comparison} …`" for item in left)
@@ -293,7 +293,7 @@ def _shown(value: float, dimension: str) -> str:
     return f"{value:,.0f}" if written is None else written(value)
 
 
-def _nothing_fits(plan: OpenPlan, found: Found) -> Diagnostic:
+def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
     """Why there is no candidate even without requirements: none is legal, none can be simulated, or none fits."""
     assert plan.holes
     span = plan.holes[0].span
@@ -320,13 +320,13 @@ def _nothing_fits(plan: OpenPlan, found: Found) -> Diagnostic:
     )
 
 
-def _other_styles(found: Found) -> list[str]:
+def _other_styles(found: SearchResult) -> list[str]:
     """Help where styles were left open: those that were not chosen were not tried."""
     return ["styles were chosen for speed, and no others tried: write the rules"] if found.left_out else []
 
 
 def _baselines(
-    plan: OpenPlan, found: Found, evaluator: Evaluator, costs: Costs, deadline: float | None
+    plan: OpenPlan, found: SearchResult, evaluator: Evaluator, costs: Costs, deadline: float | None
 ) -> list[Baseline]:
     known = {item.choices: item for item in found.evaluated}
 

@@ -19,13 +19,13 @@ from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.buckets.solved import bucketings
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
-from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
-from legoai.cost.search.lessons import Lessons, of_one_micro_batch
-from legoai.cost.search.looking_around import LookingAround
+from legoai.cost.search.local_search import LocalSearch
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes, split_of
 from legoai.cost.search.objective import Costs, is_timed
+from legoai.cost.search.probes import Probes, with_one_micro_batch
+from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.pipeline import treats_stages_apart
@@ -49,8 +49,8 @@ _MEANWHILE: Final = 16
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
 
-_LESSONS_AT_ONCE: Final = 4
-"""Candidates that are evaluated together for what they tell of others."""
+_PROBES_AT_ONCE: Final = 4
+"""Probes that are simulated together."""
 _LOOKED_AT: Final = 32
 """Nodes of least bound for which they are looked for."""
 
@@ -69,7 +69,7 @@ class Search:
         without: spans of `require` lines that are left out.
         first_feasible: stop at the first feasible candidate.
         deadline: a time of `time.monotonic` at which to stop.
-        progress: is told how far it is.
+        progress: called with the state of the search.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class Search:
         self.first_feasible = first_feasible
         self.deadline = deadline
         self.say = progress or (lambda count, best, bound: None)
-        self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
+        self.result = SearchResult(total=math.prod(hole.listed for hole in plan.holes))
         self._expanded = 0
         """Nodes that were expanded since a candidate was chosen for evaluation."""
         self._awaited: set[str] = set()
-        """What the candidates of the batch will tell."""
+        """What the candidates of the batch will show of others."""
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
-        self._lessons = Lessons(plan, bounds, self.without)
+        self._probes = Probes(plan, bounds, self.without)
         self._joint = self._joint_memory()
         self.nodes = Nodes(
             plan,
             bounds=bounds,
             costs=self.costs,
-            found=self.found,
+            found=self.result,
             joint=self._joint,
             without=self.without,
             deadline=deadline,
@@ -121,17 +121,17 @@ class Search:
         joint = JointMemory(self.plan)
         if self.first_feasible or not is_timed(self.costs.objective) or not joint.holes.apply or installed() is None:
             return None
-        self.found.joint = joint.answers
+        self.result.joint = joint.answers
         return joint
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search until nothing better is left, or until the deadline or an interrupt.
 
         Raises:
             ProfileError: nothing is known of the speed of the devices.
             CatalogueError: a device that is not known or not complete.
         """
-        found = self.found
+        found = self.result
         try:
             with uncollected(kept=True):  # what is known of candidates is kept, and lies in no cycles
                 self._run()
@@ -163,12 +163,12 @@ class Search:
             self.nodes.refuse(nothing, root)
             return
         self.nodes.push(nothing, root, -math.inf)
-        if self.found.total >= _MANY:
-            LookingAround(self, Neighbours(self.plan, self.costs, self.without)).run()
-            if self.first_feasible and self.found.best is not None:
+        if self.result.total >= _MANY:
+            LocalSearch(self, Neighbours(self.plan, self.costs, self.without)).run()
+            if self.first_feasible and self.result.best is not None:
                 return
         batch: list[Node] = []
-        alike: list[Node] = []
+        waiting: list[Node] = []
         most = AT_ONCE
         try:
             while True:
@@ -176,65 +176,65 @@ class Search:
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
-                        if self.nodes.anew(node) or self.nodes.probed(node) or self._taught(node):
+                        if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._probed(node):
                             continue
                         self._expanded += 1
                         self.nodes.expand(node)
                     else:
-                        # What was long in coming tells what the others must beat.
+                        # A candidate that was long in coming becomes the incumbent first.
                         most = 1 if self._expanded >= self._patience() else AT_ONCE
                         self._expanded = 0
-                        self._choose(node, batch, alike)
+                        self._choose(node, batch, waiting)
                 elif batch:
                     self._evaluate(batch)
-                    self.nodes.put_back(alike)
-                    if self.first_feasible and self.found.best is not None:
+                    self.nodes.reopen(waiting)
+                    if self.first_feasible and self.result.best is not None:
                         return
                 elif not self._verified() and not self.jointly():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
-            self.nodes.put_back(batch)
-            self.nodes.put_back(alike)
+            self.nodes.reopen(batch)
+            self.nodes.reopen(waiting)
 
-    def _taught(self, node: Node) -> bool:
-        """Simulate what tells more of an open node, and of others of least bound, and say whether there is such.
+    def _probed(self, node: Node) -> bool:
+        """Simulate probes for a node and others of least bound, and return whether there were any.
 
         Where answers are few, or nothing is known to fit, other candidates come first.
         """
-        if self.found.total < _MANY or self.found.best is None:
+        if self.result.total < _MANY or self.result.best is None:
             return False
-        if (lessons := [self._lessons.of(node[2])]) == [None]:
+        if (probes := [self._probes.of(node[2])]) == [None]:
             return False
         heapq.heappush(self.nodes.heap, node)
         for choices in self.nodes.least(_LOOKED_AT, self._incumbent()):
-            lesson = self._lessons.of(choices) if len(lessons) < _LESSONS_AT_ONCE else None
-            lessons += [] if lesson is None else [lesson]
-        new = [one for one in lessons if one is not None and one not in self._asked]
+            probe = self._probes.of(choices) if len(probes) < _PROBES_AT_ONCE else None
+            probes += [] if probe is None else [probe]
+        new = [one for one in probes if one is not None and one not in self._asked]
         self.evaluate_early([one for one in new if one == node[2]])
-        self._teach([one for one in new if one != node[2]])
+        self._probe([one for one in new if one != node[2]])
         return True
 
-    def _teach(self, lessons: Sequence[Choices]) -> None:
-        """Simulate candidates for one micro batch only, and learn of them what bounds others."""
-        complete = dict.fromkeys(found for choices in lessons if (found := self.nodes.styled(choices)) is not None)
+    def _probe(self, probes: Sequence[Choices]) -> None:
+        """Simulate probes with one micro batch each, and note what they show of others."""
+        complete = dict.fromkeys(found for choices in probes if (found := self.nodes.styled(choices)) is not None)
         candidates = [self.candidate(choices) for choices in complete]
-        analyses = [of_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
+        analyses = [with_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
-        self._go_on(len(analyses))
+        self._expand_meanwhile(len(analyses))
         for choices, candidate, analysis, outcome in zip(complete, candidates, analyses, outcomes, strict=True):
             if isinstance(outcome, Figures):
-                self.bounds.learn(analysis, outcome.micro_batch, outcome.moved, outcome.points)
+                self.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
                 self._bound_group(choices, candidate, outcome)
 
-    def _go_on(self, candidates: int) -> None:
+    def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
         heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
         while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._incumbent():
             self.in_time()
             left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
             node = heapq.heappop(heap)
-            if not self.nodes.anew(node):
+            if not self.nodes.bounded_anew(node):
                 self.nodes.expand(node)
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
@@ -253,36 +253,36 @@ class Search:
         if self._expanded < self._patience():
             return heapq.heappop(self.nodes.heap)
         below = [node for node in self.nodes.heap if node[0] < self._incumbent()]
-        if self.found.best is not None:
+        if self.result.best is not None:
             node = min(below, key=lambda node: (node[1], node))
         else:
-            tried = Counter(self.degrees_of(item.choices) for item in self.found.evaluated)
+            tried = Counter(self.degrees_of(item.choices) for item in self.result.evaluated)
             node = min(below, key=lambda node: (tried[self.degrees_of(node[2])], node[1], -node[0], node[2]))
         self.nodes.heap.remove(node)
         heapq.heapify(self.nodes.heap)
         return node
 
     def _patience(self) -> int:
-        return _PATIENCE if self.found.best is None else _LONGER * _PATIENCE
+        return _PATIENCE if self.result.best is None else _LONGER * _PATIENCE
 
     def degrees_of(self, choices: Choices) -> Choices:
         """The degrees and the micro batch of some answers."""
         return self.nodes.degrees_of(choices)
 
-    def _choose(self, node: Node, batch: list[Node], alike: list[Node]) -> None:
+    def _choose(self, node: Node, batch: list[Node], waiting: list[Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
         if node[2] in self.nodes.early:
             return
         candidate = self.plan.candidate(node[2], without=self.without)
         least = self.costs.bounded(candidate, node[0])
         if least is None:
-            self.found.bounded += 1
+            self.result.bounded += 1
         elif least > node[0]:
             heapq.heappush(self.nodes.heap, (least, *node[1:]))
-        elif self._taught(node):
+        elif self._probed(node):
             return
         elif self._waits(candidate, batch):
-            alike.append(node)
+            waiting.append(node)
         else:
             self._asked.add(node[2])
             batch.append(node)
@@ -293,7 +293,7 @@ class Search:
         Args:
             early: before the tree has come to the answers of the holes that are decided jointly.
         """
-        joint, found = self._joint, self.found
+        joint, found = self._joint, self.result
         if joint is None:
             return False
         groups: dict[Choices, list[Evaluated]] = {}
@@ -306,13 +306,13 @@ class Search:
             and (early or self.nodes.untried.get(group, math.inf) < self._incumbent())
         }
         failed = {choices for choices, _ in found.failed}
-        won = joint.won(groups, self.costs) if early else math.inf
+        won = joint.largest_gain(groups, self.costs) if early else math.inf
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
             if group not in joint.answers and least[group] - won >= self._incumbent():
                 continue  # joint answers are not likely to win more beside these than beside others
             analysis = self.candidate(groups[group][0].choices).analysis
             assert analysis is not None
-            wanted = joint.wanted(group, groups[group], self.bounds.room(analysis), analysis)
+            wanted = joint.next_candidates(group, groups[group], self.bounds.room(analysis), analysis)
             batch = [
                 (least[group], 0, choices)
                 for choices in wanted
@@ -331,19 +331,19 @@ class Search:
         if listed and early and (not legal or self.costs.bounded(self.candidate(choices), -math.inf) is not None):
             self.nodes.early.update([choices] if legal else [])
         elif listed:
-            self.found.bounded -= legal  # else a bound has excluded it, or would have
+            self.result.bounded -= legal  # else a bound has excluded it, or would have
         else:
-            self.found.total += legal
+            self.result.total += legal
         return legal
 
     def _waits(self, candidate: Candidate, batch: Sequence[Node]) -> bool:
-        """Whether a candidate of the batch will tell more of this one's bound."""
+        """Whether a candidate of the batch will tighten this one's bound."""
         assert candidate.analysis is not None
-        lessons = self.bounds.lessons(candidate.analysis)
+        probes = self.bounds.unobserved(candidate.analysis)
         if not batch:
             self._awaited = set()
-        waits = not self._awaited.isdisjoint(lessons)
-        self._awaited.update(lessons)
+        waits = not self._awaited.isdisjoint(probes)
+        self._awaited.update(probes)
         return waits
 
     def in_time(self) -> None:
@@ -356,7 +356,7 @@ class Search:
             raise OutOfTimeError
 
     def _incumbent(self) -> float:
-        return math.inf if self.found.best is None else self.costs.of(self.found.best)
+        return math.inf if self.result.best is None else self.costs.of(self.result.best)
 
     def _evaluate(self, batch: list[Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""
@@ -365,21 +365,21 @@ class Search:
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
-        self._go_on(len(batch))
+        self._expand_meanwhile(len(batch))
         for candidate, outcome in zip(candidates, outcomes, strict=True):
             _, _, choices = batch.pop(0)
             self._keep(choices, candidate, outcome)
             self._report()
 
     def _keep(self, choices: Choices, candidate: Candidate, outcome: Outcome) -> None:
-        found = self.found
+        found = self.result
         if isinstance(outcome, NoFigures):
             found.failed.append((choices, outcome.reason))
             return
         if candidate.analysis is not None:
-            self.bounds.learn(candidate.analysis, outcome.micro_batch, outcome.moved, outcome.points)
+            self.bounds.observe(candidate.analysis, outcome.micro_batch, outcome.moved, outcome.points)
             if not treats_stages_apart(candidate.analysis):
-                self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
+                self.bounds.shared.observe_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
@@ -389,16 +389,16 @@ class Search:
         self._bound_group(choices, candidate, outcome)
 
     def _bound_group(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
-        """Bound all answers of the holes that decide memory beside the others, by what one was seen to take."""
+        """Bound all answers of the holes that decide memory beside the others, by what one was observed to take."""
         if self._joint is not None and candidate.analysis is not None:
             group = self._joint.holes.group(choices)
             opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
-            seconds = self.bounds.whatever_recomputes(candidate.analysis, opened, outcome.stages)
-            self.nodes.leave_learnt(group, self.costs.least(Bounds(step_time=seconds), candidate))
+            seconds = self.bounds.whatever_is_recomputed(candidate.analysis, opened, outcome.stages)
+            self.nodes.bound_untried_anew(group, self.costs.least(Bounds(step_time=seconds), candidate))
 
     def _verified(self) -> bool:
         """Simulate the best candidate whole, if that was not done, and say whether it was."""
-        found = self.found
+        found = self.result
         if found.best is None or found.best.figures.whole:
             return False
         place = found.evaluated.index(found.best)
@@ -414,35 +414,35 @@ class Search:
         return True
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
-        """Bound all splits by what one was seen to take, and assign blocks to stages anew."""
+        """Bound all splits by what one was observed to take, and assign blocks to stages anew."""
         for hole, one in enumerate(self.plan.holes):
             if one.assigns and candidate.analysis is not None and candidate.plan.pipeline is not None:
                 if treats_stages_apart(candidate.analysis):
                     continue  # under another split its blocks recompute otherwise
                 others = (*choices[:hole], None, *choices[hole + 1 :])
-                seconds = self.bounds.told(candidate.analysis, outcome.stages)
-                self.nodes.leave_learnt(others, self.costs.least(Bounds(step_time=seconds), candidate))
+                seconds = self.bounds.of_every_split(candidate.analysis, outcome.stages)
+                self.nodes.bound_untried_anew(others, self.costs.least(Bounds(step_time=seconds), candidate))
                 self.nodes.add(
-                    choices, hole, split_of(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf
+                    choices, hole, split_of(self.bounds.better_split(candidate.analysis, outcome.stages)), -math.inf
                 )
         if candidate.analysis is not None and any(one.buckets for one in self.plan.holes):
             self._learn_buckets(choices, candidate.analysis, outcome)
 
     def _learn_buckets(self, choices: Choices, analysis: Analysis, outcome: Figures) -> None:
-        """Solve for buckets by what units were seen to take."""
+        """Solve for buckets by what units were observed to take."""
         machine, room = self.bounds.machine(analysis), self.bounds.room(analysis)
         found = list(bucketings(analysis, outcome.units, machine, room))
-        self.found.bucketings[choices] = found
+        self.result.bucketings[choices] = found
         for hole, one in enumerate(self.plan.holes):
             texts = [text for item in found if one.buckets and inside(one.span, item.span) for text in item.texts()]
             for text in texts:
                 self.nodes.add(choices, hole, text, -math.inf)
 
     def _report(self) -> None:
-        best = self.found.best
+        best = self.result.best
         least = self.nodes.heap[0][0] if self.nodes.heap else -math.inf
         self.say(
-            len(self.found.evaluated),
+            len(self.result.evaluated),
             None if best is None else self.costs.value(self.costs.of(best)),
             self.costs.value(least) if math.isfinite(least) else None,
         )

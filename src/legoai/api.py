@@ -15,7 +15,7 @@ from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
-    from legoai.cost.search.found import Progress
+    from legoai.cost.search.result import Progress
     from legoai.cost.search.solve import Solution
     from legoai.dsl.open_plan import OpenPlan
     from legoai.lowering.program import Program
@@ -162,29 +162,29 @@ def solved(
     Arguments and errors are those of :func:`solve`; ``progress`` is told how far the search is.
     """
     from legoai.cost.search.evaluator import Simulation
-    from legoai.cost.search.kept import kept_file, read_kept, write_kept
+    from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
     from legoai.cost.search.solve import profile_of, solve
-    from legoai.cost.search.stopped import Stopped, read_stopped, stopped_file, write_stopped
+    from legoai.cost.search.timed_out import TimedOut, read_timed_out, timed_out_file, write_timed_out
 
     plan = opened.resolution.plan
     # What is kept is found by the program, which does not hold the modules of a factory.
     imports = plan is not None and plan.model.family == "python"
     device = profile_of(opened, profile)
-    file = None if imports else kept_file(device)
-    kept = {} if refresh else read_kept(file)
-    stops = None if imports or time_limit is None else stopped_file(opened, device)
-    stopped = None if refresh else read_stopped(stops)
+    file = None if imports else figures_file(device)
+    kept = {} if refresh else read_cache(file)
+    stops = None if imports or time_limit is None else timed_out_file(opened, device)
+    stopped = None if refresh else read_timed_out(stops)
     with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:
             solution = solve(
                 opened, evaluator, profile=profile, time_limit=time_limit, progress=progress, stopped=stopped
             )
             if time_limit is not None and (stopped is None or stopped.time_limit < time_limit):
-                found, simulated = solution.found, solution.simulated
-                write_stopped(stops, Stopped.of(opened, found, time_limit=time_limit, simulated=simulated))
+                found, simulated = solution.result, solution.simulated
+                write_timed_out(stops, TimedOut.of(opened, found, time_limit=time_limit, simulated=simulated))
             return solution
         finally:
-            write_kept(file, evaluator.kept)
+            write_cache(file, evaluator.kept)
 
 
 def run(

@@ -86,7 +86,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], O
     def made(outcome: Callable[[Plan], Outcome]) -> Evaluations:
         found = Evaluations(outcome)
         monkeypatch.setattr(costs, "Simulation", found)
-        monkeypatch.setattr(costs, "write_kept", lambda file, _: found.files.append(file is not None))
+        monkeypatch.setattr(costs, "write_cache", lambda file, _: found.files.append(file is not None))
         return found
 
     return made

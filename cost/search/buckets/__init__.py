@@ -1,1 +1,1 @@
-"""Buckets of consecutive units: SimpleFSDP's Algorithm 1, an exact dynamic programme, and what both are told."""
+"""Buckets of consecutive units: SimpleFSDP's Algorithm 1, an exact dynamic programme, and the problem both solve."""

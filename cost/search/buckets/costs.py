@@ -1,7 +1,7 @@
-"""What a simulated candidate tells of its units: seconds, bytes and collectives, from which buckets are decided.
+"""Bucket problem of a simulated candidate: seconds, bytes and collectives of each of its units.
 
-What a unit computes and what its parameters take to be gathered does not depend on the bucket that it is in. The room
-that buckets have while it computes is what its device has left there, with what the simulated buckets take.
+The computation of a unit and the gather of its parameters do not depend on its bucket. The memory limit of a bucket is
+what the device has left while the unit computes, plus what the simulated buckets take.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def problems_of(
         assert rule.origin.span is not None
         before = chain[first - 1] if first else _HEAD
         after = chain[first + len(paths)] if first + len(paths) < len(chain) else _TAIL
-        yield rule.origin.span, _problem(_Told(analysis, work, machine, batches, limit), rule, paths, before, after)
+        yield rule.origin.span, _problem(_Observed(analysis, work, machine, batches, limit), rule, paths, before, after)
 
 
-class _Told(NamedTuple):
+class _Observed(NamedTuple):
     """A simulated plan, what its units took, and bytes of active memory that its rank may take."""
 
     analysis: Analysis
@@ -214,26 +214,28 @@ class _Told(NamedTuple):
         return Neighbour(self.forward(path), self.backward(path), gather, again, reduce, *left)
 
 
-def _problem(told: _Told, rule: PathRule[Any], paths: list[str], before: str, after: str) -> BucketProblem:
-    analysis = told.analysis
+def _problem(observed: _Observed, rule: PathRule[Any], paths: list[str], before: str, after: str) -> BucketProblem:
+    analysis = observed.analysis
     precision = analysis.plan.precision
     simulated = buckets_of(analysis, rule, paths)
     sizes = {path: local_numel(analysis, path) for path in paths}
     bare = BucketProblem(
-        units=[Unit(told.forward(path), told.backward(path), sizes[path]) for path in paths],
-        before=told.neighbour(before),
-        after=told.neighbour(after),
-        gather=told.collectives(paths, ("all_gather",), "forward"),
-        gather_again=told.collectives(paths, ("all_gather",), "backward"),
-        reduce=told.collectives(paths, ("reduce_scatter", "all_reduce"), "backward"),
+        units=[Unit(observed.forward(path), observed.backward(path), sizes[path]) for path in paths],
+        before=observed.neighbour(before),
+        after=observed.neighbour(after),
+        gather=observed.collectives(paths, ("all_gather",), "forward"),
+        gather_again=observed.collectives(paths, ("all_gather",), "backward"),
+        reduce=observed.collectives(paths, ("reduce_scatter", "all_reduce"), "backward"),
         gathered_bytes=DTYPE_BYTES[precision.param],
         reduced_bytes=DTYPE_BYTES[precision.reduce or precision.param],
         overlaps=not is_traced(analysis) or reorders(analysis),
     )
-    return _with_room(bare, told, paths, [len(bucket) for bucket in simulated])
+    return _with_room(bare, observed, paths, [len(bucket) for bucket in simulated])
 
 
-def _with_room(problem: BucketProblem, told: _Told, paths: Sequence[str], counts: Sequence[int]) -> BucketProblem:
+def _with_room(
+    problem: BucketProblem, observed: _Observed, paths: Sequence[str], counts: Sequence[int]
+) -> BucketProblem:
     """The problem with the room of each unit: what is left, and what the buckets that were simulated take there."""
     spans = problem.spans(counts)
     units, place = [], 0
@@ -242,7 +244,7 @@ def _with_room(problem: BucketProblem, told: _Told, paths: Sequence[str], counts
         following = spans[index + 1].size if index + 1 < len(spans) else 0
         taken = problem.bytes(span.size, previous, following)
         for unit, path in zip(problem.units[place : place + count], paths[place : place + count], strict=True):
-            left = told.left(path)
+            left = observed.left(path)
             units.append(replace(unit, forward_room=left[0] + taken[0], backward_room=left[1] + taken[1]))
         place += count
     before, after = problem.before, problem.after

@@ -1,4 +1,4 @@
-"""Bucketings that are solved for: what Algorithm 1 and the dynamic programme make of a simulated candidate."""
+"""Solved bucketings of a simulated candidate, by Algorithm 1 and by the dynamic programme."""
 
 from __future__ import annotations
 

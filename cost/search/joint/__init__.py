@@ -1,1 +1,1 @@
-"""Joint answers of the holes that decide memory: the holes, and what their values were seen to take."""
+"""Joint decision of the holes that determine memory: the holes, and what their values were observed to cost."""

@@ -1,4 +1,4 @@
-"""Holes of a plan that decide memory, and the values of theirs that a joint answer is made of."""
+"""Holes that determine memory, and the values from which their joint decision is composed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from legoai.specs.directives.fsdp import Fsdp
 from legoai.specs.directives.offload import Offload
 
 _FEWEST_BLOCKS: Final = 6
-"""Fewer are not told apart in a trace."""
+"""Fewer cannot be distinguished in a trace."""
 
 Kind: TypeAlias = int
 """0 for the treatment of `checkpoint`, 1 for that of `fsdp`, 2 for offloading."""
@@ -72,7 +72,7 @@ class MemoryHoles:
         return tuple(chosen)
 
     def are_listed(self, choices: Choices) -> bool:
-        """Whether all blocks are treated alike in a candidate."""
+        """Whether all blocks of a candidate have one treatment."""
         return all(
             hole is None or value in self.listed(kind)
             for kind, (hole, value) in enumerate(zip(self.holes, self.values(choices), strict=True))

@@ -1,4 +1,4 @@
-"""What listed values of the holes that decide memory were seen to take in the stages of a pipeline."""
+"""Memory problem of a pipeline, from what the listed values of its holes were observed to cost in each stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values, Written
-from legoai.cost.search.joint.learnt import Known
+from legoai.cost.search.joint.observed import Observations
 from legoai.cost.search.memory.program import Offloading, Pair, chain
 from legoai.cost.search.memory.stage_blocks import RankMemory, StageBlocks, StagePair, StageRules
 from legoai.cost.search.memory.stage_points import StagePoints
@@ -15,8 +15,8 @@ from legoai.cost.search.stages.action_graph import ActionGraph
 from legoai.cost.search.stages.costs import Room
 
 
-class LearntStages(Known):
-    """What listed values of the holes were seen to take in the stages of a pipeline.
+class ObservedStageMemory(Observations):
+    """What listed values of the holes were observed to take in the stages of a pipeline.
 
     What a rank holds in the backward of one of its stages is shared among its stages as their blocks and micro batches
     under way are; what it takes otherwise, as their blocks are.
@@ -42,12 +42,12 @@ class LearntStages(Known):
         super().__init__(holes, own, figures)
 
     @staticmethod
-    def tells(figures: Figures) -> bool:
-        """As of :class:`Known`."""
+    def are_usable(figures: Figures) -> bool:
+        """As of :class:`Observations`."""
         return bool(figures.ranks) and all(rank.stages for rank in figures.ranks)
 
     def held(self, figures: Figures) -> tuple[float, float]:
-        """As of :class:`Known`; of the fullest moments of all ranks together."""
+        """As of :class:`Observations`; of the fullest moments of all ranks together."""
         own = sum(stage.before for rank in figures.ranks for stage in rank.stages)
         base = sum(stage.before for rank in self.base.ranks for stage in rank.stages)
         optimizer = sum(rank.optimizer for rank in figures.ranks) - sum(rank.optimizer for rank in self.base.ranks)
@@ -96,7 +96,7 @@ class LearntStages(Known):
         return found
 
     def problem(self, room: Room) -> StagedMemoryProblem:
-        """The problem; what was not simulated together takes what each of the two was seen to add."""
+        """The problem; what was not simulated together takes what each of the two was observed to add."""
         base = self._costs(self.base)
         pairs: list[dict[Pair, StagePair]] = [{} for _ in self.blocks]
         for pair, found in self.pairs():
@@ -142,7 +142,7 @@ class LearntStages(Known):
         )
 
     def corrected(self, problem: StagedMemoryProblem, written: Written, seen: Figures) -> StagedMemoryProblem:
-        """The problem as it is after an answer was seen."""
+        """The problem as it is after an answer was observed."""
         active = seen.stages.active
         reserved = [one + unused for one, unused in zip(active, seen.stages.unused, strict=True)]
         return problem.corrected(self.division(written), active, reserved)

@@ -1,1 +1,1 @@
-"""Memory decided jointly: what recomputes, what stays unsharded, and what is offloaded."""
+"""Joint decision of recomputation, unsharded parameters and offloading under a memory limit."""

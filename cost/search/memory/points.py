@@ -1,7 +1,7 @@
-"""Bytes that equal blocks were seen to hold at the points of a step, from which other treatments of them are decided.
+"""Observed memory of repeated blocks at the points of a step, from which other treatments of them are predicted.
 
-Behind the backward of a block, what it kept is freed, and unsharded parameters may stay. That is the same for each of
-equal blocks, so that a line through a few of them tells what is active when the backward of any of them runs.
+After the backward of a block its activations are freed, and unsharded parameters may stay. That is the same for all
+repeated blocks, so that a line through a few of them gives the active memory in the backward of any of them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoints:
-    """Active memory of a step whose blocks are all treated alike, in bytes; of its last micro batch.
+    """Active memory of a step whose blocks all have one treatment, in bytes; of its last micro batch.
 
     Attributes:
-        blocks: their number; 0 where they were not told apart, and peak, released and inside are not known.
+        blocks: their number; 0 where they cannot be distinguished, and peak, released and inside are not known.
         peak: the most around the turn from forward to backward: in forward, in the loss, in the last blocks' backward.
         released: less behind the backward of each block.
-        inside: the most while the backward of the last block runs; as the line through the others tells it.
+        inside: the most while the backward of the last block runs; as the line through the others gives it.
         optimizer: the most while the optimizer runs.
         outside: bytes of the device that are taken outside of PyTorch.
     """
@@ -54,7 +54,7 @@ class _Passed(NamedTuple):
 
 
 def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
-    """The points of a simulated step of one rank; nothing of a pipeline, or where blocks were not told apart."""
+    """The points of a simulated step of one rank; nothing of a pipeline, or where blocks cannot be distinguished."""
     [rank, *others] = found.ranks
     lists = [item for item in manifest.block_lists if item.path]
     if others or len(lists) != 1:

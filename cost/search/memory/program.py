@@ -176,7 +176,7 @@ class MemoryProblem:
         return max(most - self.active, most + self.unused(division) - self.reserved)
 
     def corrected(self, division: Division, active: float, reserved: float) -> MemoryProblem:
-        """The problem with less room, or more, by what a choice was seen to take beyond what was expected.
+        """The problem with less room, or more, by what a choice was observed to take beyond what was expected.
 
         Args:
             division: the choice.

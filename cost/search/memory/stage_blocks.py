@@ -1,4 +1,4 @@
-"""What the stages of a rank take under the rules of their blocks, and which of these its memory has room for.
+"""Options of a pipeline rank: time and memory of its stages under the rules of their blocks.
 
 The blocks of a stage are a chain of pairs, as those of a model without stages are
 (:mod:`legoai.cost.search.memory.program`).
@@ -125,10 +125,10 @@ class StageOption:
 
     Attributes:
         rules: of its blocks.
-        seconds: for a micro batch by kind of action, above those that it was seen to take.
+        seconds: for a micro batch by kind of action, above those that it was observed to take.
         besides: seconds of a step beside the actions, likewise.
-        own: bytes in its own backward, if the rank's other stages are as they were seen.
-        beside: bytes in that of another stage, above those that it was seen to take.
+        own: bytes in its own backward, if the rank's other stages are as they were observed.
+        beside: bytes in that of another stage, above those that it was observed to take.
         elsewhere: likewise in other actions.
         optimizer: likewise in the optimizer.
         unused: bytes that the allocator reserves beyond what is active.
@@ -150,9 +150,9 @@ class RankMemory:
 
     Attributes:
         stages: that it holds.
-        elsewhere: bytes in other actions as they were seen; 0 where these matter nowhere.
-        optimizer: bytes in the optimizer as they were seen.
-        offloadings: bytes of each way to offload; its seconds are told of the step.
+        elsewhere: bytes in other actions as they were observed; 0 where these matter nowhere.
+        optimizer: bytes in the optimizer as they were observed.
+        offloadings: bytes of each way to offload; its seconds are of the step.
         active: bytes of active memory that the rank may have.
         reserved: bytes that its allocator may reserve.
     """

@@ -1,8 +1,8 @@
-"""Bytes that the ranks of a pipeline were seen to hold at the points of a step, from which stages are treated apart.
+"""Observed memory of pipeline ranks at the points of a step, from which other treatments of stages are predicted.
 
-The backward of a stage that finds most active memory is followed block by block. What blocks of the stage hold there is
-of all micro batches that are under way. A rank with several stages has such a moment for each of them, at which the
-others hold what their own micro batches left.
+The backward of a stage at its peak is followed block by block. What its blocks hold there belongs to all micro batches
+in flight. A rank with several stages has such a point for each, at which its other stages hold what their own micro
+batches left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StagePoints:
         before: what is active when the backward of its last block begins.
         peak: the most since the backward before it, up to the end of that of its last block.
         released: less behind the backward of each block; more, where parameters stay gathered.
-        inside: the most while the backward of the last block runs; as the line through the others tells it.
+        inside: the most while the backward of the last block runs; as the line through the others gives it.
         under_way: micro batches between forward and backward, this one among them, by stage of the rank.
     """
 
@@ -135,8 +135,8 @@ def _rank_points(rank: RankEstimate, places: Mapping[str, int]) -> RankPoints:
                 under_way=sorted(piece.under_way.items()),
             )
         )
-    told = max(max(one.peak, pieces[place].most) for one, (place, _) in zip(stages, chosen, strict=True))
-    others = [piece.most for place, piece in enumerate(pieces) if place not in passed and piece.most > told]
+    reached = max(max(one.peak, pieces[place].most) for one, (place, _) in zip(stages, chosen, strict=True))
+    others = [piece.most for place, piece in enumerate(pieces) if place not in passed and piece.most > reached]
     return RankPoints(
         stages=stages,
         elsewhere=max(others, default=0),
@@ -230,8 +230,8 @@ def _followed(
 
     Args:
         rank: with its trace.
-        kinds: of records; instances are told too.
-        apart: marks of actions whose records are told one by one, also where they are an instance.
+        kinds: of records; instances are yielded too.
+        apart: marks of actions whose records are yielded one by one, also where they are an instance.
     """
     held: dict[int, int] = {}
     active, whole = 0, True

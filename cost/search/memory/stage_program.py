@@ -71,8 +71,8 @@ class StagedMemoryProblem:
     Attributes:
         ranks: with their stages.
         graph: of the schedule's actions.
-        actions: seconds of the actions of each stage, by kind, as they were seen.
-        besides: seconds of a step beside the longest path through them, as they were seen.
+        actions: seconds of the actions of each stage, by kind, as they were observed.
+        besides: seconds of a step beside the longest path through them, as they were observed.
         offloadings: seconds that each way to offload adds to a step.
         micro_batches: of a step.
     """
@@ -117,7 +117,7 @@ class StagedMemoryProblem:
     def corrected(
         self, division: StagedDivision, active: Sequence[float], reserved: Sequence[float]
     ) -> StagedMemoryProblem:
-        """The problem with less room, or more, by what a choice was seen to take beyond what was expected.
+        """The problem with less room, or more, by what a choice was observed to take beyond what was expected.
 
         Args:
             division: the choice.
@@ -218,8 +218,8 @@ class StagedMemoryProblem:
         paths |= dict.fromkeys(found)
         bound = -math.inf
         for _ in range(_MOST_ROUNDS):
-            chosen, told = _Program(self, way, listed, paths).solve(seconds)
-            bound = max(bound, min(told, seconds))
+            chosen, proved = _Program(self, way, listed, paths).solve(seconds)
+            bound = max(bound, min(proved, seconds))
             if chosen is None or bound >= known or _close(seconds, bound, _PRECISION):
                 break
             count = len(paths)

@@ -17,8 +17,14 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
-from legoai.cost.search.least_costs.block_steps import layout_wanted
-from legoai.cost.search.least_costs.local_kernels import AttentionPiece, AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.lower_bounds.block_steps import layout_wanted
+from legoai.cost.search.lower_bounds.local_kernels import (
+    AttentionPiece,
+    AttentionShape,
+    LinearShape,
+    LocalKernels,
+    Pass,
+)
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels

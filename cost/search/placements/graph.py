@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.cost.search.least_costs.block_steps import is_left_to_torch
-from legoai.cost.search.least_costs.local_kernels import AttentionShape
+from legoai.cost.search.lower_bounds.block_steps import is_left_to_torch
+from legoai.cost.search.lower_bounds.local_kernels import AttentionShape
 from legoai.cost.search.placements.costs import Cost, PlacementCosts
 from legoai.cost.search.placements.program import Label, Node, PlacementGraph, Strategy
 from legoai.dsl.analysis.facts import holders
@@ -30,7 +30,7 @@ _OPEN: Final[PathRule[Any]] = PathRule(path="**", treatment=Hole())
 """Stands for the rule of a module whose style is open, where the rule itself does not matter."""
 
 _Layout = tuple[Tensor, bool, object]
-"""A tensor, whether whole parameters are in it, and the rule that gave it its layout, where that tells of the loss."""
+"""A tensor, whether whole parameters are in it, and the rule that gave it its layout, where the loss depends on it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

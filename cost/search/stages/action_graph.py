@@ -1,8 +1,8 @@
-"""Graph of a pipeline schedule's actions: when each can begin, and what the longest path through them is made of.
+"""Graph of a pipeline schedule's actions and its longest path.
 
-A rank takes its actions one after another, in the order of torch's own schedule class or of the plan's file. A forward
-waits for that of the stage before, a backward for that of the stage behind. The order does not depend on where the
-model is split, so that a path is a lower bound of the time of every split: a linear function of the stages' seconds.
+A rank runs its actions one after another, in the order of torch's own schedule class or of the plan's file. A forward
+waits for that of the previous stage, a backward for that of the next. The order does not depend on where the model is
+split, so that a path is a lower bound of the time of every split: a linear function of the stages' seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from legoai.cost.search.stages.kept_orders import Action, Listed, kept_or_listed
+from legoai.cost.search.stages.order_cache import Action, Listed, kept_or_listed
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import pass_micro_batches, passes
 from legoai.dsl.analysis.orders import COMPUTE, Order

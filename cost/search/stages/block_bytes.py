@@ -1,4 +1,4 @@
-"""Bytes that blocks of a pipeline take on a rank, and what finds no room there and is recomputed."""
+"""Memory of the blocks of a pipeline rank, and the recomputation of what does not fit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from legoai.cost.search.least_costs.activations import between_halves
-from legoai.cost.search.least_costs.collectives import elements_of_units
-from legoai.cost.search.least_costs.recomputation import Output, WholeBlock, least_recomputed
+from legoai.cost.search.lower_bounds.activations import between_halves
+from legoai.cost.search.lower_bounds.collectives import elements_of_units
+from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
@@ -23,7 +23,7 @@ from legoai.specs.directives.hole import Undecided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes:
-    """Bytes that blocks of a pipeline take on a rank at least, if all are alike, and what may be recomputed of one.
+    """Bytes that blocks of a pipeline take on a rank at least, if all are equal, and what may be recomputed of one.
 
     Attributes:
         state: of a block's parameters and optimizer state, in shards.
@@ -153,7 +153,7 @@ def block_bytes(
     kept: float,
     room: float,
 ) -> BlockBytes:
-    """Bytes of the blocks of a pipeline on one rank, where all of them are alike; else none are told.
+    """Bytes of the blocks of a pipeline on one rank, where all of them are equal; else none.
 
     Args:
         analysis: of a plan whose mesh and batch are decided.

@@ -1,4 +1,4 @@
-"""Least seconds of a pipeline, and of what its ranks recompute, by the layers of its stages."""
+"""Lower bound of a pipeline's step time and recomputation, by the layers of its stages."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def held_between_backwards(analysis: Analysis, kept: int) -> int:
 
     Args:
         analysis: of a plan whose mesh and batch are decided.
-        kept: bytes that one micro batch leaves on a rank, if all stages share it alike.
+        kept: bytes that one micro batch leaves on a rank, if the stages share it equally.
 
     Raises:
         Undecided: it depends on a hole.

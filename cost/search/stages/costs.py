@@ -1,9 +1,9 @@
-"""Seconds and bytes of a model's blocks, from which its stages are assigned: least ones, or learnt from a simulation.
+"""Seconds and bytes of a model's blocks for assigning stages: lower bounds, or observed in a simulation.
 
-The least ones are those of the search's bounds, so that the time of the best assignment bounds every split. Learnt ones
-are what one split was seen to take: its actions' seconds, shared among the modules that a stage begins with as their
-kernels were, and the bytes at the peak of each rank's memory, by the module that they belong to. Blocks that are equal
-in their least costs are taken to be equal; what a rank holds besides its blocks is taken to stay.
+Lower bounds are those of the search, so that the time of the best assignment bounds every split. Observed costs are
+those of one split: the seconds of its actions, divided among the modules at which a stage can begin by their kernels,
+and the bytes at the peak of each rank's memory, by module. Blocks with equal lower bounds are taken to be equal; memory
+outside blocks is taken to stay.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.op_costs import OpCosts
-from legoai.cost.search.least_costs.activations import between_halves, handed_on, kept_of_blocks
-from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.shared_work import PHASES, BlockWork, LayerSeconds
+from legoai.cost.search.lower_bounds.activations import between_halves, handed_on, kept_of_blocks
+from legoai.cost.search.lower_bounds.local_kernels import Pass
+from legoai.cost.search.lower_bounds.shared_work import PHASES, BlockWork, LayerSeconds
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
@@ -49,7 +49,7 @@ _Slot: TypeAlias = int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What the stages of a pipeline were seen to take in a step; nothing for a plan without one.
+    """What the stages of a pipeline were observed to take in a step; nothing for a plan without one.
 
     Attributes:
         actions: median seconds of a stage's actions, by stage and kind: `3F`.
@@ -159,8 +159,8 @@ def _buffers(analysis: Analysis, stages: Sequence[int], kept: Mapping[int, int])
     return float(handed_on(analysis) * max(received, 0))
 
 
-def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:
-    """The same assignment at the costs that one split was seen to have; None where too little was seen of it.
+def observed_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:
+    """The same assignment at the costs that one split was observed to have; None where too little was observed of it.
 
     Args:
         problem: at least costs.
@@ -194,8 +194,8 @@ def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, r
         mean = {kind: sum(by_kind[kind][slot] for slot in members) / len(members) for kind in kernels}
         return Block(mean, 0.0, 0.0, kept)
 
-    # What a block keeps is told for each stage: it depends on the micro batches that are under way there.
-    learnt = {slot: block(members, 1.0) for _, members in _alike(problem.blocks) for slot in members}
+    # What a block keeps is known by stage: it depends on the micro batches in flight there.
+    observed = {slot: block(members, 1.0) for _, members in _alike(problem.blocks) for slot in members}
     held = _added((stages[path], work.held.get(path, 0)) for path in known.blocks)
     counts = Counter(stages[path] for path in known.blocks)
     moments = []
@@ -204,7 +204,7 @@ def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, r
         besides = work.active[rank] - sum(held[stage] for stage in own)
         moments.append([Moment({stage: held[stage] / counts[stage] for stage in own}, limit - besides)])
     return StageProblem(
-        blocks=[learnt[slot] for slot in range(len(known.blocks))],
+        blocks=[observed[slot] for slot in range(len(known.blocks))],
         first=block([-1], 0.0),
         last=block([len(known.blocks)], 0.0),
         ranks=problem.ranks,

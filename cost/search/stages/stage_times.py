@@ -1,7 +1,7 @@
-"""Least seconds of a pipeline's stages, of which candidates with the same layers and the same split share one.
+"""Lower bound of the time of pipeline stages, shared by candidates with the same layers and the same split.
 
-A schedule decides how many stages there are, and which of them a rank holds. Whatever else is open, or differs, what is
-computed here is computed once for each way to cut the model, and each number of micro batches.
+A schedule decides how many stages there are, and which of them a rank holds. What is computed here is computed once for
+each way to split the model and each number of micro batches, whatever else is open or differs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legoai.cost.search.least_costs.model_layers import ModelLayers
-from legoai.cost.search.least_costs.recomputation import by_second_half
+from legoai.cost.search.lower_bounds.model_layers import ModelLayers
+from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.graph import is_traced

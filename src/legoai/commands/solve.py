@@ -172,7 +172,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.document import document
     from legoai.cost.search.evaluator import apart
-    from legoai.cost.search.kept import estimate_file, read_kept, write_kept
+    from legoai.cost.search.figures_cache import estimate_file, read_cache, write_cache
     from legoai.lowering.program import lower
 
     assert solution.best is not None
@@ -180,7 +180,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     assert analysis is not None
     program = lower(analysis)
     path = estimate_file(solution.best.figures.profile, analysis, program)
-    kept = {} if refresh else read_kept(path)
+    kept = {} if refresh else read_cache(path)
     if _ESTIMATE in kept:
         return kept[_ESTIMATE]
 
@@ -190,7 +190,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
         return document(found, Causes(analysis))
 
     found = apart(simulated)
-    write_kept(path, {_ESTIMATE: found})
+    write_cache(path, {_ESTIMATE: found})
     return found
 
 

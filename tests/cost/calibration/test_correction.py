@@ -73,7 +73,7 @@ def test_what_was_observed_bounds_a_search_from_below(tmp_path: Path) -> None:
     from legoai.cost.kernels.work import Product
     from legoai.cost.machine.kernel_time import seconds_of
     from legoai.cost.profiles import profile
-    from legoai.cost.search.least_costs.layers import fastest_rate
+    from legoai.cost.search.lower_bounds.layers import fastest_rate
 
     base = profile("h100_sxm")
     model = base.products["bf16"]

@@ -8,11 +8,11 @@ import pytest
 
 from legoai.cost.estimate import Estimate, estimate
 from legoai.cost.machine.op_costs import OpCosts
-from legoai.cost.search.besides import BesidesLayers
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.gradients import adding_up
-from legoai.cost.search.least_costs.units_in_backward import UnitsInBackward, units_in_backward
-from legoai.cost.search.least_memory import least_memory
+from legoai.cost.search.data_parallel_bounds import DataParallelBounds
+from legoai.cost.search.lower_bounds.gradient_accumulation import adding_up
+from legoai.cost.search.lower_bounds.units_in_backward import UnitsInBackward, units_in_backward
+from legoai.cost.search.memory_bounds import least_memory
 from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.state import summed_gradients
@@ -90,7 +90,7 @@ def test_a_budget_of_a_part_of_a_block_keeps_no_more_than_it_may():
 def waits() -> tuple[float, float]:
     analysis = analysed(SHARDED.format(reshard="after_forward", treatment="none"), hosts=4, batch=256, micro=4)
     bounds = BoundsOf()
-    besides = BesidesLayers(bounds.layers, bounds.room).of(analysis)
+    besides = DataParallelBounds(bounds.layers, bounds.room).of(analysis)
     return besides.exposed, simulated(analysis).exposed_communication
 
 
@@ -132,5 +132,5 @@ def test_nothing_is_told_under_float8():
     analysis = analysed(FLOAT8, batch=16)
     bounds = BoundsOf()
     assert units_in_backward(analysis).second == 0
-    assert BesidesLayers(bounds.layers, bounds.room).of(analysis).exposed == 0.0
+    assert DataParallelBounds(bounds.layers, bounds.room).of(analysis).exposed == 0.0
     assert adding_up(analysis, bounds.machine(analysis), 1e9, halves=False) == 0.0

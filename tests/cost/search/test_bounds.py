@@ -11,8 +11,8 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs import collectives
-from legoai.cost.search.least_costs.shared_work import shared_key, work_of_micro_batch
+from legoai.cost.search.lower_bounds import collectives
+from legoai.cost.search.lower_bounds.shared_work import shared_key, work_of_micro_batch
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -117,12 +117,12 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         if candidate.plan.pipeline is None and shared.computed.get(key, work.computed) != pytest.approx(work.computed):
             wrong.append(f"{choices}: a micro batch computes {work.computed} s, and {shared.computed[key]} elsewhere")
         stages = work_of_stages(found, manifest)
-        shared.learn(candidate.analysis, work)
-        shared.learn_blocks(candidate.analysis, stages.least)
+        shared.observe(candidate.analysis, work)
+        shared.observe_blocks(candidate.analysis, stages.least)
         if least.step_time > found.step_time or least.memory > found.peak_active or least.step_time <= 0.0:
             wrong.append(f"{choices}: {least} against {found.step_time} s and {found.peak_active} bytes")
         others = tuple(index for hole, index in zip(plan.holes, choices, strict=True) if hole.what != "pipeline split")
-        told[others] = max(told.get(others, 0.0), bounds.told(candidate.analysis, stages))
+        told[others] = max(told.get(others, 0.0), bounds.of_every_split(candidate.analysis, stages))
         fastest[others] = min(fastest.get(others, math.inf), found.step_time)
         if told[others] > fastest[others]:
             wrong.append(f"{choices}: {told[others]} of every split, of which one takes {fastest[others]} s")
@@ -134,7 +134,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         left_open = [
             None if hole.what.split()[0] in memory else index for hole, index in zip(plan.holes, choices, strict=True)
         ]
-        if bounds.whatever_recomputes(candidate.analysis, plan.candidate(left_open).analysis, stages) > fewest:
+        if bounds.whatever_is_recomputed(candidate.analysis, plan.candidate(left_open).analysis, stages) > fewest:
             wrong.append(f"{choices}: a bound of all treatments is above {fewest} s")
         done += 1
         if done == count:

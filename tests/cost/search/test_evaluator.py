@@ -9,7 +9,7 @@ from pathlib import Path
 
 import legoai
 from legoai.cost.search.evaluator import Figures, Simulation
-from legoai.cost.search.kept import read_kept, write_kept
+from legoai.cost.search.figures_cache import read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -44,8 +44,8 @@ def test_equal_programs_are_simulated_once_and_figures_are_kept(tmp_path: Path):
     found, simulated, _ = evaluated(kept)
     assert found[0] == found[1]
     assert (simulated, len(kept)) == (1, 1)
-    write_kept(tmp_path / "kept.json", kept)
-    again, simulated, _ = evaluated(read_kept(tmp_path / "kept.json"))
+    write_cache(tmp_path / "kept.json", kept)
+    again, simulated, _ = evaluated(read_cache(tmp_path / "kept.json"))
     assert (again, simulated) == (found, 1)
     [figures] = kept.values()
     assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
@@ -70,8 +70,8 @@ def test_a_process_that_has_simulated_forks_no_more(tmp_path: Path):
 
 def test_what_is_kept_and_cannot_be_read_is_simulated_anew(tmp_path: Path):
     (tmp_path / "kept.json").write_text("{", encoding="utf-8")
-    assert read_kept(tmp_path / "kept.json") == {}
-    assert read_kept(None) == {}
+    assert read_cache(tmp_path / "kept.json") == {}
+    assert read_cache(None) == {}
 
 
 def test_a_process_apart_imports_torch_only_if_it_simulates():

@@ -11,7 +11,7 @@ import pytest
 
 from legoai.cost.search import tree
 from legoai.cost.search.evaluator import Figures, Outcome
-from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.objective import objective_of
 from legoai.cost.search.solve import Solution, solve
@@ -147,9 +147,9 @@ def test_the_search_finds_what_brute_force_finds(room: int):
     found = solution(f"{TEXT}require peak_memory <= {room}GiB\n")
     assert found.best is not None
     assert found.value == pytest.approx(brute_force(room * GIB))
-    assert found.found.status == "bounded"
-    counted = sum(found.found.refused.values()) + found.found.bounded
-    assert found.found.total == counted + len(found.found.evaluated) + len(found.found.failed)
+    assert found.result.status == "bounded"
+    counted = sum(found.result.refused.values()) + found.result.bounded
+    assert found.result.total == counted + len(found.result.evaluated) + len(found.result.failed)
     answers = found.joint
     assert answers is not None and answers.program is not None and answers.program.found is not None
     assert answers.program.predicted == pytest.approx(answers.program.found.figures.step_time)

@@ -142,12 +142,12 @@ def test_the_search_finds_what_brute_force_finds(room: int):
     assert found.best is not None and formula.graph is not None
     assert found.value == pytest.approx(brute_force(formula.graph, room * GIB))
     assert found.value < min(
-        one.figures.step_time for one in found.found.evaluated if one.feasible and one.figures.ranks
+        one.figures.step_time for one in found.result.evaluated if one.feasible and one.figures.ranks
     )
     answers = found.joint
     assert answers is not None and answers.program is not None and answers.program.found is not None
     assert answers.program.predicted == pytest.approx(answers.program.found.figures.step_time)
-    assert found.found.bound is not None and found.found.bound <= found.value
+    assert found.result.bound is not None and found.result.bound <= found.value
     written = found.text(found.best.choices, pinned=True)
     assert "stages([" in written
     assert not lint(written, "test.plan", directory=Path()).has_errors
@@ -170,7 +170,7 @@ def test_each_split_has_answers_of_its_own():
     found, formula = solution(f"{text}require peak_memory <= 105GiB\n")
     assert found.best is not None and formula.graph is not None
     assert found.value == pytest.approx(min(brute_force(formula.graph, 105 * GIB, counts) for counts in splits))
-    assert found.found.bound is not None and found.found.bound <= found.value
+    assert found.result.bound is not None and found.result.bound <= found.value
 
 
 @NEEDS_SOLVER

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.found import Found
 from legoai.cost.search.nodes import Nodes
 from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.result import SearchResult
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -45,14 +45,14 @@ class OfMicroBatches:
 )
 def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(known: dict[int, float | None], raised: float | None):
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
-    found, nothing = Found(total=6), (None,) * len(plan.holes)
+    found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(known)
     nodes = Nodes(plan, bounds=BoundsOf(), costs=costs, found=found, joint=None, without=(), deadline=None)
     node = (1.0, len(nothing), nothing)
-    assert nodes.probed(node) is (raised != 1.0)
+    assert nodes.tightened(node) is (raised != 1.0)
     assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
     assert found.bounded == (6 if raised is None else 0)
-    assert not nodes.probed(node)  # nothing was learnt since
+    assert not nodes.tightened(node)  # nothing was learnt since
 
 
 STYLED = """\
@@ -69,7 +69,7 @@ fsdp blocks on dp_shard
 @NEEDS_SOLVER
 def test_styles_that_the_program_does_not_choose_are_left_but_for_those_of_one_rank():
     linted = with_open_rules(lint(STYLED, "test.plan", directory=Path()), directory=Path())
-    plan, found, bounds = OpenPlan(linted, directory=Path()), Found(total=0), BoundsOf()
+    plan, found, bounds = OpenPlan(linted, directory=Path()), SearchResult(total=0), BoundsOf()
     costs = Costs(objective_of(None), bounds)
     nodes = Nodes(plan, bounds=bounds, costs=costs, found=found, joint=None, without=(), deadline=None)
     [ranks] = [index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp"]

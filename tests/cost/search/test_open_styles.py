@@ -13,10 +13,10 @@ from benchmarks.drawn_styles import drawn_styles, starts
 
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.block_steps import Styles
-from legoai.cost.search.least_costs.layers import layers_of
-from legoai.cost.search.least_costs.open_blocks import Blocks, open_blocks
-from legoai.cost.search.least_costs.open_styles import StyleCosts
+from legoai.cost.search.lower_bounds.block_steps import Styles
+from legoai.cost.search.lower_bounds.layers import layers_of
+from legoai.cost.search.lower_bounds.open_blocks import Blocks, open_blocks
+from legoai.cost.search.lower_bounds.open_styles import StyleCosts
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.layout import Propagation
 from legoai.dsl.frontend.paths import assign

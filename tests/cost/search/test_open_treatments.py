@@ -9,8 +9,8 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.recomputation import Output, least_kept, least_recomputed
-from legoai.cost.search.least_costs.treatments import _from, _sides, open_treatments
+from legoai.cost.search.lower_bounds.open_treatments import _from, _hull, open_treatments
+from legoai.cost.search.lower_bounds.recomputation import Output, least_kept, least_recomputed
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
@@ -82,12 +82,17 @@ def test_a_free_treatment_may_be_a_budget_but_beside_ranks_of_cp():
 
 
 def test_no_mixture_is_below_the_hull():
-    points = [Output(9.0, 0.0), Output(8.5, 5.0), Output(4.0, 5.0), Output(3.0, 9.0), Output(0.0, 10.0)]
-    sides = _sides(points)
-    assert sides == [Output(5.0, 5.0), Output(4.0, 5.0)]
+    points = [Output(10.0, 0.0), Output(9.5, 5.0), Output(5.0, 5.0), Output(4.0, 9.0), Output(1.0, 10.0)]
+    hull = _hull([(one, name) for one, name in zip(points, "abcde", strict=True)])
+    assert (hull.sides, hull.least) == ([Output(5.0, 5.0), Output(4.0, 5.0)], 1.0)
+    assert hull.corners == ["a", "c", "e"]
+    assert [hull.around(room) for room in (-1.0, 0.0, 4.9, 5.0, 9.9, 10.0, 99.0)] == [
+        ["a"], ["a", "c"], ["a", "c"], ["c", "e"], ["c", "e"], ["e"], ["e"],
+    ]  # fmt: skip
     for some in itertools.combinations_with_replacement(points, 4):
         room, seconds = sum(one.bytes for one in some), sum(one.seconds for one in some)
-        assert least_recomputed([Output(4 * one.seconds, 4 * one.bytes) for one in sides], room) <= seconds + 1e-9
+        least = least_recomputed([Output(4 * one.seconds, 4 * one.bytes) for one in hull.sides], room)
+        assert least + 4 * hull.least <= seconds + 1e-9
 
 
 def test_what_is_kept_is_the_inverse_of_what_is_recomputed():

@@ -8,8 +8,8 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.products import recomputed_products
-from legoai.cost.search.least_costs.shared_work import work_of_micro_batch
+from legoai.cost.search.lower_bounds.products import recomputed_products
+from legoai.cost.search.lower_bounds.shared_work import work_of_micro_batch
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower

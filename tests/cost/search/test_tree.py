@@ -94,12 +94,12 @@ def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
     metric, sign = OBJECTIVES[goal]
     best = brute_force(plan, evaluator, metric, sign)
     solution = solve(plan, evaluator)
-    assert solution.found.status == "optimal"
+    assert solution.result.status == "optimal"
     assert solution.value == best
-    assert solution.found.bound == best
+    assert solution.result.bound == best
     assert solution.gap == 0.0
-    counted = sum(solution.found.refused.values()) + solution.found.bounded
-    assert solution.found.total == counted + len(solution.found.evaluated) + len(solution.found.failed)
+    counted = sum(solution.result.refused.values()) + solution.result.bounded
+    assert solution.result.total == counted + len(solution.result.evaluated) + len(solution.result.failed)
 
 
 def test_dtypes_are_decided_first_since_without_them_no_time_is_bounded():
@@ -138,7 +138,7 @@ def test_no_less_is_reserved_than_is_active():
 def test_a_bound_spares_evaluations():
     """Where figures equal their bounds, what is worse than the best is never evaluated."""
     plan, evaluator = opened(), Drawn(1, tight=True)
-    found = solve(plan, evaluator).found
+    found = solve(plan, evaluator).result
     assert found.bounded > len(found.evaluated)
 
 
@@ -148,21 +148,21 @@ def test_what_is_looked_for_below_shallow_nodes_is_the_same(seed: int, monkeypat
     plan, evaluator = opened(), Drawn(seed)
     best = brute_force(plan, evaluator, "step_time", 1)
     solution = solve(plan, evaluator)
-    assert (solution.found.status, solution.value, solution.found.bound) == ("optimal", best, best)
+    assert (solution.result.status, solution.value, solution.result.bound) == ("optimal", best, best)
 
 
 @pytest.mark.parametrize("text", [TEXT, SCHEDULED, TEXT + "require peak_memory <= 20MiB\n"])
 @pytest.mark.parametrize("seed", range(3))
 def test_looking_around_first_changes_no_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     """What is evaluated before the tree comes to it is counted once, lessons are not, and the best is the same."""
-    lesson = tree.of_one_micro_batch
+    lesson = tree.with_one_micro_batch
     lessons: list[str] = []
 
     def told(analysis: Analysis) -> Analysis:
         lessons.append((short := lesson(analysis)).plan.digest)
         return short
 
-    monkeypatch.setattr(tree, "of_one_micro_batch", told)
+    monkeypatch.setattr(tree, "with_one_micro_batch", told)
     monkeypatch.setattr(tree, "_MANY", 0)
     plan, evaluator = opened(text), Drawn(seed, failing=0.1)
     evaluated: list[Any] = []
@@ -229,8 +229,8 @@ def test_what_is_stopped_has_a_true_bound(limit: int):
     best = brute_force(opened(), evaluator, "step_time", 1)
     evaluator.limit = limit
     solution = solve(opened(), evaluator)
-    assert solution.found.status == "time_limit"
-    assert solution.found.bound <= best
+    assert solution.result.status == "time_limit"
+    assert solution.result.bound <= best
     assert solution.value is None or (solution.value >= best and solution.gap >= 0.0)
 
 
@@ -245,7 +245,7 @@ def test_what_tells_nothing_of_joint_answers_takes_no_bound_away(limit: int):
     plan, evaluator = opened(text), Drawn(0)
     assert MemoryHoles(plan).apply
     evaluator.limit = limit
-    found = solve(plan, evaluator).found
+    found = solve(plan, evaluator).result
     assert found.status == "time_limit"
     assert plan.analysis is not None
     assert found.bound is not None
@@ -261,9 +261,9 @@ def test_an_interrupt_leaves_the_best_so_far():
                 yield outcome
 
     solution = solve(opened(), Interrupted(5))
-    assert solution.found.status == "interrupted"
-    assert len(solution.found.evaluated) == 4
-    assert solution.found.bound <= solution.value
+    assert solution.result.status == "interrupted"
+    assert len(solution.result.evaluated) == 4
+    assert solution.result.bound <= solution.value
 
 
 class Priced(Drawn):
@@ -292,7 +292,7 @@ def test_requirements_that_conflict_are_named_and_no_others(lines: str, names: l
     )
     text = text.replace("shard standard on tp (sequence = auto)\n", "") + lines
     solution = solve(opened(text), Priced(1))
-    assert solution.found.status == "infeasible"
+    assert solution.result.status == "infeasible"
     [item] = solution.diagnostics
     assert item.code == "LP716"
     assert [text[span.start : span.end].split()[1] for span in spans_of(item)] == names
@@ -384,7 +384,7 @@ precision (param = fp32, reduce = fp32)
 @pytest.mark.parametrize("tight", [False, True])
 def test_splits_are_added_and_the_bound_holds_for_those_that_are_not_tried(tight: bool):
     plan, evaluator = opened(STAGED), Drawn(2, tight=tight)
-    found = solve(plan, evaluator).found
+    found = solve(plan, evaluator).result
     counted = sum(found.refused.values()) + found.bounded
     assert found.total == counted + len(found.evaluated) + len(found.failed) > 12
     [hole] = [index for index, one in enumerate(plan.holes) if one.assigns]
@@ -405,7 +405,7 @@ def test_splits_are_added_and_the_bound_holds_for_those_that_are_not_tried(tight
 def test_without_a_solver_the_listed_splits_are_tried(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounds, "installed", lambda: None)
     plan = opened(STAGED)
-    found = solve(plan, Drawn(2)).found
+    found = solve(plan, Drawn(2)).result
     assert found.total == 12
     assert all(hole.listed == len(hole.choices) for hole in plan.holes)
 
@@ -495,7 +495,7 @@ def test_open_nodes_are_bounded_anew_when_more_was_learnt(monkeypatch: pytest.Mo
     search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None))
     nodes, chosen = search.nodes, (0,) * len(plan.holes)
     nodes.push(chosen, search.candidate(chosen), 1.0)
-    nodes.leave(chosen, 1.0)
+    nodes.bound_untried(chosen, 1.0)
     nodes.raise_least(math.inf)
     assert nodes.heap[0][0] == nodes.untried[chosen] == 1.0
 

@@ -40,11 +40,11 @@ def solution() -> Solution:
 
 @pytest.mark.slow
 def test_solved_buckets_are_simulated_beside_the_listed_ones(solution: Solution):
-    values = {solution.plan.holes[0].choices[item.choices[0]] for item in solution.found.evaluated}
+    values = {solution.plan.holes[0].choices[item.choices[0]] for item in solution.result.evaluated}
     assert {"bucket(module)", "bucket(group)"} < values
-    assert solution.found.status == "bounded"
+    assert solution.result.status == "bounded"
     assert solution.best is not None
-    assert solution.best.figures.step_time == min(item.figures.step_time for item in solution.found.evaluated)
+    assert solution.best.figures.step_time == min(item.figures.step_time for item in solution.result.evaluated)
     [told] = document(solution, None)["buckets"]
     assert told["line"] == 8
     assert told["least"]["added_s"] <= told["algorithm_1"]["added_s"]
@@ -54,7 +54,7 @@ def test_solved_buckets_are_simulated_beside_the_listed_ones(solution: Solution)
 
 
 def test_one_simulation_foresees_how_much_other_buckets_take(solution: Solution):
-    plan, found = solution.plan, solution.found
+    plan, found = solution.plan, solution.result
     by_value = {plan.holes[0].choices[item.choices[0]]: item for item in found.evaluated}
     module = by_value["bucket(module)"]
     analysis = plan.candidate(module.choices).analysis

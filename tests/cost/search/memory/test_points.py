@@ -1,4 +1,4 @@
-"""What equal blocks were seen to hold tells the memory of plans that treat them otherwise."""
+"""What equal blocks were observed to hold tells the memory of plans that treat them otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline were seen to hold tells the memory of plans that treat each by itself."""
+"""What the stages of a pipeline were observed to hold tells the memory of plans that treat each by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from legoai.cost.estimate import estimate
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values
-from legoai.cost.search.joint.stages import LearntStages
+from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.memory.stage_blocks import StageRules
 from legoai.cost.search.memory.stage_program import StagedDivision
 from legoai.cost.search.stages.action_graph import graph_of
@@ -61,7 +61,7 @@ def test_memory_and_time_of_stages_follow_from_those_of_equal_blocks(schedule: s
     )
     every = [Values(one, other, None) for one in (none, full) for other in (unit, kept)]
     known = {values: seen(holes, values) for values in every}
-    learnt = LearntStages(holes, every[0], known, graph, blocks_of_stages(analysis))
+    learnt = ObservedStageMemory(holes, every[0], known, graph, blocks_of_stages(analysis))
     problem = learnt.problem(ROOM)
 
     def check(division: StagedDivision, found: Figures) -> None:

@@ -13,7 +13,7 @@ from legoai.cost.search.memory.program import Offloading, Pair
 from legoai.cost.search.memory.stage_blocks import RankMemory, StageBlocks, StagePair, StageRules
 from legoai.cost.search.memory.stage_program import StagedDivision, StagedMemoryProblem
 from legoai.cost.search.stages.action_graph import ActionGraph
-from legoai.cost.search.stages.kept_orders import Action
+from legoai.cost.search.stages.order_cache import Action
 from support.marks import NEEDS_SOLVER
 
 

@@ -12,7 +12,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
 from legoai.cost.search.stages.action_graph import Action, ActionGraph, _gathered, graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem, splits
-from legoai.cost.search.stages.costs import Room, StageWork, learnt_problem, work_of_stages
+from legoai.cost.search.stages.costs import Room, StageWork, observed_problem, work_of_stages
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.timeline import Host
 from legoai.dsl.analysis.analysis import Analysis
@@ -295,7 +295,7 @@ def test_what_was_seen_of_one_split_tells_of_every_other(seed: int):
         unused=[2, 2],
     )
     room = Room(device=64.0, active=math.inf, reserved=61.0)
-    learnt = learnt_problem(problem, seen, work, room)
+    learnt = observed_problem(problem, seen, work, room)
     assert learnt is not None
     for counts in splits(6, 2):
         made = [
@@ -323,7 +323,7 @@ def simulated(counts: tuple[int, ...], others: list[tuple[int, ...]]) -> list[tu
     first = estimate(lower(seen), seen.plan, seen.manifest)
     problem = bounds.stage_problem(seen)
     assert problem is not None
-    learnt = learnt_problem(problem, seen, work_of_stages(first, seen.manifest), Room(math.inf, 1e12, math.inf))
+    learnt = observed_problem(problem, seen, work_of_stages(first, seen.manifest), Room(math.inf, 1e12, math.inf))
     assert learnt is not None
     found = []
     for other in others:

@@ -9,7 +9,7 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.cost.search.least_costs.recomputation import by_second_half
+from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.cost.search.stages.block_bytes import recomputed_by_ranks
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.analysis.analysis import Analysis
@@ -75,7 +75,7 @@ def test_gradients_that_second_halves_read_leave_less_room():
     """The last rank of two has two micro batches between the halves of their backward, the first one has one."""
     more = "loss chunked(16)\nrequire peak_memory <= 8GiB"
     analysis = analysed("InterleavedZeroBubble", "auto", more, sequences=32, length=16384)
-    block = BoundsOf().forced.of_block(analysis)
+    block = BoundsOf().recomputation.of_block(analysis)
     assert block.halved == sum((2048, 512, 512, 2048, 8192, 8192, 2048)) * 2 * 16384 * 2
     first, last = recomputed_by_ranks(analysis, block)
     none_first, none_last = recomputed_by_ranks(analysis, dataclasses.replace(block, halved=0.0))

@@ -1,0 +1,75 @@
+"""On-disk cache of figures and estimates of simulations, invalidated when the code, torch or a profile changes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.code_state import state_of_code
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.frontend.sources import replace_file
+from legoai.lowering.program import Program
+from legoai.specs.cache import private_cache
+
+_MOST_FILES: Final = 16
+"""Files that are kept of a kind: of figures one for each state of this package, of torch and of a profile."""
+_SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
+"""Folders of the package that decide what figures a plan has."""
+
+Kept = dict[str, dict[str, Any]]
+"""Figures by the key of a program."""
+
+
+def figures_file(profile: str) -> Path | None:
+    """The file of the figures that rest on a profile, by its name and hash; None where nothing can be kept."""
+    return state_file("figures", profile)
+
+
+def estimate_file(profile: str, analysis: Analysis, program: Program) -> Path | None:
+    """The file of a plan's estimate, whose causes name the plan's lines; None where nothing can be kept."""
+    resolution = analysis.resolution
+    files = {} if resolution is None else resolution.files
+    texts = [part for name, file in sorted(files.items()) for part in (name, file.text)]
+    return state_file("estimates", "\0".join([profile, analysis.plan.digest, program.text, *texts]))
+
+
+def state_file(name: str, state: str) -> Path | None:
+    """The file of a kind for a state of this package, of torch, and of `more`; None where no cache is possible."""
+    folder = private_cache(name)
+    digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {state}".encode()).hexdigest()[:24]
+    return None if folder is None else folder / f"{digest}.json"
+
+
+def read_cache(path: Path | None) -> Kept:
+    """The figures of a file; none where it cannot be read."""
+    if path is None:
+        return {}
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def write_cache(path: Path | None, kept: Kept) -> None:
+    """Add figures to a file, as a whole or not at all; the oldest files go."""
+    if path is None or not kept:
+        return
+    with contextlib.suppress(OSError):
+        whole = {**read_cache(path), **kept}
+        replace_newest(path, json.dumps(whole))
+
+
+def replace_newest(path: Path, text: str) -> None:
+    """Write a file, as a whole or not at all; the oldest of its folder go.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_file(path, text)
+    others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
+    for old in others[_MOST_FILES:]:
+        old.unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""Memory problem of a model without stages, from what the listed values of its holes were observed to cost."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple
+
+from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.joint.holes import Kind, MemoryHoles, Values, Written, WrittenRule
+from legoai.cost.search.memory.program import Division, MemoryProblem, Offloading, Pair, PairCosts, Rule, chain
+from legoai.cost.search.stages.costs import Room
+
+
+class Observations(ABC):
+    """What listed values of the holes were observed to take, and in which order they hold more.
+
+    Args:
+        holes: of the plan.
+        own: values with which others are compared.
+        figures: by the values of the three holes.
+    """
+
+    def __init__(self, holes: MemoryHoles, own: Values, figures: Mapping[Values, Figures]) -> None:
+        self.holes = holes
+        self.own = own
+        self.every = figures
+        self.figures = {values: one for values, one in figures.items() if self.are_usable(one)}
+        self.base = figures[own]
+        self.kinds = [self._ordered(kind) for kind in (0, 1)]
+        self.ways: list[int | None] = [one for one in holes.listed(2) if own._replace(offload=one) in figures]
+        self.ways = self.ways or [own.offload]
+
+    @staticmethod
+    @abstractmethod
+    def are_usable(figures: Figures) -> bool:
+        """Whether figures include the memory of blocks."""
+
+    @abstractmethod
+    def held(self, figures: Figures) -> tuple[float, float]:
+        """What blocks hold before their backward and behind it, above what those of the own values do."""
+
+    def _own_or(self, kind: Kind, value: int | None) -> Values:
+        """The own values, but for one hole."""
+        return Values(*(value if place == kind else one for place, one in enumerate(self.own)))
+
+    def _ordered(self, kind: Kind) -> list[int | None]:
+        """The values of a hole that were simulated, in the order of the bytes that blocks hold."""
+        known: list[int | None] = [one for one in self.holes.listed(kind) if self._own_or(kind, one) in self.figures]
+        if not known:
+            return [self.own[kind]]
+        return sorted(known, key=lambda one: (*self.held(self.figures[self._own_or(kind, one)]), one or 0))
+
+    def uniform(self, pair: Pair) -> Values:
+        """The values under which all blocks are of a pair."""
+        return self.own._replace(checkpoint=self.kinds[0][pair[0]], fsdp=self.kinds[1][pair[1]])
+
+    def pairs(self) -> Iterator[tuple[Pair, list[Figures]]]:
+        """Each pair with its figures; with those of each treatment by itself where both were not simulated together."""
+        for pair in itertools.product(range(len(self.kinds[0])), range(len(self.kinds[1]))):
+            values = self.uniform(pair)
+            if values in self.figures:
+                yield pair, [self.figures[values]]
+            else:
+                apart = (self.own._replace(checkpoint=values.checkpoint), self.own._replace(fsdp=values.fsdp))
+                yield pair, [self.figures[one] for one in apart]
+
+    def values(self, written: Written) -> Values:
+        """The values that say an answer, which are added to those of the holes where they are new."""
+        return Values(self.holes.value(0, written.checkpoint), self.holes.value(1, written.fsdp), written.offload)
+
+    def rule(self, kind: Kind, written: WrittenRule) -> Rule:
+        """A rule of an answer, in the order of what blocks hold."""
+        low, high, some = written
+        return self.kinds[kind].index(low), self.kinds[kind].index(high), some
+
+    def written_rule(self, kind: Kind, rule: Rule) -> WrittenRule:
+        """The inverse of :meth:`rule`."""
+        low, high, some = rule
+        return self.kinds[kind][low], self.kinds[kind][high], some
+
+
+class ObservedMemory(Observations):
+    """What listed values of the holes were observed to take by a model without stages."""
+
+    def __init__(self, holes: MemoryHoles, own: Values, figures: Mapping[Values, Figures]) -> None:
+        self.blocks = figures[own].points.blocks
+        super().__init__(holes, own, figures)
+
+    @staticmethod
+    def are_usable(figures: Figures) -> bool:
+        """As of :class:`Observations`."""
+        return figures.points.blocks > 0
+
+    def held(self, figures: Figures) -> tuple[float, float]:
+        """As of :class:`Observations`."""
+        costs = self._costs(figures)
+        return costs.held, costs.stays
+
+    def _costs(self, figures: Figures) -> PairCosts:
+        points, base = figures.points, self.base.points
+        stay = (points.optimizer - base.optimizer) / self.blocks
+        return PairCosts(
+            seconds=(figures.step_time - self.base.step_time) / self.blocks,
+            held=points.released + stay - base.released,
+            stays=stay - base.released,
+            peak=points.peak,
+            inside=points.inside,
+            optimizer=points.optimizer,
+            unused=figures.reserved - figures.active,
+        )
+
+    def problem(self, room: Room) -> MemoryProblem:
+        """The problem; what was not simulated together takes what each of the two was observed to add."""
+        base = self._costs(self.base)
+        pairs: dict[Pair, PairCosts] = {}
+        for pair, found in self.pairs():
+            each = [self._costs(one) for one in found]
+            pairs[pair] = each[0] if len(each) == 1 else _added(each[0], each[1], base)
+        offloadings = []
+        for way in self.ways:
+            figures = self.every[self.own._replace(offload=way)]
+            offloadings.append(
+                Offloading(
+                    figures.step_time - self.base.step_time,
+                    figures.active - self.base.active,
+                    figures.points.optimizer - self.base.points.optimizer,
+                    0.0 if way == self.own.offload else figures.reserved - figures.active,
+                )
+            )
+        return MemoryProblem(
+            blocks=self.blocks,
+            pairs=pairs,
+            offloadings=offloadings,
+            active=room.active,
+            reserved=min(room.reserved, room.device - self.base.points.outside),
+            seconds=self.base.step_time,
+        )
+
+    def corrected(self, problem: MemoryProblem, written: Written, seen: Figures) -> MemoryProblem:
+        """The problem as it is after an answer was observed."""
+        return problem.corrected(self.division(written), seen.active, seen.reserved)
+
+    def predicted(self, problem: MemoryProblem, division: Division) -> float:
+        """Seconds of a step under a choice."""
+        return problem.seconds + problem.time(division)
+
+    def written(self, division: Division) -> Written:
+        """A choice in the values of the holes."""
+        checkpoint, fsdp = self.written_rule(0, division.checkpoint), self.written_rule(1, division.fsdp)
+        return Written((checkpoint,), (fsdp,), self.ways[division.offloading])
+
+    def division(self, written: Written) -> Division:
+        """The inverse of :meth:`written`."""
+        [checkpoint], [fsdp] = written.checkpoint, written.fsdp
+        return Division(self.rule(0, checkpoint), self.rule(1, fsdp), self.ways.index(written.offload))
+
+    def alike(self, written: Written) -> list[Values]:
+        """The values under which all blocks are of one of the pairs that an answer has."""
+        division = self.division(written)
+        return [self.uniform(pair) for pair, _ in chain(division.checkpoint, division.fsdp, self.blocks)]
+
+
+def _added(left: PairCosts, right: PairCosts, base: PairCosts) -> PairCosts:
+    """What is added to a base by two differences from it."""
+    parts = zip(astuple(left), astuple(right), astuple(base), strict=True)
+    return PairCosts(*(one + other - both for one, other, both in parts))

@@ -1,1 +1,0 @@
-"""Least costs of parts of a candidate, from which bounds of the whole are made."""

@@ -1,0 +1,49 @@
+"""Attention kernels of one rank for one sequence, of which it may hold a part.
+
+A context-parallel rank attends from its own queries to its own keys and to those of the other ranks, in the blocks of
+:mod:`legoai.runtime.attention_blocks`, each of which is one kernel; or to whole sequences, with a share of the heads.
+Ranks may hold different parts. They wait for each other's keys, but one rank is simulated, so that each is a case of
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from legoai.cost.search.lower_bounds.local_kernels import AttentionPiece
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.runtime.attention_blocks import Balance, Block, gathered_blocks, ring_blocks
+
+
+def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...]:
+    """What each rank of `cp` may have to compute of one sequence; none where that is not known.
+
+    Raises:
+        Undecided: the number of ranks, or how they share sequences, is a hole.
+    """
+    plan = analysis.plan
+    size, length, context = plan.mesh.cp, plan.batch.length, plan.context
+    if size == 1:
+        return ((AttentionPiece(length, length, True),),)
+    if context is None or length % (2 * size):
+        return ()
+    if context.rotate == "heads":
+        return ((AttentionPiece(length, length, True),),)
+    cut, balance = length // size, cast("Balance", context.dealt)
+
+    def blocks(rank: int) -> Iterator[Block]:
+        if context.rotate == "allgather":
+            yield from gathered_blocks(rank=rank, size=size, length=cut, causal=True, balance=balance)
+            return
+        for source in range(size):
+            yield from ring_blocks(rank=rank, source=source, length=cut, causal=True, balance=balance)
+
+    return tuple(sorted({_pieces(blocks(rank)) for rank in range(size)}))
+
+
+def _pieces(blocks: Iterable[Block]) -> tuple[AttentionPiece, ...]:
+    """The kernels of some blocks."""
+    return tuple(
+        AttentionPiece(queries.stop - queries.start, keys.stop - keys.start, causal) for queries, keys, causal in blocks
+    )

@@ -1,0 +1,46 @@
+"""Lower bound of the time of accumulating unsharded gradients over micro batches that are not reduced.
+
+Behind each backward of a unit its gradients are added to those of the micro batches before: what was added up is read
+and written in the dtype in which it is reduced, and the new ones are read in that of the parameters. Where backward is
+in halves, some are added up in the dtype of the parameters.
+"""
+
+from __future__ import annotations
+
+from legoai.cost.kernels.work import Movement
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.search.lower_bounds.collectives import is_cast
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches, passes
+from legoai.dsl.analysis.comm import reduces_last
+from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+
+
+def adding_up(analysis: Analysis, machine: Machine, summed: float, *, halves: bool) -> float:
+    """Least seconds of a step.
+
+    Args:
+        analysis: of a plan whose mesh and batch are decided.
+        machine: on which it runs.
+        summed: bytes of the gradients that a rank adds up, in the dtype in which they are reduced.
+        halves: whether backward is in halves.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan, staged = analysis.plan, is_staged(analysis)
+    batches = micro_batches(plan)
+    times = passes(plan) if staged else 1
+    known = plan.fsdp is not None and plan.offload is None and plan.compile is None and plan.precision.gradient is None
+    if batches is None or times is None or not known or is_traced(analysis) or is_cast(analysis):
+        return 0.0
+    if not staged and not reduces_last(analysis):
+        return 0.0
+    reduced, new = DTYPE_BYTES[plan.precision.reduce], DTYPE_BYTES[plan.precision.param]
+    old = min(reduced, new) if halves else reduced
+    moved = summed * (2 * old + min(reduced, new)) / reduced
+    work = Movement(kind="elementwise", bytes=int(moved), rate=plan.precision.param)
+    return (batches - times) * seconds_of(work, machine.profile)[0] if summed else 0.0

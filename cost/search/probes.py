@@ -1,0 +1,129 @@
+"""Probes: candidates that are simulated because their observations tighten the bounds of many others.
+
+The kernels of a block do not depend on its pipeline stage, on the form of the loss, or on how parameters are sharded
+(:mod:`legoai.cost.search.lower_bounds.observed_blocks`). A candidate without a pipeline is simulated in about a second,
+and bounds all candidates with the same blocks, and the nodes above them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.lower_bounds.observed_blocks import backward_is_whole, block_key, one_treatment, text_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import samples_at_once
+from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.shrink_rules import changed
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.record import replace
+from legoai.specs.span import Span
+
+_MOST_TRIED: Final = 64
+"""Partial answers that are tried for a candidate without a pipeline."""
+
+
+@dataclass(slots=True)
+class Probes:
+    """Candidates whose blocks were not observed yet, each given once.
+
+    Args:
+        plan: with its holes.
+        bounds: of its candidates.
+        without: spans of `require` lines that are left out.
+    """
+
+    plan: OpenPlan
+    bounds: BoundsOf
+    without: Sequence[Span]
+    _given: set[str] = field(default_factory=set)
+
+    def of(self, choices: Choices) -> Choices | None:
+        """A candidate without a pipeline with the blocks of some answers; None where these are known, or open.
+
+        Where nothing is open, blocks of which another treatment was observed are not known. Where their treatment is
+        open, it is those treatments that determine the bound.
+        """
+        analysis = self.plan.candidate(choices, without=self.without).analysis
+        if analysis is None:
+            return None
+        key = self._unknown(analysis, complete=None not in choices)
+        if key is None and None in choices:
+            return self._of_treatment(choices, analysis)
+        if key is None or key in self._given:
+            return None
+        self._given.add(key)
+        reopened = [one for one in order_of(self.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
+        start = tuple(None if hole in reopened else value for hole, value in enumerate(choices))
+        for found in itertools.islice(self._completed(start, reopened, choices), _MOST_TRIED):
+            candidate = self.plan.candidate(found, without=self.without).analysis
+            if None in found or candidate is None or candidate.plan.pipeline is not None:
+                continue
+            if self._unknown(candidate, complete=None not in choices) == key:
+                return found
+        return None
+
+    def _of_treatment(self, choices: Choices, analysis: Analysis) -> Choices | None:
+        """A candidate whose blocks all have a treatment that was not observed; None where all are known."""
+        key = self.bounds.layers.steady.key(analysis)
+        new = [] if key is None else [one for one in self._unseen(analysis) if f"{key} {one}" not in self._given]
+        left = [one for one in order_of(self.plan.holes) if choices[one] is None]
+        for treatment in new:
+            self._given.add(f"{key} {treatment}")
+            for found in self._completed(choices, left, choices):
+                candidate = self.plan.candidate(found, without=self.without).analysis
+                if None not in found and candidate is not None and one_treatment(candidate) == treatment:
+                    return found
+        return None
+
+    def _unseen(self, analysis: Analysis) -> list[str]:
+        """The treatments that decide how much is recomputed, and were not observed."""
+        steady = self.bounds.layers.steady
+        return [
+            text_of(analysis, treatment)
+            for treatment in self.bounds.recomputation.treatments(analysis)
+            if steady.of(analysis, treatment) is None
+        ]
+
+    def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
+        """What is not known of blocks; None where that is nothing, or they are open."""
+        seen = self.bounds.layers.observed
+        if complete and backward_is_whole(analysis):
+            return seen.unobserved(analysis)
+        return block_key(analysis) if seen.of(analysis) is None else None
+
+    def _is_of_ranks(self, hole: int) -> bool:
+        """Whether a hole is a degree of what shares no block: pipeline and data-parallel ranks."""
+        one = self.plan.holes[hole]
+        return one.owner is Mesh and one.what.split()[-1] in ("pp", "dp_shard", "dp_replicate")
+
+    def _completed(self, way: Choices, holes: Sequence[int], wanted: Choices) -> Iterator[Choices]:
+        """The way with answers for some holes that lint allows, one hole after another, those without a pipeline."""
+        candidate = self.plan.candidate(way, without=self.without)
+        if candidate.errors:
+            return
+        yield way
+        if not holes:
+            return
+        [hole, *others] = holes
+        one = self.plan.holes[hole]
+        values = list(range(one.listed))
+        if self._is_of_ranks(hole):
+            own = wanted[hole]
+            if one.what.split()[-1] == "pp":
+                values = [value for value in values if one.choices[value] == "1"]
+            elif own is not None:
+                values.sort(key=lambda value: (value != own, value))
+        for value in values:
+            yield from self._completed((*way[:hole], value, *way[hole + 1 :]), others, wanted)
+
+
+def with_one_micro_batch(analysis: Analysis) -> Analysis:
+    """The candidate with one micro batch in a step, which shows as much of its blocks in less time."""
+    plan = analysis.plan
+    batch = changed(plan.batch, global_batch=samples_at_once(plan), ramp=None)
+    return Analysis(replace(plan, batch=batch), analysis.manifest, analysis.directory)

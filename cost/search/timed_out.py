@@ -1,0 +1,176 @@
+"""On-disk record of searches that their time limit stopped, so that the same search is not repeated in less time.
+
+A search that ends by itself is quick the second time, as all figures are cached. One that was stopped would take its
+whole limit again, and find slightly more, or on a busy machine slightly less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated
+from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.figures_cache import replace_newest, state_file
+from legoai.cost.search.joint_memory import JointAnswers, Tried
+from legoai.cost.search.result import SearchResult
+from legoai.dsl.open_plan import OpenPlan
+from legoai.runtime.linear_program import installed
+from legoai.specs.directives.base import describe
+from legoai.specs.plan import Plan
+
+Texts = list[str | None]
+"""For each hole its answer as a plan writes it; None where it is open."""
+
+
+_COSTLESS: Final = ("name", "seed", "steps")
+"""Statements that change nothing of a step."""
+_SCALARS: Final = ("optimizer", "clip", "schedule")
+"""Statements whose numbers are scalars of a step's kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """What a stopped search found.
+
+    Attributes:
+        time_limit: seconds after which it was stopped.
+        simulated: different programs among the evaluated candidates.
+        found: what it found, as plain data.
+    """
+
+    time_limit: float
+    simulated: int
+    found: dict[str, Any]
+
+    @classmethod
+    def of(cls, plan: OpenPlan, found: SearchResult, *, time_limit: float, simulated: int) -> TimedOut | None:
+        """What is kept of a search; None of one that was not stopped by its limit, or has found nothing."""
+        if found.status != "time_limit" or found.best is None or found.bucketings:
+            return None
+        place = {item.choices: index for index, item in enumerate(found.evaluated)}
+
+        def tried(one: Tried | None) -> list[Any] | None:
+            return None if one is None else [_texts(plan, one.choices), one.predicted, place.get(one.choices)]
+
+        return cls(
+            time_limit,
+            simulated,
+            {
+                "bound": found.bound,
+                "best": place[found.best.choices],
+                "evaluated": [[_texts(plan, item.choices), item.figures.document()] for item in found.evaluated],
+                "failed": [[_texts(plan, choices), reason] for choices, reason in found.failed],
+                "counts": {"total": found.total, "bounded": found.bounded, "left_out": found.left_out},
+                "refused": dict(found.refused),
+                "joint": [
+                    [_texts(plan, group), answers.programs, tried(answers.program), tried(answers.greedy)]
+                    for group, answers in found.joint.items()
+                ],
+            },
+        )
+
+    def again(self, plan: OpenPlan) -> SearchResult:
+        """What was found, for the same plan."""
+        held = self.found
+        items = [_evaluated(plan, texts, figures) for texts, figures in held["evaluated"]]
+
+        def tried(one: list[Any] | None) -> Tried | None:
+            if one is None:
+                return None
+            texts, predicted, place = one
+            found = None if place is None else items[place]
+            return Tried(choices=_choices(plan, texts), predicted=predicted, found=found)
+
+        return SearchResult(
+            status="time_limit",
+            best=items[held["best"]],
+            bound=held["bound"],
+            evaluated=items,
+            failed=[(_choices(plan, texts), reason) for texts, reason in held["failed"]],
+            refused=Counter(held["refused"]),
+            joint={
+                _choices(plan, group): JointAnswers(programs=programs, program=tried(program), greedy=tried(greedy))
+                for group, programs, program, greedy in held["joint"]
+            },
+            **held["counts"],
+        )
+
+
+def timed_out_file(plan: OpenPlan, profile: str) -> Path | None:
+    """The file of what a stopped search of a plan found, whatever answers it has; None where nothing can be kept."""
+    if plan.analysis is None:
+        return None
+    holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
+    asked = plan.analysis.plan
+    wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
+    objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
+    question = json.dumps([profile, _what_costs(asked), wanted, objective, holes, str(installed())], sort_keys=True)
+    return state_file("stopped", question)
+
+
+def _what_costs(plan: Plan) -> dict[str, Any]:
+    """What of a plan decides what its candidates cost: a step is the same at other learning rates and with other seeds.
+
+    A number of the optimizer, of clipping or of the schedule is a scalar of the same kernels, unless it is zero, which
+    may leave one out. Whole numbers are as they are: they may count iterations, but for those of a schedule's steps.
+    """
+    body = {name: value for name, value in plan.canonical().items() if name not in _COSTLESS}
+    scalars = {name: getattr(plan, name) for name in _SCALARS}
+    kinds: dict[str, tuple[type, ...]] = {"schedule": (int, float)}
+    described = {name: describe(one) for name, one in scalars.items() if one is not None}
+    return body | {name: _whether_zero(value, kinds.get(name, (float,))) for name, value in described.items()}
+
+
+def _whether_zero(value: Any, kinds: tuple[type, ...]) -> Any:
+    """Plain data, of each number of some kinds only whether it is zero."""
+    if isinstance(value, dict):
+        return {name: _whether_zero(item, kinds) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whether_zero(item, kinds) for item in value]
+    return bool(value) if isinstance(value, kinds) else value
+
+
+def read_timed_out(path: Path | None) -> TimedOut | None:
+    """What is kept in a file; None where there is nothing that can be read."""
+    if path is None:
+        return None
+    try:
+        checked, held = path.read_text(encoding="utf-8").split("\n", 1)
+        return TimedOut(**json.loads(held)) if checked == _digest(held) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_timed_out(path: Path | None, stopped: TimedOut | None) -> None:
+    """Keep what a stopped search found, if there is a place for it."""
+    if path is None or stopped is None:
+        return
+    held = json.dumps({"time_limit": stopped.time_limit, "simulated": stopped.simulated, "found": stopped.found})
+    with contextlib.suppress(OSError):
+        replace_newest(path, f"{_digest(held)}\n{held}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _texts(plan: OpenPlan, choices: Choices) -> Texts:
+    holes = zip(plan.holes, choices, strict=True)
+    return [None if index is None else hole.choices[index] for hole, index in holes]
+
+
+def _choices(plan: OpenPlan, texts: Sequence[str | None]) -> Choices:
+    """The choices that are written so; values beyond the listed ones are added."""
+    return tuple(None if text is None else plan.add(index, text) for index, text in enumerate(texts))
+
+
+def _evaluated(plan: OpenPlan, texts: Sequence[str | None], figures: dict[str, Any]) -> Evaluated:
+    choices = _choices(plan, texts)
+    return evaluated(choices, plan.candidate(choices), Figures.read(figures))

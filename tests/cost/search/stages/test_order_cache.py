@@ -1,0 +1,55 @@
+"""Orders of schedules that are kept on disk."""
+
+import json
+
+import pytest
+
+from legoai.cost.search.stages.order_cache import Action, kept_or_listed
+
+HELD = ((0, 2), (1, 3))
+LISTED = (
+    (Action(0, "F", 0), Action(2, "F", 0), Action(2, "I", 0), Action(2, "W", 0), Action(0, "B", 0)),
+    (Action(1, "F", 0), Action(3, "F", 0), Action(3, "B", 0), Action(1, "B", 0)),
+)
+
+
+def refused():
+    raise AssertionError("the order is kept")
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept_or_listed("Interleaved1F1B", HELD, 1, lambda: LISTED) == LISTED
+    (found,) = tmp_path.glob("legoai/orders/*.json")
+    return found
+
+
+def test_an_order_is_listed_once(file):
+    assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == LISTED
+
+
+@pytest.mark.parametrize(
+    "other", [("LoopedBFS", HELD, 1), ("Interleaved1F1B", (*HELD, (4, 5)), 1), ("Interleaved1F1B", HELD, 2)]
+)
+def test_that_of_another_schedule_is_not_taken(file, other):
+    assert kept_or_listed(*other, lambda: ()) == ()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [[[0, 1, 0]]],
+        [[[0, 1, 0]], [[0, 1, 0]]],
+        [[[0, 9, 0]], []],
+        [[[0, 1, 1]], []],
+        [[[0, 1]], []],
+        [["F"], []],
+        3,
+    ],
+)
+def test_one_that_is_damaged_is_listed_again(file, rows):
+    file.write_text(json.dumps(rows))
+    assert kept_or_listed("Interleaved1F1B", HELD, 1, lambda: LISTED) == LISTED
+    assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == LISTED

@@ -1,0 +1,183 @@
+"""What settled blocks add to a step bounds candidates with the same blocks, whatever treatments these mix."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import Estimate, estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.probes import Probes, with_one_micro_batch
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+BLOCKS = 24
+PLAN = """\
+plan settled
+model llama3("8b", n_layers = LAYERS, vocab_size = 4096, tie_embeddings = false)
+cluster h100_sxm(devices = 64, fabric = infiniband_ndr)
+attention flash
+batch (global = 128, micro = 1, seq_len = 4096)
+mesh (dp_replicate = REPLICATE, dp_shard = rest, tp = TP)
+shard standard on tp (sequence, loss_parallel)
+fsdp blocks on dp_replicate, dp_shard
+checkpoint { layers.* = TREATMENT }
+loss LOSS
+precision (param = bf16, reduce = fp32)
+REQUIRE"""
+TREATMENTS = (
+    "auto in [none, full, selective([attention]), first(9, full), first(9, full, others = selective([attention]))]"
+)
+
+
+def opened(treatment: str = TREATMENTS, **values: object) -> OpenPlan:
+    text = PLAN.replace("TREATMENT", treatment)
+    defaults = {"LAYERS": BLOCKS, "REPLICATE": 1, "TP": 1, "LOSS": "eager", "REQUIRE": ""}
+    for name, value in {**defaults, **values}.items():
+        text = text.replace(name, str(value))
+    if values.get("TP", 1) == 1:
+        text = text.replace("shard standard on tp (sequence, loss_parallel)\n", "")
+    linted = lint(text, "settled.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return OpenPlan(linted, directory=Path())
+
+
+def decided(treatment: str, **values: object) -> Analysis:
+    [analysis] = [opened(treatment, **values).candidate(()).analysis]
+    assert analysis is not None
+    return analysis
+
+
+@functools.cache
+def simulated(treatment: str, **values: object) -> tuple[Estimate, Figures]:
+    analysis = decided(treatment, **values)
+    assert analysis.manifest is not None
+    found = estimate(lower(analysis), analysis.plan, analysis.manifest, whole=False)
+    return found, Figures.of(found, analysis)
+
+
+def learn(bounds: BoundsOf, treatment: str, **values: object) -> None:
+    _, figures = simulated(treatment, **values)
+    bounds.observe(decided(treatment, **values), figures.micro_batch, figures.moved, figures.points)
+
+
+def per_block() -> list[tuple[float, float]]:
+    """What a block adds to a step as it settled, and by how much two more blocks make whole simulations longer."""
+    found = []
+    for values in ({}, {"TP": 2}, {"REPLICATE": 2}):
+        _, figures = simulated("selective([attention])", **values)
+        settled = figures.micro_batch.settled
+        assert settled is not None
+        batches = micro_batches(decided("full", **values).plan)
+        assert batches is not None
+        times = []
+        for layers in (BLOCKS, BLOCKS + 4):
+            analysis = decided("selective([attention])", **values, LAYERS=layers)
+            assert analysis.manifest is not None
+            whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
+            optimizer = whole.slowest.breakdown.by_phase.get("optimizer", 0.0)
+            times.append(whole.step_time - optimizer)
+        found.append((settled.everything.seconds * batches, (times[1] - times[0]) / 4))
+    return found
+
+
+def test_a_settled_block_adds_what_another_block_does_in_whole_simulation() -> None:
+    for settled, whole in in_a_fork(per_block):
+        assert settled == pytest.approx(whole, rel=1e-6)
+
+
+SEEN = ("none", "full", "selective([attention])")
+MIXED = ("first(9, full)", "first(9, full, others = selective([attention]))", "every(3)")
+DEGREES: tuple[dict[str, object], ...] = ({}, {"TP": 2})
+
+
+def mixtures() -> list[tuple[str, float, float, float]]:
+    """Mixtures of treatments that were observed: their bounds before that and with it, and their simulated times."""
+    found = []
+    for values in DEGREES:
+        bounds, before = BoundsOf(), BoundsOf()
+        for treatment in SEEN:
+            learn(bounds, treatment, **values)
+        for treatment in (*SEEN, *MIXED):
+            analysis = decided(treatment, **values)
+            least = before(analysis).step_time, bounds(analysis).step_time
+            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    return found
+
+
+def test_mixtures_take_the_mean_of_what_blocks_add_under_each_treatment() -> None:
+    for name, before, least, simulated_time in in_a_fork(mixtures):
+        assert before < least <= simulated_time, name
+        assert least > 0.94 * simulated_time, name
+
+
+def other_degrees() -> list[tuple[str, float, float, float]]:
+    """Candidates with other data-parallel degrees and losses than the one that was observed."""
+    found = []
+    for values in DEGREES:
+        bounds, before = BoundsOf(), BoundsOf()
+        learn(bounds, "full", **values)
+        for other in ({"REPLICATE": 2}, {"REPLICATE": 8}, {"LOSS": "chunked(4)"}):
+            analysis = decided("full", **values, **other)
+            least = before(analysis).step_time, bounds(analysis).step_time
+            found.append((f"{values} {other}", *least, simulated("full", **values, **other)[0].step_time))
+    return found
+
+
+def test_blocks_with_other_data_parallel_degrees_are_bounded_by_what_was_seen() -> None:
+    for name, before, least, simulated_time in in_a_fork(other_degrees):
+        assert before < least <= simulated_time, name
+
+
+def unseen() -> list[tuple[str, float, float, float]]:
+    """Treatments that were not observed, beside blocks that keep all."""
+    found = []
+    for values in DEGREES:
+        bounds, before = BoundsOf(), BoundsOf()
+        learn(bounds, "none", **values)
+        for treatment in ("selective([attention, matmul])", "budget(0.75)", "budget(0.5)", "full"):
+            analysis = decided(treatment, **values)
+            least = before(analysis).step_time, bounds(analysis).step_time
+            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    return found
+
+
+def test_a_treatment_that_was_not_seen_is_bounded_by_what_blocks_add_that_keep_all() -> None:
+    for name, before, least, simulated_time in in_a_fork(unseen):
+        assert before < least <= simulated_time, name
+
+
+def taught() -> tuple[list[float], float]:
+    """Bounds of an open treatment within limited memory after each lesson, and the time of the fastest that fits."""
+    limit = simulated("first(9, full, others = selective([attention]))")[0].peak_active
+    plan = opened(REQUIRE=f"require peak_memory <= {limit}B\n")
+    [hole] = plan.holes
+    everything = [simulated(text)[0] for text in hole.choices[: hole.listed]]
+    bounds, found = BoundsOf(), list[float]()
+    learn(bounds, "full")
+    lessons = Probes(plan, bounds, ())
+    while (lesson := lessons.of((None,))) is not None:
+        candidate = plan.candidate(lesson).analysis
+        assert candidate is not None
+        analysis = with_one_micro_batch(candidate)
+        assert analysis.manifest is not None
+        figures = Figures.of(estimate(lower(analysis), analysis.plan, analysis.manifest, whole=False), analysis)
+        bounds.observe(analysis, figures.micro_batch, figures.moved, figures.points)
+        open_plan = plan.candidate((None,)).analysis
+        assert open_plan is not None
+        found.append(bounds(open_plan).step_time)
+    return found, min(one.step_time for one in everything if one.peak_active <= limit)
+
+
+def test_treatments_that_decide_a_bound_are_simulated_for_it() -> None:
+    bounds, fastest = in_a_fork(taught)
+    assert 1 <= len(bounds) <= 2
+    assert bounds == sorted(bounds)
+    assert 0.96 * fastest < bounds[-1] <= fastest

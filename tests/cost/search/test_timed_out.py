@@ -1,0 +1,201 @@
+"""What a stopped search has found is found again on disk: the same candidates, bound and counts, and joint answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import legoai
+from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
+from legoai.cost.search.joint_memory import JointAnswers, Tried
+from legoai.cost.search.solve import Solution, solve
+from legoai.cost.search.timed_out import TimedOut, read_timed_out, timed_out_file, write_timed_out
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
+from legoai.specs.directives.require import METRICS
+from support.simulated import in_a_fork
+
+TEXT = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = auto in [2, 8, 16], seq_len = 128)
+mesh    (dp_shard = rest, tp = auto)
+shard standard on tp
+fsdp blocks on dp_shard
+checkpoint { layers.* = auto in [none, full, every(2)] }
+"""
+
+
+def opened(text: str = TEXT) -> OpenPlan:
+    return OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+
+
+class Drawn:
+    """Figures above the bounds of each plan, up to so many of them."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.asked = 0
+        self.bounds = BoundsOf()
+
+    @property
+    def simulated(self) -> int:
+        return self.asked
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        draw, least = random.Random(analysis.plan.digest), self.bounds(analysis)
+        metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
+        metrics |= {"step_time seconds": least.step_time * draw.uniform(1.0, 3.0), "peak_memory bytes": least.memory}
+        return Figures(
+            metrics=metrics, fits=True, compute=0.0, recompute=0.0, exposed={}, waiting=0.0, bubble=0.0, profile="cpu@0"
+        )
+
+    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        for analysis in candidates:
+            if self.limit is not None and self.asked >= self.limit:
+                raise OutOfTimeError
+            self.asked += 1
+            yield self.figures(analysis)
+
+    def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
+        return self.figures(candidate)
+
+
+def stopped_solution(text: str = TEXT) -> Solution:
+    """A search that is stopped after some candidates, with joint answers."""
+    solution = solve(opened(text), Drawn(8))
+    assert solution.result.status == "time_limit"
+    assert solution.best is not None
+    return solution
+
+
+def kept(solution: Solution) -> TimedOut:
+    found = TimedOut.of(solution.plan, solution.result, time_limit=30.0, simulated=solution.simulated)
+    assert found is not None
+    return found
+
+
+def test_what_is_kept_is_what_was_found(tmp_path: Path):
+    solution = stopped_solution()
+    found, best = solution.result, solution.best
+    assert best is not None
+    group = (None, *best.choices[1:])
+    found.joint[group] = JointAnswers(programs=2, program=Tried(choices=best.choices, predicted=1.5, found=best))
+    write_timed_out(tmp_path / "kept.json", kept(solution))
+    held = read_timed_out(tmp_path / "kept.json")
+    assert held == kept(solution)
+    again = held.again(opened())
+    assert (again.status, again.bound, again.best) == ("time_limit", found.bound, found.best)
+    assert (again.evaluated, again.failed) == (found.evaluated, found.failed)
+    assert (again.total, again.bounded, again.refused) == (found.total, found.bounded, found.refused)
+    assert again.joint == found.joint
+
+
+def test_a_search_with_no_more_time_is_not_repeated():
+    earlier = stopped_solution()
+    for limit, asks in ((10.0, False), (30.0, False), (31.0, True)):
+        evaluator = Drawn()
+        again = solve(opened(), evaluator, time_limit=limit, stopped=kept(earlier))
+        assert bool(evaluator.asked) is asks
+        assert asks or again.value == earlier.value
+        assert again.result.status == ("optimal" if asks else "time_limit")
+
+
+def test_what_was_searched_to_its_end_is_not_kept():
+    solution = solve(opened(), Drawn())
+    assert TimedOut.of(solution.plan, solution.result, time_limit=30.0, simulated=1) is None
+
+
+def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answered = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full, every(2)] -> full")
+    narrowed = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full]")
+    other = TEXT.replace("global = 32", "global = 64")
+    bounded, aimed = f"{TEXT}\nrequire reserved_memory <= 7GiB\n", f"{TEXT}\nmaximize mfu\n"
+    asked = (TEXT, answered, narrowed, other, bounded, aimed)
+    files = {text: timed_out_file(opened(text), "profile@1") for text in asked}
+    assert files[TEXT] == files[answered] is not None
+    assert len(set(files.values())) == len(asked) - 1
+    assert timed_out_file(opened(), "profile@2") not in files.values()
+
+
+def test_what_is_damaged_counts_as_none(tmp_path: Path):
+    file = tmp_path / "kept.json"
+    write_timed_out(file, kept(stopped_solution()))
+    file.write_text(file.read_text(encoding="utf-8").replace("30.0", "99.0"), encoding="utf-8")
+    assert read_timed_out(file) is None
+    assert read_timed_out(None) is read_timed_out(tmp_path / "other.json") is None
+
+
+def test_the_time_limit_is_part_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`legoai.solve` reads what is kept, and with `refresh` it does not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = tmp_path / "test.plan"
+    plan.write_text(TEXT, encoding="utf-8")
+    solution = stopped_solution()
+    asked: list[TimedOut | None] = []
+
+    def fake(*_: object, stopped: TimedOut | None, **__: object) -> Solution:
+        asked.append(stopped)
+        return solution
+
+    monkeypatch.setattr("legoai.cost.search.solve.solve", fake)
+    for limit, refresh in ((30.0, False), (20.0, False), (20.0, True), (20.0, False)):
+        legoai.solve(plan, time_limit=limit, refresh=refresh)
+    assert [item and item.time_limit for item in asked] == [None, 30.0, None, 20.0]
+    assert json.loads(json.dumps(asked[1].found)) == kept(solution).found if asked[1] else False
+
+
+LEARNED = """\
+optimizer adamw(lr = 1e-3, weight_decay = 0.1)
+clip      (norm = 1.0)
+schedule  cosine(warmup = 10, steps = 100)
+seed      1
+"""
+OTHERS = (("lr = 1e-3", "lr = 2e-4"), ("norm = 1.0", "norm = 0.5"), ("warmup = 10", "warmup = 20"), ("1\n", "2\n"))
+
+
+def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = timed_out_file(opened(TEXT + LEARNED), "profile@1")
+    assert own is not None
+    for old, new in (*OTHERS, ("weight_decay = 0.1", "weight_decay = 0.3")):
+        assert timed_out_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") == own, new
+    for old, new in (("weight_decay = 0.1", "weight_decay = 0.0"), ("adamw", "adam"), ("cosine", "linear")):
+        assert timed_out_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") != own, new
+    muon = LEARNED.replace("weight_decay = 0.1)", "weight_decay = 0.1) { layers.* = muon(lr = 1e-3, ns_steps = 5) }")
+    iterated = timed_out_file(opened(TEXT + muon), "profile@1")
+    assert timed_out_file(opened(TEXT + muon.replace("muon(lr = 1e-3", "muon(lr = 2e-3")), "profile@1") == iterated
+    assert timed_out_file(opened(TEXT + muon.replace("ns_steps = 5", "ns_steps = 9")), "profile@1") != iterated
+    renamed = (TEXT + LEARNED).replace("plan test", "plan other")
+    assert timed_out_file(opened(renamed), "profile@1") == own
+
+
+def test_what_costs_nothing_costs_nothing():
+    decided = TEXT.replace("auto in [2, 8, 16]", "2").replace("tp = auto", "tp = 2") + LEARNED
+    decided = decided.replace("auto in [none, full, every(2)]", "full")
+    other = decided
+    for old, new in OTHERS:
+        other = other.replace(old, new)
+
+    def costs() -> list[tuple[float, int, int]]:
+        found = []
+        for text in (decided, other):
+            analysis = lint(text, "test.plan", directory=Path()).analysis
+            one = estimate(lower(analysis), analysis.plan, analysis.manifest)
+            found.append((one.step_time, one.peak_active, one.peak_reserved))
+        return found
+
+    own, others = in_a_fork(costs)
+    assert own == others
