@@ -162,11 +162,18 @@ def _filled(shape: tuple[int, ...]) -> Any:
 
 
 _MESH_METHODS: Final = ("_concatenate", "_flatten", "_unflatten")
+_WITH_VALUES: Final = (
+    # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
+    "torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
+    # The indices that a rank has of a dim that is sharded by pieces, as of a batch whose sequences are sharded.
+    "torch.distributed.tensor.placement_types:_StridedShard.local_shard_size_and_offset",
+)
+"""Functions that read values of tensors which they make themselves."""
 
 
 @contextlib.contextmanager
 def patched_meshes() -> Iterator[None]:
-    """Run what makes a mesh of another, with tensors of ranks whose values matter, outside of fake tensor modes."""
+    """Run outside of fake tensor modes what makes a mesh of another, and what reads values of tensors that it makes."""
     with contextlib.ExitStack() as stack:
         for name in _MESH_METHODS:
             path = f"torch.distributed.device_mesh:DeviceMesh.{name}"
@@ -175,9 +182,8 @@ def patched_meshes() -> Iterator[None]:
                 stack.enter_context(patched(path, staticmethod(_outside_fake(method.__func__))))
             else:
                 stack.enter_context(patched(path, _outside_fake(method)))
-        # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
-        path = "torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info"
-        stack.enter_context(patched(path, _outside_fake(original(path))))
+        for path in _WITH_VALUES:
+            stack.enter_context(patched(path, _outside_fake(original(path))))
         yield
 
 

@@ -77,7 +77,7 @@ def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
 def _computed(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
     known = [item for item in taken if item.state != "any"]
     if not known:
-        return PLAIN if PLAIN in taken or step.name in _LARGE else ANY
+        return _constant(step, taken)
     whole = next((item for item in taken if item.wrapped), None)
     if whole is not None and step.op != "cast":
         if step.op == "attention":
@@ -101,6 +101,17 @@ def _computed(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
         return replace(known[0], moved=True, wrapped=any(item.wrapped for item in known))
     sums = step.op == "reduce" and step.name in ("sum", "mean") and known[0].state == "partial"
     return replace(known[0], moved=True) if sums else UNKNOWN
+
+
+def _constant(step: Step, taken: list[Tensor]) -> Tensor:
+    """A constant, or what is computed from constants; the dims of positions are counted."""
+    made = PLAIN if step.name in _LARGE or any(item.plain for item in taken) else ANY
+    if step.name == "arange":
+        return replace(made, rank=1)
+    [first, *others] = taken or [ANY]
+    if step.name == "unsqueeze" and first.rank is not None and not others:
+        return replace(made, rank=first.rank + 1)
+    return made
 
 
 def _pointwise(path: str, step: Step, known: list[Tensor], find: Find) -> Tensor:

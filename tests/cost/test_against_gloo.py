@@ -34,6 +34,7 @@ QUICK = (
     "fsdp, as one graph, scheduled by torch",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
+    "tensor and sequence parallel, gathered by torch",
     "pipeline, ZBVZeroBubble",
 )
 """One of most families; the others take too long for every run of the tests."""

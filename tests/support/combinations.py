@@ -66,6 +66,7 @@ def _four(body: str, *, data: int = 4, sparse: bool = False) -> Combination:
 
 _SHARDED = "mesh (dp_shard = 2)\n"
 _CLIP = "clip (norm = 1.0)\n"
+_GATHERED = "  layers.*.feed_forward              = inputs(from = shard(1), to = replicate)\n"
 _FULL = "checkpoint { layers.* = full }\n"
 _SINGLE = "precision (param = fp32)\n"
 
@@ -148,6 +149,9 @@ comm (prefetch = units(forward = 2, backward = 2))
     "tensor and sequence parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_CLIP}{_SINGLE}", data=1),
     "tensor and sequence parallel, checkpointed": _two(
         f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_FULL}{_SINGLE}", data=1
+    ),
+    "tensor and sequence parallel, gathered by torch": _two(
+        f"mesh (tp = 2)\n{SEQUENCE_PARALLEL.replace(_GATHERED, '')}{_SINGLE}", data=1
     ),
     "fsdp and tensor parallel": _four(f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}{_CLIP}", data=2),
     "fsdp and tensor parallel, as one graph": _four(

@@ -73,6 +73,9 @@ CASES = {
     "context": MODELS["llama"] + DEVICES + IN_CONTEXT,
 }
 
+LINT_LETS_PASS = ("mixtral", "compile")
+"""Plans in which lint lets some styles pass that PyTorch refuses: around experts, and in compiled blocks."""
+
 
 def opened(text: str) -> OpenPlan:
     linted = with_open_rules(lint(f"plan test\n{text}", "test.plan", directory=Path()), directory=Path())
@@ -99,7 +102,7 @@ def communication(plan: OpenPlan, choices: Sequence[int], bounds: BoundsOf) -> f
 
 
 def checked(text: str, count: int, seed: int) -> list[str]:
-    """Choices of styles whose bounds exceed what is simulated, or that communicate less than is added for it."""
+    """Choices of styles that cannot be costed, whose bounds exceed that, or that communicate less than is added for it."""
     draw, plan, bounds = random.Random(seed), opened(text), BoundsOf()
     found, wrong, done = list(drawn_styles(draw, plan, [0] * len(plan.holes), tries=40 * count)), [], 0
     draw.shuffle(found)
@@ -107,8 +110,10 @@ def checked(text: str, count: int, seed: int) -> list[str]:
         candidate = plan.candidate(choices)
         try:
             cost = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest, whole=True)
-        except CannotEstimateError:
-            continue  # which lint does not refuse, but torch
+        except CannotEstimateError as error:
+            if not any(word in text for word in LINT_LETS_PASS):
+                wrong.append(f"{choices} lint clean, and cannot be costed: {error}")
+            continue
         order = draw.sample(range(len(choices)), len(choices))
         for number in (0, 1, len(order) // 2, len(order)):
             least = bounds(plan.candidate(with_open(choices, order[:number])).analysis)

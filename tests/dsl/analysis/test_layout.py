@@ -64,6 +64,20 @@ def test_learned_positions_are_added_to_tokens_that_lie_alike() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "style", "says"),
+    [
+        ("attention.wo", "colwise(input = shard(1))", "expects `shard(1)`, and `shard(-1)` arrives"),
+        ("mlp.down", "colwise(input = shard(1))", "expects `shard(1)`, and `shard(-1)` arrives"),
+        ("mlp.up", "rowwise(output = shard(1))", "expects `shard(-1)`, and `shard(1)` arrives"),
+    ],
+)
+def test_dims_of_what_learned_positions_are_added_to_are_known(module: str, style: str, says: str) -> None:
+    styles = {**GPT_SEQUENCE, f"layers.*.{module}": style}
+    found = [item.message for item in diagnostics(plan(styles, 'model gpt3("2.7b")')) if item.code == "LP412"]
+    assert any(says in message for message in found), found
+
+
 def test_both_lines_and_the_cure_are_told() -> None:
     styles = {**SEQUENCE_PARALLEL, "layers.*.feed_forward": "inputs(from = replicate, to = replicate)"}
     found = next(item for item in diagnostics(plan(styles)) if item.code == "LP412")

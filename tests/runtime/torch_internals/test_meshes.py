@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.large_worlds import Chunks
@@ -83,6 +84,18 @@ def resharded() -> list[int]:
 
 def test_units_reshard_over_some_of_their_ranks():
     assert simulate(resharded) == [4, 5]
+
+
+def redistributed() -> list[tuple[int, ...]]:
+    """Local shapes of a sharded sequence, of the same with its batch flattened, and of that gathered."""
+    mesh = mesh_of(8)
+    sequences = DTensor.from_local(torch.empty(3, 2, 4, device=SIM), mesh, [Shard(1)])
+    tokens = sequences.view(3 * 16, 4)
+    return [tuple(one.to_local().shape) for one in (sequences, tokens, tokens.redistribute(mesh, [Replicate()]))]
+
+
+def test_strided_shards_are_redistributed():
+    assert simulate(redistributed) == [(3, 2, 4), (6, 4), (48, 4)]
 
 
 def compared() -> list[bool]:
