@@ -1,19 +1,20 @@
 """Lower bounds of the search against costs of random candidates: `python -m benchmarks.bounds --minutes 10`.
 
 Open plans are drawn (model, devices, length, which statements there are and which holes these have) in families: plans
-of a family differ in depth, global batch, devices and limit of memory, and in little that has to be captured anew for
-each of them. Of every family some complete candidates are drawn. Each has a cost, as the search's evaluator gives it,
-in a trace that is composed of what was captured; where a bound comes within 0.5% of its time, which is how far
-composition may be off, all of its blocks and micro batches are timed. Its own bound, and those of every plan on a
-random path from it to the plan with all holes open, must not exceed that cost, in time and in memory. Bounds are asked
-as the search asks, knowing what the candidates before had to compute and to move. Where memory is limited they hold for
-what fits.
-Printed are how many were drawn and checked, what was violated, and how near the bounds come: a bound is the better the
+of a family differ in depth, global batch, devices and limit of memory, so that few programs have to be captured for
+each of them. From every family some complete candidates are drawn. Each candidate's cost comes from the search's
+evaluator, whose trace is composed of captured parts; where a bound comes within 0.5% of its time, which is how far
+composition may be off, all of its blocks and micro batches are timed instead. The candidate's own bound, and those of
+every plan on a random path from it to the plan with all holes open, must not exceed that cost, in time and in memory.
+Bounds are computed as in the search, from the compute and communication of the candidates before. Where memory is
+limited they hold for candidates that fit.
+Printed are how many plans were drawn and checked, which bounds were violated, and how tight the bounds are: the nearer
+a bound's share of the true cost is to 1, the better it is.
 nearer its share of the true cost is to 1.
 
-Each family is drawn from the seed and its number, and checked in a process of its own, two of them at once. With
-`--resume FILE` what each has found is added to that file, and a later run of the same seed and code goes on behind it:
-`python -m benchmarks.bounds --minutes 25 --resume bounds.jsonl --write`.
+Each family is drawn from the seed and its number, and checked in a process of its own, two of them at a time. With
+`--resume FILE` each family's results are appended to that file, and a later run of the same seed and code continues
+after the last family: `python -m benchmarks.bounds --minutes 25 --resume bounds.jsonl --write`.
 
 `--write` adds the run to `results/bounds.json`; each row there names its seed and the state of the code.
 """
@@ -74,21 +75,21 @@ COMPOSED = 0.005
 
 @dataclass(slots=True)
 class Tally:
-    """What was found.
+    """Counts and violations of a run.
 
     Attributes:
-        families: of plans that lint clean.
+        families: families whose plan has no errors.
         plans: open plans among them.
-        candidates: complete ones whose cost is known.
-        costs: of candidates that were computed; a limit of memory does not change them.
-        captured: different programs among them that were run on the simulated device.
-        bounds: that were compared with these costs.
-        beyond: candidates that exceed their limit of memory; of their bounds that of memory alone is compared.
+        candidates: complete plans whose cost is known.
+        costs: computed costs of candidates; a limit of memory does not change them.
+        captured: different programs among them that were executed on the simulated device.
+        bounds: bounds that were compared with these costs.
+        beyond: candidates that exceed their limit of memory; only their bounds of memory are compared.
         illegal: candidates that the linter refuses.
         failed: candidates that cannot be simulated.
-        taught: candidates whose bounds knew what the blocks of another had moved.
-        kinds: candidates that have more than one rank on an axis, or an option that is not the default, by its name.
-        violations: bounds above the cost, told in words.
+        taught: candidates whose bounds used the block costs of another candidate.
+        kinds: candidates by feature: more than one rank on an axis, or an option that is not the default.
+        violations: bounds above the cost, described in words.
         time: share of the step that each candidate's own bound is.
         memory: likewise of the peak.
     """
@@ -109,11 +110,11 @@ class Tally:
     memory: list[float] = field(default_factory=list)
 
     def count_captured(self, done: str) -> None:
-        """Take note of what an estimate does."""
+        """Count the events that an estimate reports."""
         self.captured += done.startswith("running")
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add what another tally, as plain data, has found."""
+        """Add another tally, given as plain data."""
         for name, value in other.items():
             own = getattr(self, name)
             if isinstance(own, dict):
@@ -124,7 +125,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a candidate costs, and what a search learns of it."""
+    """A candidate's cost, and the figures that the search learns from it."""
 
     seconds: float
     peak: int
@@ -242,7 +243,7 @@ def compare(  # noqa: PLR0917
 
 
 def path_to(draw: random.Random, choices: Sequence[int]) -> Iterator[list[int | None]]:
-    """A candidate, and with one answer less each time what is open above it, to all holes."""
+    """A candidate, then the same plan with one hole more reopened each time, up to all holes."""
     kept: list[int | None] = list(choices)
     yield list(kept)
     for index in draw.sample(range(len(kept)), len(kept)):
@@ -262,7 +263,7 @@ def kinds_of(plan: Plan) -> list[str]:
 
 
 def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
-    """What a run found, as it is written."""
+    """The result of a run, as it is written to the file."""
     shares = {
         f"{name}_share": {
             "mean": statistics.fmean(values),
@@ -278,7 +279,7 @@ def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
 
 
 def checked(work: tuple[int, int]) -> tuple[int, dict[str, Any]]:
-    """What a family gives that is drawn from a seed and a number; of a process that ends behind it."""
+    """The tally of the family of a seed and a number; runs in a process that ends afterwards."""
     seed, number = work
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns of simulated process groups
     tally = Tally()
@@ -302,7 +303,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=JOBS, help="families that are checked at once")
     parser.add_argument("--candidates", type=int, default=10_000, help="after which to stop")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what families gave, and go on behind it")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="append the results of families, and continue after them"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process

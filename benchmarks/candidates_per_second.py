@@ -1,8 +1,8 @@
 """Candidates that `legoai solve` evaluates in a second once their pieces are captured.
 
 A sample of the legal answers of the plans of `solve_time.py` is simulated twice in processes on all cores: first with
-an empty cache, and again with what that captured. Timed is the second, from the lowered candidate to its figures,
-without the processes' start; linting and bounds come before it and are timed by themselves.
+an empty cache, and again with the pieces that the first run captured. The second run is timed, from the lowered
+candidate to its figures, without the processes' start; linting and bounds come before it and are timed separately.
 
     python benchmarks/candidates_per_second.py [--write] [--sample N] [NAME ...]
 """

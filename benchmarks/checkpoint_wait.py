@@ -1,8 +1,8 @@
-"""Seconds for which a training waits for a checkpoint: written while it waits, and beside it.
+"""Seconds for which training waits for a checkpoint: synchronous saving beside asynchronous saving.
 
 A small Llama is trained in two processes over gloo, once with `save (asynchronous = false)` and once with
-`asynchronous = true`. Printed is the median over the run's checkpoints of what the steps waited for each, from the
-run's metrics, and of the time until it could be found; all are read back whole before older ones are removed.
+`asynchronous = true`. Printed are medians over the run's checkpoints: the time for which the steps waited for each,
+from the run's metrics, and the time until it was complete. All are read back whole before older ones are removed.
 
     python benchmarks/checkpoint_wait.py [--write]
 """
@@ -34,7 +34,7 @@ steps 15
 
 
 def measured(asynchronous: bool) -> dict[str, Any]:
-    """Train, and read what the run tells of its checkpoints."""
+    """Train, and read the checkpoints' times from the run's metrics."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "saved.plan"
         plan.write_text(PLAN.format(asynchronous=str(asynchronous).lower()), encoding="utf-8")

@@ -2,9 +2,9 @@
 
 Prints the error from 1 MiB upward on the measurements that the fits did not see, as the profiles state them
 (`fit_profiles.py` says how they are chosen): on one host by device and collective, between hosts by fabric, there with
-the measured placements and by the formula alone. A fabric that was not measured is named with what it is derived from.
+the measured placements and by the formula alone. A fabric without measurements is listed with its source.
 
-Held to: a median of 10% for each fabric that has at least three measurements held out.
+Limit: a median of 10% for each fabric that has at least three held-out measurements.
 """
 
 from __future__ import annotations

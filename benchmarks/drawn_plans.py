@@ -1,4 +1,4 @@
-"""Plans with holes that are drawn at random, in families of which little has to be captured anew for each."""
+"""Random plans with holes, in families whose plans share most captured programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.models.manifest import Manifest
 
 VARIANTS = 10
-"""Plans of a family without limits of memory; a pipeline, all of which is captured anew, has one."""
+"""The plans of a family without limits of memory; a pipeline, which shares no captured programs, has one plan."""
 STAGED = 0.5
 """Share of the families that are pipelines; these have a tenth of the plans of others."""
 
@@ -53,11 +53,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Plans with the same holes and the same programs but for what a :class:`Variant` says.
+    """Plans with the same holes and the same programs, except where a :class:`Variant` differs.
 
     Attributes:
         model: its statement, without the number of blocks.
-        batch: what else the statement says than the sequences of a step.
+        batch: the rest of the batch statement, without its number of sequences.
         others: further statements.
         variants: without limits of memory.
     """

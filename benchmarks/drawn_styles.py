@@ -48,13 +48,13 @@ STARTS: tuple[dict[str, str], ...] = (
 def drawn_styles(
     draw: random.Random, plan: OpenPlan, choices: Sequence[int], *, tries: int
 ) -> Iterator[tuple[int, ...]]:
-    """Choices with other styles that lint allows, each a few steps from one that has been given.
+    """Choices with other styles that lint allows, each a few steps from a choice that was yielded before.
 
     Args:
-        draw: what is drawn with.
+        draw: the random generator.
         plan: with its holes.
-        choices: for each hole; those of styles are drawn anew.
-        tries: styles that are looked at.
+        choices: for each hole; those of styles are drawn again.
+        tries: styles that are tried.
     """
     styles = [index for index, hole in enumerate(plan.holes) if hole.line is not None]
     legal = [one for one in starts(plan, choices) if not plan.candidate(one).errors]
@@ -88,7 +88,7 @@ def starts(plan: OpenPlan, choices: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _part_of(manifest: Manifest) -> Callable[[str], str]:
-    """Gives what the modules of a pattern are to the model."""
+    """Sets the modules of a pattern in the model."""
     last: set[str] = set()
     for info in manifest.modules.values():
         linear = [name for name in info.children if manifest.modules[info.child_path(name)].kind == "linear"]

@@ -324,8 +324,8 @@ CARRIED_UNITS = 0.63
 def attention_model(rows: Sequence[Row], target: Device) -> dict[str, Any]:
     """A limit for each width and mask, a sequence for each mask and the units in common; then a table of the rest.
 
-    The papers' figures hold the number of tokens constant, so that the number of blocks says nothing: units are then
-    carried over.
+    The papers' figures hold the number of tokens constant, so that they cannot determine a limit on blocks: units are
+    then carried over.
     """
     base = {
         "peak": target.peak("bf16"),

@@ -43,7 +43,7 @@ AZURE_ALL_REDUCE = {
 
 @dataclass(frozen=True)
 class Timing:
-    """A measured collective; ``split`` is what decides whether it is held out."""
+    """A measured collective; ``split`` decides whether it is held out."""
 
     split: str
     kind: CollectiveKind
@@ -160,7 +160,7 @@ def medians(rows: Sequence[Timing]) -> list[list[float]]:
 def increasing(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Times that do not fall with size: no message takes longer than the fastest of those that are larger.
 
-    What falls is noise: of first calls, which the smallest sizes of a sweep have to bear, and of other jobs.
+    A time that falls is noise: first calls, which the smallest sizes of a sweep include, and other jobs.
     """
     least = math.inf
     result: list[tuple[int, float]] = []

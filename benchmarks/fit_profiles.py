@@ -3,9 +3,10 @@
 DIRECTORY holds the CSV files of measurements, which are not in this repository; each begins with comments on where it
 is from. Needs scikit-learn and scipy (`pip install -e '.[fit]'`); what is written needs neither.
 
-A fifth of the rows, chosen by the SHA-256 of their id, is held out: the errors in a profile are on those rows, of a fit
-that did not see them. What is shipped is then fitted on all rows. Rows are dropped where a file calls them suspect, and
-where their hardware is not in the catalogue. The cpu's profile is measured, not fitted: `legoai calibrate` writes it.
+A fifth of the rows, chosen by the SHA-256 of their id, is held out: the errors in a profile are those of a fit without
+these rows, on these rows. The shipped fit is then made on all rows. Rows are dropped where a file calls them suspect,
+and where their hardware is not in the catalogue. The cpu's profile is measured, not fitted: `legoai calibrate` writes
+it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def with_error(build: Callable[[list[Row]], Document], rows: list[Row], label: s
 
 
 def same_rate(document: Document, source: str, target: str, reason: str) -> None:
-    """Give another dtype the products and the attention of one that the tensor cores treat alike."""
+    """Copy products and attention to another dtype that the tensor cores execute at the same rate."""
     document["products"][target] = {"like": source, "derived": _joined(document["products"][source], reason)}
     for key, model in list(document["attention"].items()):
         implementation, direction, rate = key.split()

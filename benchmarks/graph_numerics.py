@@ -1,11 +1,11 @@
-"""Training on the graph backend beside the eager backend, under all subsets of five passes, over real gloo processes.
+"""Training on the graph backend against the eager backend, under all subsets of five passes, over gloo processes.
 
-Six plans are trained on 2 or 4 processes: FSDP, HSDP, FSDP beside tensor and sequence parallel, stages of FSDP, experts
-beside FSDP, and context parallel over FSDP's ranks. Each statement that switches a pass is written or left out, in all
-combinations: buckets of several units, gathers ahead of the computation that hides them, as early as memory allows,
-operators that are kept for backward, and activations on the host. The units of the plans differ in what they keep
-gathered, so that parameters are gathered again for backward, kept for it, and kept for the whole step. A step has two
-micro batches, and its gradients are clipped.
+Six plans are trained on 2 or 4 processes: FSDP, HSDP, FSDP with tensor and sequence parallelism, stages of FSDP,
+experts with FSDP, and context parallelism over FSDP's ranks. Each statement that switches a pass is written or left
+out, in all combinations: buckets of several units, gathers ahead of the computation that hides them, gathers as early
+as memory allows, operators whose results are saved for backward, and activations on the host. The units of the plans
+differ in when they are resharded, so that parameters are gathered again for backward, kept for it, and kept for the
+whole step. A step has two micro batches, and its gradients are clipped.
 
 No pass changes what is computed or in which order it is summed. So losses and gradient norms of all steps and the
 parameters after the last must be equal, to the bit, to those of the plan under the eager backend without any of these
@@ -70,7 +70,7 @@ class Case:
     samples: int = 8
 
     def plan(self, body: str) -> str:
-        """All statements of a plan that says this of how it is trained: two micro batches in a step."""
+        """All statements of a plan with this parallelism: two micro batches in a step."""
         training = with_fewer_passes(TRAINING, body).replace("global = 8", f"global = {self.samples}")
         return f"{self.model}cluster cpu(devices = {self.ranks})\n{training}{body}"
 
@@ -158,13 +158,14 @@ def pools() -> Iterator[Pools]:
 
 @dataclass(slots=True)
 class Row:
-    """What became of the combinations of a plan.
+    """Results of all combinations of a plan's passes.
 
     Attributes:
         equal: equal to the bit.
         refused: those that lint refuses, with its codes.
         different: those whose losses, norms or parameters differ.
-        failed: those that lint lets pass and that were not lowered or did not run, with the first line of the reason.
+        failed: those that lint lets pass and that could not be lowered or failed at run time, with the error's first
+            line.
     """
 
     plan: str

@@ -1,9 +1,10 @@
 """Host time of kernels that modules, autograd and Python functions issue: `python -m benchmarks.host_time`.
 
-Of tensors so small that nothing but the way to a kernel takes time, on one thread of this machine's processor: the time
-of the process, the least of many repetitions. `forward` is of modules without autograd's records, as in the figure that
-the profiles take for what Python issues; `nodes` is of the backward that C++ issues, `functions` of the same backward
-in Python autograd functions. Kernels are counted as the simulator counts them. A launch on a GPU is not in it.
+The tensors are so small that only the host's work takes time, on one thread of this machine's processor. Timed is the
+process's processor time, the minimum of many repetitions. `forward` is the forward pass of modules without autograd's
+records, as in the profiles' figure for kernels that Python issues; `nodes` is a backward pass that C++ issues,
+`functions` the same backward in Python autograd functions. Kernels are counted as in the simulator. The launch on a GPU
+is not included.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Recomputation, unsharded parameters and offloading decided jointly, greedily, and one after the other.
 
-What blocks hold and take is learnt from plans that treat all of them alike, as `legoai solve` does. Under each of a
-grid of limits of reserved memory three choices are made from it: by the integer program; by the greedy rival; and one
-after the other: the least recomputation that fits, then parameters kept unsharded in what is left, and the optimizer's
-state offloaded where nothing fits before. Each is simulated whole, corrected by what it took beyond what was expected,
-and made anew, until it stays. Written is the best simulated step of each that is within the limit, and what share of
-the limit it leaves over. Under a pipeline each stage is treated by itself, by the integer program and by the greedy
-rival, and nothing is offloaded. Rows of cases that are not named stay as they were.
+The memory and time of blocks are taken from plans that treat all of them equally, as in `legoai solve`. Under each of a
+grid of limits of reserved memory three choices are made from them: by the integer program; by the greedy rival; and one
+after the other: the least recomputation that fits, then parameters kept unsharded in the memory that is left, and the
+optimizer's state offloaded where nothing fits before. Each choice is simulated whole, the expected memory is corrected
+by the difference, and the choice is repeated until it no longer changes. Written is the best simulated step of each
+that is within the limit, and the share of the limit that it leaves free. Under a pipeline each stage is decided
+separately, by the integer program and by the greedy rival, and nothing is offloaded. Rows of cases that are not named
+stay in the file unchanged.
 
     python benchmarks/joint_memory.py [--write] [NAME ...]
 """
@@ -124,7 +125,7 @@ class Simulated:
 
 
 def sequential(problem: MemoryProblem) -> Division | None:
-    """The least recomputation that fits, then what is kept unsharded in the room that is left; offloading at last."""
+    """The least recomputation that fits, then unsharded parameters in the memory that is left; offloading last."""
     resharded = {pair: costs for pair, costs in problem.pairs.items() if pair[1] == 0}
     for way, offloading in enumerate(problem.offloadings):
         one = replace(problem, pairs=resharded, offloadings=[offloading]).solve().division
@@ -146,7 +147,7 @@ JOINT: dict[str, Chooser] = {"joint": lambda problem: problem.solve().division}
 def best_of(
     choose: Chooser, simulated: Simulated, learnt: ObservedMemory | ObservedStageMemory, room: Room
 ) -> dict[str, Any] | None:
-    """The best simulated step of a way to choose; None where it finds nothing within the room."""
+    """The best simulated step of a method; None where it finds nothing within the limit."""
     problem: Any = learnt.problem(room)
     corrected, seen = problem, set()
     best: dict[str, Any] | None = None
@@ -179,7 +180,7 @@ def best_of(
 
 
 def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -> ObservedMemory | ObservedStageMemory:
-    """What listed values were seen to take."""
+    """The simulated figures of listed values."""
     analysis = simulated.plan.candidate(simulated.chosen(own)).analysis
     assert analysis is not None
     if not is_staged(analysis):

@@ -1,17 +1,16 @@
 """Wall-clock time of `legoai lint` in a cold process.
 
 Timed is a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan of 100
-lines for a built-in model, once a preset and once with dimensions of its own. Nothing is kept from one process to the
-next but what every use keeps: compiled Python files and the cached parser tables. A first process, which may have to
-make those, is left out.
+lines for a built-in model, once with a preset and once with dimensions of its own. From one process to the next only
+compiled Python files and the cached parser tables are kept, as in every use. A first process, which may have to write
+those, is left out.
 
-The figure is the median of the processor time of 20 processes, user and system, because that hardly depends on what
-else runs on the machine; linting waits for nothing, so on a machine that is at rest the elapsed time is the same. The
-median of the elapsed time is printed beside it, without a limit, and so is the time of an interpreter that does
-nothing.
+The figure is the median of the processor time of 20 processes, user and system, because it hardly depends on other load
+of the machine; linting waits for nothing, so on an idle machine the elapsed time is the same. The median of the elapsed
+time is printed beside it, without a limit, and so is the time of an interpreter that does nothing.
 
-Lark imports the packages regex and interegular where they are installed, which `legoai` needs for nothing and its
-plain installation does not bring along. They are hidden from the processes; `--as-installed` leaves them.
+Lark imports the packages regex and interegular where they are installed. `legoai` does not need them, and its plain
+installation does not include them: they are hidden from the processes, unless `--as-installed` is given.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PROCESSES = 20
 BLOCKS = 80
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Whatever says so here, compiled files are kept: a process that compiles its imports anew takes half as long again."""
+"""Compiled files are used even where the environment disables them: without, a process takes half as long again."""
 
 HIDE = "import sys; sys.modules.update(dict.fromkeys(('regex', 'interegular')));"
 RUN = "from legoai.cli import main; raise SystemExit(main(['lint', sys.argv[1]]))"
@@ -105,7 +104,7 @@ def report(name: str, command: list[str]) -> float:
 
 
 def imports(command: list[str]) -> None:
-    """Print what the imports take, by top-level package and for the slowest modules."""
+    """Print the time of imports, by top-level package and for the slowest modules."""
     command = [command[0], "-X", "importtime", *command[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=ENVIRONMENT)
     own: dict[str, int] = {}
@@ -129,7 +128,7 @@ def imports(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether the limit is kept."""
+    """Measure and print; the exit status is 0 where the limit is met."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--as-installed", action="store_true", help="do not hide regex and interegular")
     hidden = "import sys;" if parser.parse_args().as_installed else HIDE

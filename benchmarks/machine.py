@@ -39,7 +39,7 @@ def write_rows(path: Path, about: Mapping[str, object], rows: Sequence[Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a benchmark was asked for on the command line, and the machine."""
+    """The parsed command line of a benchmark, and the machine."""
 
     options: argparse.Namespace
     about: Mapping[str, str | float]
@@ -50,7 +50,7 @@ class Asked:
 
 
 def ask(description: str | None, results: Path, **others: tuple[int | bool, str]) -> Asked:
-    """Read the command line, names of cases and `--write`, and print what the machine is.
+    """Parse the command line, with names of cases and `--write`, and print the machine.
 
     Args:
         description: the script's docstring.
@@ -72,11 +72,11 @@ def ask(description: str | None, results: Path, **others: tuple[int | bool, str]
 
 
 def legoai(*arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """The JSON that a command of LegoAI prints in a process of its own.
+    """The JSON output of a `legoai` command that runs in a process of its own.
 
     Args:
-        arguments: of `legoai`, but for `--json`.
-        cache: the folder in which it keeps what it keeps; by default the user's.
+        arguments: of `legoai`, without `--json`.
+        cache: the cache folder; by default the user's.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if cache is not None:

@@ -1,10 +1,10 @@
-"""What a stopped search has left open: the nodes of least bound, and the true cost of a few of their completions.
+"""What a stopped search leaves open: the nodes with the lowest bounds, and the true cost of a few completions of them.
 
-The gap that `legoai solve` reports is that of the loosest bound of what it has not looked into, so that this is where a
-better bound counts. Each worked plan with holes that does not end by itself is searched for some seconds; printed are
-the nodes of least bound with what is decided of them, how many there are below the best candidate by half seconds, and
-how long a node takes. With `--complete N` the N loosest are completed as the search's own first guess completes them,
-and simulated, which takes seconds for each.
+The gap that `legoai solve` reports is that of the loosest bound among unexplored nodes, so that a better bound pays off
+there. Each worked plan with holes whose search does not end by itself is searched for some seconds; printed are the
+nodes with the lowest bounds and their decisions, how many there are below the best candidate by half seconds, and the
+time per node. With `--complete N` the N loosest are completed like the search's own first guess, and simulated, which
+takes seconds for each.
 
     python benchmarks/open_nodes.py [--seconds S] [--nodes N] [--complete N] [NAME ...]
 """
@@ -33,7 +33,7 @@ from legoai.dsl.open_rules import with_open_rules
 
 
 def told(plan: OpenPlan, choices: Choices) -> str:
-    """What is decided, in words."""
+    """A node's decisions, in words."""
     pairs = zip(plan.holes, choices, strict=True)
     return ", ".join(f"{hole.what} {hole.choices[index]}" for hole, index in pairs if index is not None)
 

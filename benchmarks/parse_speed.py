@@ -1,10 +1,10 @@
 """Lines of plans that are parsed, formatted and linted per second.
 
-Timed is one process that has everything imported and has done the same once before, on the worked plans of `plans/`,
-one after the other. The figure is the best of ten rounds, since everything that disturbs makes a round longer. The
-parser's memory of its last texts is emptied before each round. Formatting includes the proof that the result says the
-same. Linting includes every check; manifests are computed anew each time. Plans whose model would have to be inspected
-in another process are left out of linting.
+Timed is one process that has imported everything and has done the same once before, on the worked plans of `plans/`,
+one after the other. The figure is the best of ten rounds, since every disturbance makes a round longer. The parser's
+cache of recent texts is emptied before each round. Formatting includes the proof that the result means the same.
+Linting includes every check; manifests are computed again each time. Plans whose model would have to be inspected in
+another process are left out of linting.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_built_in(text: str, path: Path) -> bool:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether the limit is kept."""
+    """Measure and print; the exit status is 0 where the limit is met."""
     texts = {path: path.read_text(encoding="utf-8") for path in PLANS}
     built_in = {path: text for path, text in texts.items() if is_built_in(text, path)}
     print(

@@ -40,14 +40,14 @@ MEMORY_STEPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Real:
-    """What one rank took.
+    """Measured times and memory of one rank.
 
     Attributes:
         seconds: of each measured step.
-        peak: most bytes of storages in a step after the first; of several steps the least, because gloo's threads hold
-            buffers for a while after a collective, the longer the busier the machine is.
+        peak: most bytes of storages in a step after the first; the minimum over several steps, because gloo's threads
+            hold buffers for a while after a collective, longer on a busy machine.
         held: bytes of storages when that step begins.
-        kernels: seconds of each operator by its name in one more step, on this thread, where it was asked for.
+        kernels: seconds of each operator by its name in one more step, on this thread, if requested.
     """
 
     seconds: tuple[float, ...]
@@ -74,7 +74,7 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # what it computes with is seen when it computes
+            return NotImplemented  # the operators that the subclass itself calls arrive here too
         out = func(*args, **(kwargs or {}))
         for item in _tensors(out):
             self.note(item)
@@ -127,7 +127,7 @@ class RandomBatches:
 
 def run_rank(rank: int, /, *, world: int, store: str, text: str, steps: int, profiled: bool, answers: Any) -> None:
     """Be one rank of a program; the answer on the queue is (rank, :class:`Real`)."""
-    # Without a time to measure one thread is enough, and disturbs nobody.
+    # Without times to measure one thread is enough, and disturbs no other process.
     torch.set_num_threads(threads_per_process(world) if steps else 1)
     os.environ["LOCAL_RANK"] = str(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

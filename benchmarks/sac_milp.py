@@ -1,14 +1,15 @@
-"""Recomputation that LegoAI chooses under a limit of memory, beside that which torch's integer program chooses.
+"""Recomputation that LegoAI chooses under a memory limit, against the choice of torch's integer program.
 
-`torch.distributed._tools.sac_ilp.sac_milp` (Auto-SAC) says for every block what share of its operators' memory to
-discard. It is fed as torch's own test feeds it: by `MemTracker`, `RuntimeEstimator` with the rates of an H100, and
-`SACEstimator`, on fake tensors and of the program that the plan lowers to. What each block may keep is then written
-into the plan, `layers.3 = budget(…)`, so that both answers are simulated by the same simulator; LegoAI's is that of
-`legoai solve` for `checkpoint { layers.* = auto }` under the same limit of active memory, and, where torch's answer
-takes more than its limit, under what it takes. Beside them stands what full checkpointing takes. Limits lie between the
-peak under full checkpointing and that without any. All is of one H100: `sac_milp` knows of no unsharded parameters.
+`torch.distributed._tools.sac_ilp.sac_milp` (Auto-SAC) decides for every block which share of its operators' memory to
+discard. Its inputs come from torch's tools as in torch's own test: `MemTracker`, `RuntimeEstimator` with the rates of
+an H100, and `SACEstimator`, on fake tensors and of the program that the plan lowers to. The share that each block may
+save is then written into the plan, `layers.3 = budget(…)`, so that both answers are simulated by the same simulator.
+LegoAI's answer is that of `legoai solve` for `checkpoint { layers.* = auto }` under the same limit of active memory,
+and, where torch's answer exceeds its limit, under the memory that torch's answer takes. Full checkpointing is reported
+beside them. Limits lie between the peak under full checkpointing and that without any. Everything is for one H100:
+`sac_milp` does not model unsharded parameters.
 
-It counts no optimizer's state, which is taken off its limit.
+Its model has no optimizer state, whose bytes are subtracted from its limit.
 
     pip install pwlf
     python -m benchmarks.sac_milp [--write] [NAME ...]
@@ -72,8 +73,8 @@ def told_by_torch(plan: Path, limits: Sequence[float]) -> list[dict[str, Any]]:
     """The answers of `sac_milp` for a plan without checkpointing under limits of active memory in GiB.
 
     Returns:
-        of each limit, where there is an answer: the bytes that each block keeps, by the block's index, those that
-        discard nothing left out; the seconds of recomputation and the peak that it expects.
+        for each limit with an answer: the bytes that each block saves, by the block's index, without blocks that
+        discard nothing; the seconds of recomputation and the peak that it expects.
     """
     import torch
 
@@ -133,7 +134,7 @@ def rules(kept: dict[int, int]) -> str:
 
 
 def figures(plan: Path) -> dict[str, float]:
-    """What a plan takes in simulation."""
+    """The simulated figures of a plan."""
     found = legoai("cost", str(plan))
     return {
         "step_time_s": found["step_time_s"],
@@ -143,7 +144,7 @@ def figures(plan: Path) -> dict[str, float]:
 
 
 def measured(name: str, case: Case) -> list[dict[str, Any]]:
-    """The answers under each limit, and what they take."""
+    """The answers under each limit, and their simulated figures."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "case.plan"

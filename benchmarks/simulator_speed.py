@@ -1,14 +1,14 @@
 """Wall-clock time and memory of `legoai cost` in a cold process.
 
 Timed is a whole process, from its start to its exit: the interpreter, the imports, lint, lowering, capture, timeline,
-memory and the summary. Nothing is kept from one process to the next but compiled Python files and the tables of the
-parser; what was captured of a program is kept only for the cases that are asked again. A first process, which may have
-to make those, is left out.
+memory and the summary. From one process to the next only compiled Python files and the tables of the parser are kept;
+captured programs are cached only in the cases that are repeated. A first process, which may have to write those, is
+left out.
 
-The figure is the best processor time of some processes, user and system, because that hardly depends on what else runs
-on the machine; the simulator waits for nothing and uses one core, so on a machine that is at rest the elapsed time is
-the same. The elapsed time is printed beside it; a pipeline, whose ranks are simulated by a process for each core, is
-held to that. The memory is the largest resident set of the process, or of one that it starts.
+The figure is the best processor time of several processes, user and system, because it hardly depends on other load of
+the machine; the simulator waits for nothing and uses one core, so on an idle machine the elapsed time is the same. The
+elapsed time is printed beside it; a pipeline, whose ranks are simulated by a process for each core, is limited by it.
+The memory is the largest resident set of the process, or of one that it starts.
 
     python benchmarks/simulator_speed.py [--runs N] [--write] [NAME ...]
 """
@@ -33,14 +33,14 @@ LIMIT_BYTES = 4 * 2**30
 TIMEOUT_SECONDS = 1200
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Whatever says so here, compiled files are kept: a process that compiles its imports anew takes longer."""
+"""Compiled files are used even where the environment disables them: without, a process takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A command, the seconds that it may take, or None for no limit, and whether elapsed seconds count.
 
-    One that is asked ``again`` finds what was captured when it was asked first.
+    With ``again`` it is repeated, and finds the captures of the first time in the cache.
     """
 
     name: str
@@ -83,8 +83,8 @@ def measure(case: Case, cache: Path) -> Figure:
     """Run one process and wait for it.
 
     Args:
-        case: what it does.
-        cache: in the place of the user's cache folder.
+        case: the command.
+        cache: the cache folder.
     """
     arguments = case.arguments
     if not case.again:
@@ -106,7 +106,7 @@ def measure(case: Case, cache: Path) -> Figure:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether the limits are kept."""
+    """Measure and print; the exit status is 0 where the limits are met."""
     with tempfile.TemporaryDirectory() as cache:
         return _measured(Path(cache))
 

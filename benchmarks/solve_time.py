@@ -1,8 +1,8 @@
-"""Time of `legoai solve` in a cold process, and again, on worked plans some of whose values are made holes.
+"""Time of `legoai solve` in a cold process, and again, on worked plans with some values replaced by holes.
 
-Timed is a whole process, from its start to its exit, on both cores: nothing is kept before the first, and the second
-finds the figures of the candidates that the first simulated. Beside the time stand how many candidates there are, how
-many were simulated, the gap that is left, and the objective of the solution beside that of the plan as it is.
+Timed is a whole process, from its start to its exit, on both cores: the first has an empty cache, and the second finds
+the figures of the candidates that the first simulated. Reported beside the time are how many candidates there are, how
+many were simulated, the remaining gap, and the objective of the solution beside that of the worked plan.
 
     python benchmarks/solve_time.py [--write] [NAME ...]
 """
@@ -21,22 +21,22 @@ from machine import ask, legoai, write_rows
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
 STARTS = 2.0
-"""Seconds of a process beside its search: imports, and what is under way when it is told to stop."""
+"""Seconds of a process besides its search: imports, and work in progress when the search is stopped."""
 TREATMENTS = "auto in [none, full, every(2), selective([attention, matmul])]"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A worked plan, what is replaced in its text, and what may be left of it.
+    """A worked plan, the replacements in its text, and its limits.
 
     Attributes:
         plan: its name.
-        holes: patterns in its text, and what is written in their places.
+        holes: patterns in its text, and their replacements.
         cold: seconds that the first process may take.
         again: seconds that the second may take.
-        gap: that may be left.
-        stops: whether the search is told to stop before ``cold`` seconds are over, as it would not end by itself.
-        what: tells the case from others of the same plan.
+        gap: the largest gap that may remain.
+        stops: whether the search is stopped before ``cold`` seconds are over, as it would not end by itself.
+        what: distinguishes the case from others of the same plan.
     """
 
     plan: str
@@ -162,7 +162,7 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether the limits are kept."""
+    """Measure and print; the exit status is 0 where the limits are met."""
     asked = ask(__doc__, RESULTS)
     rows, kept = [], True
     for case in CASES:

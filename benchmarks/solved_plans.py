@@ -1,4 +1,4 @@
-"""Solved plans beside an expert's configuration and the rule of thumb, and what recomputation costs under a budget.
+"""Solved plans against an expert's configuration and the rule of thumb, and recomputation under a budget.
 
 The plans of `plans/` with holes are solved, and three configurations of each are simulated whole by `legoai cost`: the
 solution; the rule of thumb (least `tp · pp` that fits, then the largest micro batch, all else as solved); and the
@@ -6,7 +6,7 @@ worked plan of the same model and scale. That of Llama 3 70B on 256 GPUs is the 
 published (32-way FSDP, 8-way tensor parallel, micro batches of 16, full checkpointing), without float8 and compilation,
 which the solved plan does not use either. A solution beyond its limit of memory, or slower than another, is a miss.
 
-Then models are checkpointed in every way: not at all, whole blocks, and `budget` by each of its ways of choosing
+Then models are checkpointed in every way: not at all, whole blocks, and `budget` with each of its methods of choosing
 operators, at several shares of the activations' memory. Printed are step, recomputation and peak. An optimum that
 recomputes more than greedy at the same budget is a miss, and so is a budget that recomputes more than whole blocks.
 
@@ -143,7 +143,7 @@ def missed_budgets(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Simulate, print, and say with the exit status whether what must hold does."""
+    """Simulate and print; the exit status is 0 where the expected orders hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="?", choices=("solved", "budgets"), help="only these")
     parser.add_argument("--write", action="store_true", help="write results/solved_plans.json and results/budgets.json")

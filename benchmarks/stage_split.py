@@ -1,7 +1,7 @@
 """Time of a step under the split into stages that `legoai solve` finds, beside those of even splits.
 
-Plans with a pipeline are solved with `split = auto`, and nothing else open. Written is the simulated step of each split
-that was tried, the bound of all splits, and how long solving took in a process that finds nothing kept.
+Plans with a pipeline are solved with `split = auto`, and nothing else open. Written are the simulated step of each
+split that was tried, the bound on all splits, and the time of solving in a process with an empty cache.
 
     python benchmarks/stage_split.py [--write] [NAME ...]
 """

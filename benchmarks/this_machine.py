@@ -7,8 +7,8 @@ First `legoai calibrate` measures the processor for 1, 2 and 4 ranks of the host
 the others work too. Then every plan of `cpu_plans.py` is costed with that profile, and its program is run by as many
 processes. Nothing is fitted to the runs.
 
-Peak memory is that of the tensors of rank 0 in the second step; it is held to 2% for every plan. Time is the median of
-the steps after the warm-up on rank 0; it is held to 15% in the median over the plans.
+Peak memory is that of the tensors of rank 0 in the second step; its limit is 2% for every plan. Time is the median of
+the steps after the warm-up on rank 0; its limit is 15% in the median over the plans.
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@
 
 Rows of the published tables, written as the plans of `benchmarks.validation`, are each given to each tool in a process
 of its own, which starts cold: importing is part of the time to answer. That is processor time, user and system, since
-it hardly depends on what else runs on the machine; no tool waits for anything, or uses more than one core. All tools
-are asked about the same lowered program and the same optimizer step (the second, whose optimizer has its state):
+it hardly depends on other load of the machine; no tool waits for anything, or uses more than one core. All tools get
+the same lowered program and the same optimizer step (the second, whose optimizer has its state):
 
 - `legoai`: `legoai.estimate` for the plan's H100, peak of active memory, step time.
 - `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake tensors of a cpu, since on those
-  of `cuda` a torch that was built without CUDA ends the process. They see a cpu's kernels then. DTensor is made to
-  infer shapes on fake tensors of their own: by those of the step, the tracker would take whole tensors for memory.
+  of `cuda` a torch that was built without CUDA ends the process. They see a cpu's kernels then. DTensor infers shapes
+  on separate fake tensors: on those of the step, the tracker would count whole tensors as memory.
 - `RuntimeEstimator` of the same package, by its cost model of operators. It asks the GPU of the process for its rates;
-  here it is told those of the H100's datasheet.
+  here it gets those of the H100's datasheet.
 
-What a tool says when it fails is written down in its place.
+Where a tool fails, its error message is recorded as its answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Case:
     Attributes:
         name: model, batch, length, precision, checkpointing.
         plan: its text.
-        beside: bytes that the run held and no tool knows, such as workspaces; they are added to each tool's answer.
+        beside: bytes that the run used and no tool counts, such as workspaces; they are added to each tool's answer.
         gib: measured peak memory.
         seconds: measured time of a step, where it was published.
     """
@@ -168,7 +168,7 @@ def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def _reason(text: str) -> str:
-    """The line of an error's output that tells what happened."""
+    """The most informative line of an error's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("what():")), None)
     return told or next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
@@ -208,7 +208,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 
 @contextlib.contextmanager
 def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[Training, Callable[[int], object]]]:
-    """What a program trains on fake tensors, and the function that takes a step of it, while entered.
+    """The objects that a program trains on fake tensors, and the function that runs a step; valid while entered.
 
     Args:
         text: of the program.
@@ -263,7 +263,7 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
 
 @contextlib.contextmanager
 def rates_of_h100() -> Iterator[None]:
-    """Let torch's estimator run where there is no GPU, with the rates that it would look up for an H100."""
+    """Let torch's estimator run without a GPU, with the rates that it would look up for an H100."""
     import torch
 
     from legoai.runtime.torch_internals.patching import patched

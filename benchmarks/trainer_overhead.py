@@ -1,17 +1,17 @@
 """Overhead of the trainer over a hand-written loop of the same torch calls.
 
 Both loops run the same lowered program: its model, mesh, parallelization, optimizer and schedule. The hand-written one
-reads prepared batches and does what a training cannot do without: forward, backward, the mean loss over all ranks, the
+reads prepared batches and contains only what training requires: forward, backward, the mean loss over all ranks, the
 gradient norm, clipping, the update, and one wait for the loss. The trainer does the same with its own data stream,
-gradient norm, metrics, and readiness for signals, checkpoints and losses that are not finite.
+gradient norm, metrics, and checks for signals, checkpoints and losses that are not finite.
 
 Timed is the whole interval from one update to the next, so that nothing between steps is left out. Starting, building
 and the first steps are. The two loops take turns, each for some steps of a new training, so that other load on
 the machine falls on both; the figure is the median over the turns of the ratio of their median intervals.
 
-The limit is for the elapsed time, which says nothing where other programs keep the processors busy: then the turns
+The limit is on the elapsed time, which is meaningless where other programs keep the processors busy: then the turns
 differ by more than the limit, and the load is printed. The processor time of rank 0 is printed beside it, without a
-limit: it depends less on the load, and does not see waiting.
+limit: it depends less on the load, and excludes waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Assumptions that an estimate rests on, in words for the plan's author."""
+"""Assumptions of an estimate, as sentences for the plan's author."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.compile import AUTOTUNED
-from legoai.lowering.profile import ProfileKey, UnusableProfileError, kept_profile
+from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor
 from legoai.specs.plan import Plan
@@ -17,14 +17,14 @@ _UNMEASURED: Final = "the passes over the graph decide by predicted times, as th
 
 
 def of_full_batch(plan: Plan) -> Iterator[str]:
-    """What the estimate leaves out of a batch that grows."""
+    """Yield the differences between a step of a growing batch and the simulated one."""
     stages = ramp_stages(plan)
     if stages:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
 
 
 def of_compilation(plan: Plan) -> Iterator[str]:
-    """What is not known of modules whose kernels the compiler chooses by measuring them on the device."""
+    """Yield what is unknown about modules whose kernels the compiler chooses by measurements on the device."""
     rules = () if plan.compile is None else plan.compile.rules
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):
@@ -32,11 +32,11 @@ def of_compilation(plan: Plan) -> Iterator[str]:
 
 
 def of_profile(plan: Plan, device: str) -> Iterator[str]:
-    """By which times and memory the passes over the graph decide, where the plan wants those that a run measures."""
+    """Yield whether the graph passes decide by predicted or measured times, where the plan wants measured ones."""
     if plan.comm is None or plan.comm.profile != "measured":
         return
     try:
-        found = kept_profile(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=device))
+        found = saved_profile(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=device))
     except UnusableProfileError as error:
         yield f"{error} [{RunErrorCode.PROFILE_UNUSABLE}]: {_UNMEASURED}"
         return
@@ -47,7 +47,7 @@ def of_profile(plan: Plan, device: str) -> Iterator[str]:
 
 
 def of_machine(machine: Machine) -> tuple[str, ...]:
-    """What a profile does not state, and what that is taken to be."""
+    """Return the assumptions made for constants that a profile does not state."""
     told = {
         "dispatch_seconds": "the host is never the bottleneck",
         "compute_slowdown": "communication takes nothing from computation beside it",

@@ -1,7 +1,7 @@
 """Capture of two optimizer steps of one rank of a lowered program.
 
-The program's own `trainer()` is built on the simulated device, and the trainer's own step is taken there. Nothing is
-known here of models or plans: what is recorded is what the program dispatches.
+The program's own `trainer()` is built on the simulated device, and its own training step runs there. The capture knows
+nothing of models or plans: it records the operators that the program dispatches.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from legoai.runtime.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:
-    from legoai.cost.pipelines.deep_stages import Told
+    from legoai.cost.pipelines.deep_stages import DerivedTraces
     from legoai.runtime.pipeline import Pipeline
 
 _LEAST_LEFT_OUT: Final = 3
-"""Blocks of a stage that must be left out: repeating what was captured of the others takes as long as two of them."""
+"""Fewest blocks of a stage that are worth leaving out: repeating the captured blocks takes as long as capturing two."""
 
 STEPS: Final = 2
-"""Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
+"""Optimizer steps that are captured: the first allocates the optimizer state, the second represents all later ones."""
 
 
 def capture(
@@ -78,25 +78,25 @@ def capture(
     gpu: CatalogueDevice | None = None,
     replay: bool = True,
 ) -> Trace:
-    """Take the first two steps of a lowered program on the simulated device.
+    """Capture the first two steps of a lowered program on the simulated device.
 
-    The trace begins with the allocation of what is there before the first step. `Mark("step 1")` and `Mark("step 2")`
-    stand before the steps, `Mark("end step 2")` is the last record; in each step `micro batch N`, `forward PATH` and
-    `end PATH` mark where its parts begin and end.
+    The trace begins with the allocations that exist before the first step. `Mark("step 1")` and `Mark("step 2")` stand
+    before the steps, `Mark("end step 2")` is the last record; in each step `micro batch N`, `forward PATH` and
+    `end PATH` mark the begin and end of its parts.
 
-    The first step has only one micro batch: it is there to make the optimizer's state, and the buffers that are kept.
+    The first step has only one micro batch: it serves to allocate the optimizer state and persistent buffers.
 
     Args:
         program: as lowered, or its text, or its module, or what its `trainer()` returns.
         world: number of ranks for which it was lowered.
-        rank: the one that is simulated.
-        kind: whose kernels the device has.
+        rank: the simulated rank.
+        kind: of device, which decides the kernels.
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
         replay: whether equal micro batches, and the repeated blocks of a lowered program, are captured only once and
             then replayed. The trace is the same.
 
     Raises:
-        SimulationError: the program fails, or does what cannot be recorded.
+        SimulationError: the program fails, or does something that cannot be recorded.
     """
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
@@ -106,7 +106,7 @@ def capture(
             return found.trace()
         if found is not None:
             return found
-    taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu)
+    taken, trace = _captured(program, world=world, rank=rank, kind=kind, gpu=gpu)
     return dataclasses.replace(trace, items=taken.finished())
 
 
@@ -118,23 +118,23 @@ def capture_piece(
     kind: Kind = "cuda",
     gpu: CatalogueDevice | None = None,
 ) -> Piece | Trace | None:
-    """Take the first two steps of a program of few micro batches and few blocks.
+    """Capture the first two steps of a program with few micro batches and few blocks.
 
     The arguments are those of :func:`capture`.
 
     Returns:
-        The piece of which the program's trace is composed, and those of programs that differ in depth and micro batches
-        alone; the trace itself where the program repeats nothing or is a pipeline; None where what it repeats is not
-        equal.
+        The piece from which the traces of the program, and of programs that differ only in depth and number of micro
+        batches, are composed; the trace itself where the program repeats nothing or is a pipeline; None where
+        repetitions are not equal.
 
     Raises:
-        SimulationError: the program fails, or does what cannot be recorded.
+        SimulationError: the program fails, or does something that cannot be recorded.
     """
     classes = program.block_classes if isinstance(program, Program) else ()
     for containers in (classes, ()) if classes else ((),):
         try:
             found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
-        except UnequalError:  # of actions of a pipeline
+        except UnequalError:  # actions of a pipeline
             taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, ways=(True,))
             return None if taken is None else dataclasses.replace(taken[1], items=taken[0].finished())
         if found is not None:
@@ -142,7 +142,7 @@ def capture_piece(
     return None
 
 
-def capture_alike(
+def capture_equal_ranks(
     program: Program,
     *,
     world: int,
@@ -152,24 +152,24 @@ def capture_alike(
     kind: Kind = "cuda",
     gpu: CatalogueDevice | None = None,
 ) -> list[Trace]:
-    """Take the first two steps of a rank of a pipeline, and tell what ranks do that are like it.
+    """Capture the first two steps of a pipeline rank, and derive the traces of ranks with equal stages.
 
     Args:
         program: as lowered.
         world: number of ranks for which it was lowered.
         pp: ranks along the `pp` axis, which is the outermost.
-        coordinate: on the `pp` axis of the rank that is simulated, the first at its coordinate.
+        coordinate: of the simulated rank on the `pp` axis; the first rank at that coordinate is simulated.
         others: coordinates of ranks that have equal stages in the same order; see
             :mod:`legoai.cost.pipelines.equal_stages`.
-        kind: whose kernels the device has.
+        kind: of device, which decides the kernels.
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
 
     Returns:
-        The trace of the rank, and those of such of the others, in their order, as can be told from it. Their `stage` is
-        the coordinate.
+        The trace of the rank, followed by the traces of those other ranks, in order, that can be derived from it. The
+        `stage` of each is its coordinate.
 
     Raises:
-        SimulationError: the program fails, or does what cannot be recorded.
+        SimulationError: the program fails, or does something that cannot be recorded.
     """
     rank, stride = coordinate * (world // pp), world // pp
     taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, others=others)
@@ -177,7 +177,7 @@ def capture_alike(
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
     done, trace = taken
     found = [dataclasses.replace(trace, items=done.finished())]
-    for other, items, translation in done.told.others if done.told else ():
+    for other, items, translation in done.derived.others if done.derived else ():
         found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
     return found
 
@@ -191,14 +191,14 @@ def _few_actions(
     gpu: CatalogueDevice | None,
     others: Sequence[int] = (),
     ways: Sequence[bool | None] = (None, True),
-) -> tuple[_Taken, Trace] | None:
-    """Take few actions of a rank of a pipeline; None where they are unequal, whatever parameters are taken to be freed.
+) -> tuple[_Captured, Trace] | None:
+    """Capture a pipeline rank while executing few of its actions; None where actions of one class are unequal.
 
-    To tell actions apart by what is gathered before them takes more of them: it is done where the first stage that is
-    built has parameters that are freed, and tried where the actions are unequal otherwise. `ways` are those that were
-    not tried yet.
+    ``ways`` are the values of ``freed`` to try (see :func:`_captured`). With True there are more classes of actions, so
+    that more of them are executed. None chooses True where the first stage built reshards its parameters after forward;
+    True itself is tried where that fails.
     """
-    take = functools.partial(_taken, program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, others=others)
+    take = functools.partial(_captured, program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, others=others)
     classes = program.block_classes if isinstance(program, Program) else ()
     for freed in ways:
         with contextlib.suppress(UnequalError):
@@ -218,9 +218,9 @@ def _shortened(
     gpu: CatalogueDevice | None = None,
     containers: BlockClasses,
 ) -> Piece | Trace | None:
-    """Take few micro batches, and few blocks of some containers; None where they are not equal."""
+    """Capture few micro batches, and few blocks of some containers; None where they are not equal."""
     try:
-        taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, containers=containers)
+        taken, trace = _captured(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, containers=containers)
     except (SimulationError, DepthError):
         if containers:
             return None  # the program may need all of its blocks
@@ -235,22 +235,22 @@ def _shortened(
 
 
 @dataclasses.dataclass(slots=True)
-class _Taken:
-    """What was taken of a program.
+class _Captured:
+    """Result of running a program's steps on the simulated device.
 
     Attributes:
         recorder: of the steps.
-        staged: whether a pipeline's actions were taken, each as a use of a part.
-        wanted: micro batches of the second step; 0 where they are not counted.
-        runs: blocks that were left out.
-        told: of a pipeline, what is told of its ranks.
+        staged: whether the program is a pipeline, whose actions are recorded as instances of segments.
+        wanted: micro batches of the program's full step; 0 for a pipeline, where they are not counted.
+        runs: repeated blocks of which some were left out.
+        derived: traces derived for a pipeline.
     """
 
     recorder: Capture
     staged: bool
     wanted: int
     runs: list[RepeatedBlocks]
-    told: Told | None
+    derived: DerivedTraces | None
 
     def editable(self) -> EditableTrace:
         """Return the records as an editable trace, on which they can be repeated."""
@@ -259,13 +259,13 @@ class _Taken:
 
     def finished(self) -> Sequence[Item]:
         """Return the records with their final numbers."""
-        if self.told is not None and self.told.own:
-            return self.told.own
+        if self.derived is not None and self.derived.own:
+            return self.derived.own
         segmented = any(isinstance(item, Instance) for item in self.recorder.records)
         return tuple(self.recorder.records) if segmented else self.editable().finished()
 
 
-def _taken(
+def _captured(
     program: Program | str | types.ModuleType | Trainer,
     *,
     world: int,
@@ -276,65 +276,68 @@ def _taken(
     freed: bool | None = None,
     containers: BlockClasses = (),
     others: Sequence[int] = (),
-) -> tuple[_Taken, Trace]:
-    """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records.
+) -> tuple[_Captured, Trace]:
+    """Run two steps on the simulated device; return what was recorded, and the trace without its records.
 
-    `freed` tells actions of a pipeline apart by whether parameters were freed before them; None does where they are.
+    ``few`` limits the micro batches, or executed actions, of the second step. ``freed`` is whether classes of pipeline
+    actions depend on whether parameters are unsharded; None for whether they are resharded after forward.
     """
     recorder = Capture(grouped_kernel=has_grouped_kernel(kind, gpu))
     runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
-        trainer = _outside_of_fake(trainer_of(program), kind)
+        trainer = _built_without_fake_tensors(trainer_of(program), kind)
         if containers and (trainer.pipeline is None or _may_be_short(trainer.pipeline)):
             ahead = program.look_ahead if isinstance(program, Program) else 1
-            trainer = _without_blocks(trainer, runs, containers, ahead)
+            trainer = _with_few_blocks(trainer, runs, containers, ahead)
             recorder.operands = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
-        hearing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        schedules: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         then: Callable[[], object] | None = None
-        told: Told | None = None
+        derived: DerivedTraces | None = None
         if recorder.staged:
-            from legoai.cost.pipelines.stages import listened_to, schedules_heard
+            from legoai.cost.pipelines.stages import hooked, hooked_schedules
 
             pipeline = trainer.pipeline
-            trainer, heard = listened_to(trainer, recorder, repeat=few, freed=freed)
-            hearing = schedules_heard(heard)
+            trainer, hooks = hooked(trainer, recorder, repeat=few, freed=freed)
+            schedules = hooked_schedules(hooks)
             if (others or containers) and pipeline is not None:
-                from legoai.cost.pipelines.deep_stages import Told
-                from legoai.cost.pipelines.other_ranks import others_of
+                from legoai.cost.pipelines.deep_stages import DerivedTraces
+                from legoai.cost.pipelines.other_ranks import equal_ranks
 
-                told, stride = Told(), world // len(pipeline.stages_of_rank)
-                own, *alike = others_of(pipeline, rank // stride, [rank // stride, *others], stride=stride)
-                then = functools.partial(told.tell, heard, runs, own, alike)
+                derived, stride = DerivedTraces(), world // len(pipeline.stages_of_rank)
+                own, *equal = equal_ranks(pipeline, rank // stride, [rank // stride, *others], stride=stride)
+                then = functools.partial(derived.derive, hooks, runs, own, equal)
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
         with (
             casts,
             host_memory(kind),
             compilation(recorder, kind, gpu),
-            patched_attribute(preparation, "model_digest", lambda _: ""),  # of checkpoints, which nobody writes
+            patched_attribute(preparation, "model_digest", lambda _: ""),  # used only for checkpoints
             attention_kernel(trainer.attention_kernel),
-            hearing,
+            schedules,
             fake,
         ):
             training = trainer.prepare(device, seed=trainer.seed)
-            wanted = _take_steps(recorder, trainer, training, device, few=few, then=then)
+            wanted = _run_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    return _Taken(recorder, recorder.staged, wanted, runs, told), Trace(rank=rank, world=world, stage=stage, items=())
+    return _Captured(recorder, recorder.staged, wanted, runs, derived), Trace(
+        rank=rank, world=world, stage=stage, items=()
+    )
 
 
 def _may_be_short(pipeline: Pipeline) -> bool:
-    """Whether stages may be taken of few blocks: actions are repeated, and no placeholders among the blocks."""
+    """Whether stages may be captured with few blocks: actions are repeated, and no block is a placeholder."""
     return pipeline.microbatches >= FEWEST and not pipeline.placeholders
 
 
-def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses, ahead: int) -> Trainer:
-    """Let a program parallelize its model, or the stages of it, without the blocks that others stand for.
+def _with_few_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses, ahead: int) -> Trainer:
+    """Return a trainer that parallelizes its model, or its stages, with few of the repeated blocks.
 
     Args:
         trainer: of the program.
-        runs: is told which blocks are left out.
+        runs: list to which the repeated blocks, of which some are left out, are appended.
         containers: the lists of blocks, each with the class of every block.
         ahead: blocks that a block looks ahead or back at most.
     """
@@ -356,8 +359,8 @@ def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: Bl
     return dataclasses.replace(trainer, build_model=build_model, parallelize=parallelize)
 
 
-def _outside_of_fake(trainer: Trainer, kind: Kind) -> Trainer:
-    """Let a program build its mesh and its model on the meta device without fake tensors, which is faster."""
+def _built_without_fake_tensors(trainer: Trainer, kind: Kind) -> Trainer:
+    """Return a trainer that builds its mesh and its model on the meta device without fake tensors, which is faster."""
 
     def outside(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -386,7 +389,7 @@ def _outside_of_fake(trainer: Trainer, kind: Kind) -> Trainer:
     )
 
 
-def _take_steps(
+def _run_steps(
     recorder: Capture,
     trainer: Trainer,
     training: Training,
@@ -395,10 +398,10 @@ def _take_steps(
     few: bool,
     then: Callable[[], object] | None = None,
 ) -> int:
-    """Record what is there, and then the steps; ``then`` is called behind them.
+    """Record the initial state and then the steps; call ``then`` after the last step.
 
     Returns:
-        The micro batches that the program takes in a step; 0 of a pipeline.
+        The micro batches of the program's full step; 0 for a pipeline.
     """
     recorder.mesh = training.mesh
     for part in training.parts:
@@ -411,7 +414,7 @@ def _take_steps(
     batches = Batches(training, source)
     full = trainer.ramp[-1][0] if trainer.ramp else 0  # the first step of the full batch
     try:
-        # Storages end with the last reference to them: when the collector would end others depends on the process.
+        # Storages end with their last reference. When the cyclic collector would run depends on the process.
         with recorder.hooks(), Dispatch(recorder), uncollected():
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
@@ -427,5 +430,5 @@ def _take_steps(
                 then()
     finally:
         recorder.closed = True
-    del recorder.records[taken:]  # what `then` made, and no record tells of, ends somewhere behind it
+    del recorder.records[taken:]  # ends of storages that `then` allocated without recording them
     return 0 if recorder.staged else batches.taken

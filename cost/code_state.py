@@ -1,4 +1,4 @@
-"""State of the code that made what is kept on disk: its versions and its files."""
+"""State of the code on which cached results depend: versions and files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import legoai
 
 @functools.cache
 def state_of_code(*folders: str) -> str:
-    """Digest of the versions of LegoAI, torch and Python, and of the files in ``folders`` of this package.
+    """Return a digest of the versions of LegoAI, torch and Python, and of the files in ``folders`` of this package.
 
-    A file counts with its path, size and time of change: what was made by other code is not answered.
+    A file counts with its path, size and modification time: results of other code are not reused.
     """
     digest = hashlib.sha256(f"{legoai.__version__} {importlib.metadata.version('torch')} {sys.version}\n".encode())
     for folder in folders:

@@ -1,9 +1,9 @@
-"""Times of candidates composed of pieces, in which equal blocks and micro batches are timed a few times only.
+"""Step times of plans extrapolated from an excerpt with few repeated blocks and micro batches.
 
-The time of a step is that of an excerpt, in which the last spans of repeated blocks and micro batches stand for the
-others, and kernels that follow each other pass as one. Where a step does not settle so, nothing is composed. Memory is
-followed through every block and micro batch, so that it is to the byte that of whole simulation: the allocator's small
-blocks settle late, or never.
+The excerpt is timed, and the spans of its last repeated blocks and micro batches are weighted by the number of those
+that were left out. Consecutive kernels are simulated as one node. If the spans do not reach a steady state, there is no
+extrapolated time. Memory is not extrapolated: the allocator's small blocks reach a steady state late or never, so
+memory is simulated through every block and micro batch, exactly to the byte.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from legoai.dsl.analysis.flops import DECODERS
 from legoai.specs.plan import Plan
 
 _BLOCKS: Final = 5
-"""Groups of repeated blocks that are timed beside those that were captured."""
+"""Groups of repeated blocks that are timed in addition to the captured ones."""
 _COMPARED: Final = 5
-"""Beginnings of blocks that are compared; that of the last is not, behind which something else follows."""
+"""Starts of blocks that are compared; the last block is left out, since something else follows it."""
 _BATCHES: Final = 2
-"""Micro batches that are timed beside those that were captured."""
+"""Micro batches that are timed in addition to the captured ones."""
 _BETWEEN_LAYERS: Final = ("tp", "cp")
-"""Axes whose collectives hand on what a layer computes."""
+"""Axes whose collectives are between layers."""
 _LINK_BUSY: Final = 0.95
-"""Share of a span for which a link is busy from which on collectives may wait for those of the span before."""
+"""Share of a span; on links that are busy for longer, collectives may wait for those of the previous span."""
 
 
 def composes(plan: Plan, found: PieceOf) -> bool:
-    """Whether figures may be composed: of a decoder with runs of blocks, whose work follows from its formula."""
+    """Whether times may be extrapolated: for decoders with repeated blocks, whose FLOPs are given by a formula."""
     return plan.model.family in DECODERS and bool(found.piece.containers)
 
 
 class SteadyPass(NamedTuple):
-    """What each further block adds to passes of a micro batch, in a step whose equal blocks have settled.
+    """What each further block adds to passes of a micro batch, in the steady state of a step.
 
     Attributes:
-        seconds: by which the step takes longer.
-        collectives: seconds of the collectives of data-parallel ranks that run meanwhile, by their kind.
+        seconds: added to the step.
+        collectives: seconds of the collectives of data-parallel ranks during that time, by kind.
     """
 
     seconds: float
@@ -78,21 +78,21 @@ class SteadyBlock(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A run of equal blocks in an excerpt: the place of its first item, and the span that stands for further ones."""
+    """A run of repeated blocks in an excerpt: the index of its first item, and the span for further blocks."""
 
     place: int
     paced: Paced
 
 
 class Composed(NamedTuple):
-    """The seconds of a step, and what a block adds; None where blocks differ, or wait for the links all the time."""
+    """The time of a step, and what each block adds; None where blocks differ, or links are always busy."""
 
     breakdown: Breakdown
     block: SteadyBlock | None
 
 
 def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
-    """The seconds of a step; None where its blocks or micro batches do not settle.
+    """Return the time of a step, in seconds; None where its blocks or micro batches reach no steady state.
 
     Args:
         found: a piece that :func:`composes`.
@@ -100,14 +100,14 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     """
     piece = found.piece
     missing = piece.missing(found.depths)
-    left = tuple(min(_BLOCKS + (more - _BLOCKS) % 2, more) for more in missing)  # others take turns in twos
+    left = tuple(min(_BLOCKS + (more - _BLOCKS) % 2, more) for more in missing)  # an even number is left out
     batches = min(found.micro_batches, piece.taken + _BATCHES)
     excerpt = piece.excerpt(missing, left, batches)
     items = excerpt.between(excerpt.steps[-1])
     step = Trace(rank=excerpt.rank, world=excerpt.world, stage=0, items=items)
     try:
         timeline = simulate(step, OpCosts(machine=machine), machine.host(), by_run=True)
-    except ValueError:  # it waits for what the first step began
+    except ValueError:  # the step waits for an op of the first step
         return None
     marks = dict(timeline.marks)
     begin, end = (marks[name] for name in (items[0].name, items[-1].name))  # type: ignore[union-attr]
@@ -124,11 +124,11 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     weights = Weights([paced.span for paced in (*(run.paced for run in runs), *settled)])
     block = None
     if len(missing) == 1 and runs:
-        block = _settled_block(items, intervals, runs, weights, (missing[0] - left[0]) * found.micro_batches)
+        block = _steady_block(items, intervals, runs, weights, (missing[0] - left[0]) * found.micro_batches)
     return Composed(weighted_breakdown(intervals, max(end - begin, intervals.end), weights), block)
 
 
-def _settled_block(
+def _steady_block(
     items: Sequence[Item], intervals: Intervals, runs: Sequence[_Run], weights: Weights, further: int
 ) -> SteadyBlock | None:
     """What a block adds to a micro batch.
@@ -149,11 +149,11 @@ def _settled_block(
             if _overlap(begun, done, run.paced.span) > _LINK_BUSY * run.paced.took:
                 return None
     in_forward = [run.paced.span for run in runs if _is_forward(items[run.place])]
-    forward = _settled_pass(intervals, in_forward, weights, further)
-    return SteadyBlock(forward, _settled_pass(intervals, [run.paced.span for run in runs], weights, further))
+    forward = _steady_pass(intervals, in_forward, weights, further)
+    return SteadyBlock(forward, _steady_pass(intervals, [run.paced.span for run in runs], weights, further))
 
 
-def _settled_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weights, further: int) -> SteadyPass:
+def _steady_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weights, further: int) -> SteadyPass:
     starts, ends = np.array([span.start for span in of_blocks]), np.array([span.end for span in of_blocks])
     # A moment counts once for itself, and as often as there are further blocks.
     times = weights.at(starts) * [span.more / (1 + span.more) for span in of_blocks]
@@ -188,14 +188,14 @@ def _of_blocks(
     missing: Sequence[int],
     left: Sequence[int],
 ) -> Iterator[tuple[int, Paced | None]]:
-    """The spans that stand for further blocks, in each pass of each micro batch, by the place of its first item.
+    """Yield the spans that represent further blocks in each pass, with the index of their first item.
 
     Args:
         items: of the excerpt.
-        pace: of them.
+        pace: of the items.
         containers: of repeated blocks, by the identity of the segments that they repeat.
-        missing: groups of blocks of each container beside those that were captured.
-        left: of these, those that are in the excerpt.
+        missing: for each container, groups of blocks that were not captured.
+        left: for each container, how many of the missing groups are in the excerpt.
     """
     for run in runs_of(items):
         first = items[run.start]
@@ -209,7 +209,7 @@ def _of_blocks(
 
 
 def _of_batches(items: Sequence[Item], pace: Pace, more: int, first: int, count: int) -> Iterator[Paced | None]:
-    """The span that stands for further micro batches."""
+    """Yield the span that represents further micro batches."""
     if not more:
         return
     found: list[int] = []

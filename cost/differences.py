@@ -21,13 +21,13 @@ from legoai.lowering.program import LoweringError, lower
 from legoai.specs.cluster import CatalogueError
 
 Progress = Callable[[int, int], None]
-"""Is told how many programs of how many are simulated."""
+"""Called with the number of simulated programs, and of all programs."""
 
 _FREE: Final = ("name", "require", "objective", "schedule", "steps", "seed", "data", "weights", "save", "evaluate")
-"""Fields of a plan that decide what is learned, or what is written and checked beside it, and not what a step costs."""
+"""Fields of a plan that affect what is learned, or what a run writes and checks, but not the cost of a step."""
 
 _FREE_OPTIONS: Final = ("lr",)
-"""Constants of an optimizer that are numbers of the same kernels whatever their value."""
+"""Optimizer constants whose value does not change the kernels."""
 
 
 class CannotCompareError(ValueError):
@@ -36,7 +36,7 @@ class CannotCompareError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What a change adds to the figures of a step; negative where it saves.
+    """Effect of a change on the figures of a step; negative where it saves.
 
     Attributes:
         step_time: seconds.
@@ -52,12 +52,12 @@ class Effect:
 
     @staticmethod
     def between(before: Figures, after: Figures) -> Effect:
-        """What the second figures have more than the first."""
+        """Return the second figures minus the first."""
         return Effect(**{name: of(after) - of(before) for name, of in FIGURES.items()})
 
     @staticmethod
     def rest(whole: Effect, parts: Sequence[Effect]) -> Effect:
-        """What the parts leave of the whole."""
+        """Return the whole minus the parts."""
         names = tuple(FIGURES)
         return Effect(
             **{name: math.fsum([getattr(whole, name), *(-getattr(part, name) for part in parts)]) for name in names}
@@ -80,7 +80,7 @@ class Part:
     Attributes:
         changes: those of the group.
         effect: on the first plan's figures; None where it is not known.
-        simulated: whether a program was simulated for it, or else it is known that no step is changed.
+        simulated: whether a program was simulated for it; otherwise the changes are known not to affect a step.
         reason: why the effect is not known.
     """
 
@@ -92,13 +92,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostDifference:
-    """What the changes from one plan to another do to a step.
+    """Effects on a step of the changes from one plan to another.
 
     Attributes:
         before: figures of the first plan.
         after: figures of the second plan.
         parts: the groups of changes, in the order of the changes.
-        programs: different programs that were simulated, or whose figures were kept from an earlier time.
+        programs: number of different programs that were simulated, or whose figures were cached.
     """
 
     before: Figures
@@ -108,17 +108,17 @@ class CostDifference:
 
     @property
     def whole(self) -> Effect:
-        """What all changes together do."""
+        """The effect of all changes together."""
         return Effect.between(self.before, self.after)
 
     @property
     def interaction(self) -> Effect:
-        """What the changes do together beyond what each group does alone; with unknown effects, these too."""
+        """The effect of the changes together minus the effects of each group alone; unknown effects are included."""
         return Effect.rest(self.whole, [part.effect for part in self.parts if part.effect is not None])
 
 
 def is_free(change: Change) -> bool:
-    """Whether a change decides what is learned, or is written or checked beside it, and not what a step costs."""
+    """Whether a change affects only what is learned, or what a run writes and checks, but not the cost of a step."""
     key = change.key
     return key.field in _FREE or (key.field == "optimizer" and key.names[1:] in {(name,) for name in _FREE_OPTIONS})
 
@@ -128,13 +128,13 @@ def cost_difference(
 ) -> CostDifference:
     """Simulate two plans, and the first with each group of changes that can be applied alone.
 
-    What leaves the program as it is, and what :func:`is_free`, costs nothing and is not simulated. Figures are kept on
-    disk, as those of `legoai solve`.
+    Changes that leave the program unchanged, and those that :func:`is_free`, cost nothing and are not simulated.
+    Figures are cached on disk, like those of `legoai solve`.
 
     Args:
         comparison: of two plans without holes.
         profile: of other devices than the plans'; see :func:`legoai.cost.machine.cluster.machine_of`.
-        progress: is told how far the simulations are.
+        progress: called with the progress of the simulations.
 
     Raises:
         CannotCompareError: one of the plans cannot be costed.
@@ -180,7 +180,7 @@ def cost_difference(
 
 
 class _Runs:
-    """Programs to be simulated, equal ones once."""
+    """Programs to simulate; equal ones are simulated once."""
 
     def __init__(self, accepted: Sequence[Diagnostic], profile: str | None) -> None:
         self._accepted = accepted
@@ -189,7 +189,7 @@ class _Runs:
         self._keys: set[str] = set()
 
     def add(self, analysis: Analysis) -> str | NoFigures:
-        """The key under which the outcome will be found, or why there will be none."""
+        """Return the key of the program's outcome, or the reason why there will be none."""
         try:
             program = lower(analysis, suppressed=self._accepted)
             machine = self._machine(analysis)
@@ -197,7 +197,7 @@ class _Runs:
             return NoFigures(reason=error.diagnostics[0].message)
         except (ProfileError, CatalogueError) as error:
             return NoFigures(reason=str(error))
-        # The modules of a factory are not in the program.
+        # A program does not contain the modules of a factory.
         beside = str(analysis.directory) if _imports(analysis) else ""
         key = f"{program_key(program, self._profile)} {machine} {beside}"
         if key not in self._keys:
@@ -212,10 +212,10 @@ class _Runs:
         return f"{found.profile.name}@{found.profile.hash}"
 
     def figures(self, progress: Progress | None) -> dict[str, Outcome]:
-        """The outcomes of all programs.
+        """Return the outcomes of all programs.
 
         Raises:
-            CannotCompareError: two versions of one Python module would have to be imported by one process.
+            CannotCompareError: one process would have to import two versions of one Python module.
         """
         folders = {folder for _, folder in self._jobs}
         if len(folders) > 1 and not may_fork() and any(map(_imports, self._analyses())):
@@ -224,10 +224,10 @@ class _Runs:
             )
         found: dict[str, Outcome] = {}
         for (machine, folder), jobs in self._jobs.items():
-            # What is kept is found by the program, which does not hold the modules of a factory.
+            # The cache is keyed by the program, which does not contain the modules of a factory.
             file = None if any(map(_imports, jobs.values())) else figures_file(machine)
             kept = read_cache(file)
-            # Two at least, so that they are processes: this one must stay free of the modules beside one plan.
+            # At least two, so that they are processes: this process must not import the modules beside one plan.
             evaluator = Simulation(
                 directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept, whole=True
             )

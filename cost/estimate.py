@@ -21,7 +21,7 @@ from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
 from legoai.cost.pieces import PieceOf, piece_of
-from legoai.cost.pipelines.kept import kept_or_simulated
+from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.profiles import ProfileError
 from legoai.cost.requirements import RequirementResult, checked
 from legoai.cost.timing.breakdown import Breakdown, breakdown
@@ -52,20 +52,20 @@ class CannotEstimateError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:
-    """What one rank does in a step.
+    """Estimate of one rank in a step.
 
     Attributes:
         rank: global.
         stage: its coordinate on the pipeline axis.
-        trace: what it was seen to do, from the setup on.
+        trace: of the rank, from the setup on.
         span: the step's records in the trace.
-        intervals: when the step's operations run on its device, in seconds from the beginning of the step.
-        breakdown: where the step's time goes.
+        intervals: of the step's operations on its device, in seconds from the beginning of the step.
+        breakdown: of the step's time.
         memory: active memory.
-        use: reserved memory and what lies outside of torch, and whether all of it fits.
+        use: reserved memory and memory outside torch, and whether all of it fits.
         bubble: share of the step in which the rank waits for others of the pipeline.
-        actions: of a pipeline, in the order in which the rank takes them.
-        block: what each further block adds, where that is known.
+        actions: of a pipeline, in issue order.
+        block: steady-state cost of each further block, where it is known.
     """
 
     rank: int
@@ -83,25 +83,24 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a plan costs in a step like all but the first.
+    """Estimate of a plan's steady-state step, such as the second.
 
     Attributes:
         plan: its name.
         digest: its hash.
         variant: which of the plan's variants; None is the plan itself.
         machine: cluster and profile.
-        step_time: seconds of one optimizer step, from the first operation that the host puts on a stream to the end of
-            the last on the device.
+        step_time: seconds of one optimizer step, from the first operation that the host issues to the end of the last
+            on the device.
         tokens_per_step: of all ranks; samples, where a plan of images has no sequences.
-        model_flops: that the model asks for in a step, on all devices; see
-            :func:`legoai.cost.kernels.model_flops.model_flops`.
+        model_flops: of the model in a step, on all devices; see :func:`legoai.cost.kernels.model_flops.model_flops`.
         flops_convention: how they were counted.
         peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
-        peak_source: where that figure is from.
+        peak_source: source of that figure.
         ranks: those that were simulated: one, or one for each rank of the pipeline.
         bubble_fraction: share of the step in which the ranks of the pipeline wait, on average.
         requirements: of the plan, in its order.
-        assumptions: what the estimate assumes because nothing is known of it.
+        assumptions: made where profile or plan state nothing.
         whole: whether every block and micro batch was timed.
     """
 
@@ -133,7 +132,7 @@ class Estimate:
 
     @property
     def slowest(self) -> RankEstimate:
-        """The rank that is busy for longest."""
+        """The rank with the longest busy time."""
         return max(self.ranks, key=lambda item: item.breakdown.seconds - item.breakdown.idle)
 
     @property
@@ -143,12 +142,12 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: what the model asks for, over what the devices could do in that time."""
+        """Model FLOPs utilisation: FLOPs of the model divided by what the devices could compute in that time."""
         return self.model_flops / (self.step_time * self.peak_flops * self.world_size)
 
     @property
     def exposed_communication(self) -> float:
-        """Seconds of the step in which a rank communicates and does not compute, on average over those simulated."""
+        """Seconds of the step in which a rank communicates and does not compute, averaged over the simulated ranks."""
         return _mean([item.breakdown.exposed for item in self.ranks])
 
     @property
@@ -159,7 +158,7 @@ class Estimate:
 
     @property
     def recompute(self) -> float:
-        """Seconds of recomputation, on average over the ranks simulated."""
+        """Seconds of recomputation, averaged over the simulated ranks."""
         return _mean([item.breakdown.recompute for item in self.ranks])
 
     @property
@@ -174,7 +173,7 @@ class Estimate:
 
     @property
     def peak_reserved(self) -> int:
-        """Bytes that the allocator reserves on the rank where they are most."""
+        """Maximum over the ranks of the bytes that the allocator reserves."""
         return max(item.use.reserved for item in self.ranks)
 
     @property
@@ -185,7 +184,7 @@ class Estimate:
 
     @property
     def share_by_model(self) -> Mapping[str, float]:
-        """Share of all operations' time by the model that gave it, such as `measured table` or `roofline`."""
+        """Share of all operations' time by the model that estimated it, such as `measured table` or `roofline`."""
         seconds: dict[str, float] = {}
         for item in self.ranks:
             for model, took in item.breakdown.by_model.items():
@@ -194,7 +193,7 @@ class Estimate:
         return {name: took / total for name, took in sorted(seconds.items(), key=lambda pair: -pair[1])}
 
     def metric(self, name: str, dimension: str) -> float:
-        """A figure that a plan may require, in the dimension in which it is bounded.
+        """Return a figure that a plan may require, in the dimension in which it is bounded.
 
         Args:
             name: of :data:`legoai.specs.directives.require.METRICS`.
@@ -226,8 +225,8 @@ def estimate(
 ) -> Estimate:
     """Simulate one step of a lowered plan.
 
-    Without a pipeline one rank stands for all: every rank runs the same program on shards of the same shapes, and where
-    a length does not divide, torch gives the first ranks the longer pieces, so that rank 0 is the fullest.
+    Without a pipeline one rank represents all: every rank runs the same program on shards of the same shapes. Where a
+    length is not divisible, torch gives the first ranks the larger shards, so that rank 0 has the most memory.
 
     Args:
         program: what the plan was lowered to.
@@ -235,13 +234,13 @@ def estimate(
         manifest: of its model.
         directory: of the plan's file: factories and profiles are found from there.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
-        rank: global rank that is simulated; under a pipeline one rank of each stage is, whatever this says.
-        whole: time every block and micro batch; else a few of those that are equal, where these settle
+        rank: global rank that is simulated; ignored under a pipeline, where one rank of each stage is simulated.
+        whole: whether to time every block and micro batch; otherwise a few of equal ones, if these reach a steady state
             (:mod:`legoai.cost.composed`), and without the tables of modules and collectives.
-        progress: is told what is done.
+        progress: called with a description of the current work.
 
     Raises:
-        CannotEstimateError: nothing is known of the speed of the devices, or the program does what cannot be simulated.
+        CannotEstimateError: the devices have no profile, or the program does something that cannot be simulated.
     """
     say = progress or (lambda _: None)
     plan = plan.effective
@@ -284,7 +283,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A step's time, the ranks that were simulated, in a pipeline how long they wait, and whether all was simulated."""
+    """A step's time, the simulated ranks, in a pipeline their waits, and whether all was simulated."""
 
     step_time: float
     ranks: tuple[RankEstimate, ...]
@@ -297,7 +296,7 @@ def _simulate(
 ) -> Simulated:
     if plan.pipeline is not None:
         simulate_all = functools.partial(_simulate_pipeline, program, plan, machine, say=say)
-        return kept_or_simulated(program, plan, manifest, machine, simulate_all)
+        return cached_or_simulated(program, plan, manifest, machine, simulate_all)
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
@@ -320,7 +319,7 @@ def _simulate(
 
 
 def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
-    """A rank whose equal blocks and micro batches are timed a few times; None where these do not settle."""
+    """Return a rank of which few equal blocks and micro batches are timed; None where these reach no steady state."""
     with uncollected():
         composed = composed_breakdown(found, machine)
         if composed is None:
@@ -335,7 +334,7 @@ def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
 
 
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
-    """One rank of each coordinate on the `pp` axis; each one's memory is followed where it was captured."""
+    """Simulate one rank of each coordinate on the `pp` axis; its memory is computed in the process that captures it."""
     say("running two steps of every pipeline rank on simulated devices")
     with _running(), uncollected():
         from legoai.cost.step import simulate_pipeline
@@ -390,7 +389,7 @@ def rank_estimate(
 
 
 def _bounds(timeline: Timeline) -> tuple[float, float]:
-    """When the host begins the last step and when it ends it, having waited for the device."""
+    """Return the times at which the host begins and ends the last step, including its wait for the device."""
     marks = dict(timeline.marks)
     last = max(name for name in marks if name.startswith("step "))
     return marks[last], marks[f"end {last}"]
@@ -398,13 +397,14 @@ def _bounds(timeline: Timeline) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _running() -> Iterator[None]:
-    """Let a program run on simulated devices, or tell why it cannot; torch is imported no earlier."""
+    """Let a program run on simulated devices, and raise CannotEstimateError where it cannot; imports torch lazily."""
     from legoai.cost.simulated.device import SimulationError
     from legoai.runtime.random_state import kept_random_state
 
     try:
         with kept_random_state(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")  # of a run, which tells them
+            # The same warnings appear in a run.
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error
@@ -416,7 +416,7 @@ def _kind(machine: Machine) -> Kind:
 
 @contextlib.contextmanager
 def _importable(directory: Path) -> Iterator[None]:
-    """Let the program import a factory that lies beside the plan."""
+    """Let the program import a factory from the plan's directory."""
     before = list(sys.path)
     add_author_folder(directory)
     try:

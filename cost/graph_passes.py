@@ -1,4 +1,4 @@
-"""Estimates of a step after each of the passes over its graph."""
+"""Estimates of a step after each graph pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TRACED: Final = "as traced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassEstimate:
-    """A step whose graph was rewritten by the first of its passes.
+    """Estimate of a step whose graph was rewritten by the first few of its passes.
 
     Attributes:
-        name: of the last pass that was run; :data:`TRACED` where none was.
-        count: of the passes that were run.
+        name: of the last pass that ran; :data:`TRACED` for none.
+        count: of the passes that ran.
         estimate: of the step with this graph.
     """
 
@@ -45,8 +45,8 @@ def pass_estimates(
         suppressed: lint errors that the plan's own comments accept.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
         rank: global rank that is simulated.
-        between: whether the step is also simulated after passes behind which others follow.
-        progress: is told what is done.
+        between: whether the step is also simulated after passes other than the last.
+        progress: called with a description of the current work.
 
     Returns:
         The estimate as traced, and those after passes; the last is that of the plan.

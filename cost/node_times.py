@@ -1,7 +1,7 @@
-"""Times of the nodes of a step's graph on a cluster: the prices that a simulation of the step puts on them.
+"""Predicted times of the nodes of a step's graph on a cluster, as a simulation of the step uses them.
 
-A program hands them to the pass that lets torch schedule communication. They follow from the devices of the catalogue
-and from shapes alone, so that every rank, and the simulator, finds the same schedule.
+A program passes them to the pass that lets torch schedule communication. They depend only on the devices of the
+catalogue and on shapes, so that every rank, and the simulator, computes the same schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from legoai.specs.cluster import Cluster, device, fabric
 
 
 class NodeTimes:
-    """Milliseconds of nodes, each as if nothing ran beside it.
+    """Milliseconds of nodes when nothing runs beside them.
 
     Args:
         name: of the device, in the catalogue.
@@ -45,7 +45,7 @@ class NodeTimes:
 
     @functools.cached_property
     def costs(self) -> OpCosts:
-        """Prices of the cluster's operations; read when the first of them is asked for."""
+        """Costs of the cluster's operations; loaded on first use."""
         wires = fabric(self._fabric) if self._fabric is not None else None
         cluster = Cluster(device=device(self._name), hosts=self._hosts, devices_per_host=self._devices, fabric=wires)
         return OpCosts(machine=Machine(cluster=cluster, profile=profile(self._name), network=network_of(cluster)))
@@ -54,8 +54,8 @@ class NodeTimes:
         """Return the milliseconds of a node; None where it is no operation of the device.
 
         Args:
-            node: with the shapes of what it takes and gives.
-            bytes: of the buffer of a collective, where they are not its own.
+            node: with the shapes of its inputs and outputs.
+            bytes: of the buffer of a collective, where it differs from the node's own.
         """
         if not isinstance(node.target, OpOverload):
             return None
@@ -63,9 +63,9 @@ class NodeTimes:
         return None if record is None else 1e3 * self.costs(record).seconds
 
     def transfer(self, node: fx.Node) -> tuple[str, int] | None:
-        """Return the kind and ranks of a collective, and the bytes of its buffer; None of other nodes.
+        """Return the kind and ranks of a collective, and the bytes of its buffer; None for other nodes.
 
-        Ranks are told by their distances from the first, which are the same for all groups of an axis.
+        Ranks are given relative to the first, which is the same for all groups of an axis.
         """
         if not isinstance(node.target, OpOverload) or operator(node.target).treatment != "collective":
             return None
@@ -76,7 +76,7 @@ class NodeTimes:
 
 
 def _record(node: fx.Node, func: OpOverload, bytes: int | None) -> Timed | None:
-    """Return what the simulated device would record of a node."""
+    """Return the record that the simulated device would make of a node."""
     known = operator(func)
     if known.treatment not in ("kernel", "copy", "collective"):
         return None

@@ -1,7 +1,7 @@
-"""Traces of lowered plans, composed of pieces that are kept between runs.
+"""Traces of lowered plans, composed from pieces in the disk cache.
 
-A program that differs from one that was costed before in its depth, number of micro batches or learning rate alone is
-not run again, and torch is not imported for it.
+A program that differs from an earlier one only in its depth, number of micro batches or learning rate is not captured
+again, and torch is not imported for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from legoai.cost.replay.key import Variation, variation_of
 from legoai.cost.replay.piece import Piece
-from legoai.cost.replay.store import keep_piece, kept_piece
+from legoai.cost.replay.store import cached_piece, keep_piece
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.profile import ProfileKey, digest_of
 from legoai.lowering.program import Program
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PieceOf:
-    """A piece, and how a program's trace is composed of it; see :meth:`legoai.cost.replay.piece.Piece.trace`."""
+    """A piece with the depths and micro batches of a program; see :meth:`legoai.cost.replay.piece.Piece.trace`."""
 
     piece: Piece
     depths: Mapping[str, int]
@@ -48,28 +48,28 @@ def piece_of(
     gpu: Device,
     capturing: Callable[[], contextlib.AbstractContextManager[object]],
 ) -> PieceOf | Trace:
-    """Return the piece of which the trace of one rank of a plan is composed, or the trace where there is none.
+    """Return the piece from which the trace of one rank of a plan is composed, or the trace where there is no piece.
 
     Args:
         program: what the plan was lowered to.
         plan: the plan, without a pipeline.
         manifest: of its model.
         rank: global rank that is simulated.
-        kind: whose kernels the device has.
+        kind: of device, which decides the kernels.
         gpu: the plan's device.
-        capturing: is entered while the program runs.
+        capturing: context manager that is entered while the program is captured.
 
     Raises:
-        SimulationError: the program fails, or does what cannot be recorded.
+        SimulationError: the program fails, or does something that cannot be recorded.
     """
     world = plan.mesh.world_size
     variation = _variation(program, plan, manifest, rank=rank, kind=kind, gpu=gpu)
     if variation is not None:
-        piece = kept_piece(variation.key)
+        piece = cached_piece(variation.key)
         depths = None if piece is None else piece.depths_of(variation.lengths)
         if piece is not None and depths is not None and piece.follows(depths, variation.micro_batches):
             return PieceOf(piece, depths, variation.micro_batches)
-        piece = kept_piece(variation.key_at_depth)
+        piece = cached_piece(variation.key_at_depth)
         if piece is not None and piece.follows({}, variation.micro_batches):
             return PieceOf(piece, {}, variation.micro_batches)
     with capturing():
@@ -89,7 +89,7 @@ def piece_of(
 def _variation(
     program: Program, plan: Plan, manifest: Manifest, *, rank: int, kind: Kind, gpu: Device
 ) -> Variation | None:
-    """Return which piece the trace follows from; None of models whose code is not LegoAI's."""
+    """Return the cache keys of the piece; None for models whose code is not LegoAI's."""
     if plan.model.source().kind != "builtin":
         return None
     return variation_of(
@@ -106,7 +106,7 @@ def _variation(
 
 
 def of_measured(plan: Plan, kind: Kind) -> str:
-    """Return the digest of the profile that a run of a plan has measured, where its passes read one."""
+    """Return the digest of the profile that a run of the plan measured; empty where its passes read none."""
     if plan.comm is None or plan.comm.profile != "measured":
         return ""
     return digest_of(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=kind))

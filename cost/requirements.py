@@ -1,4 +1,4 @@
-"""Figures of a plan beside its `require` lines."""
+"""Values of a plan's `require` lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RequirementResult:
 
 
 def checked(item: Requirement, value: float) -> RequirementResult:
-    """A requirement with the value for it."""
+    """Return the result of a requirement for a value."""
     return RequirementResult(requirement=item, value=value, ok=within(value, item))
 
 

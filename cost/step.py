@@ -1,13 +1,12 @@
-"""Simulated step of a pipeline: one rank of each stage captured, and all of them timed together.
+"""Simulated step of a pipeline: one rank per `pp` coordinate, captured apart and timed together.
 
-One rank of each coordinate on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other
-axes only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
-possible. Then all of them are timed together (:mod:`legoai.cost.timing.engine`), each action as one op
-(:mod:`legoai.cost.timing.actions`).
+For each coordinate on the `pp` axis the first rank on all other axes is simulated; ranks that differ only on other axes
+do the same. The ranks are captured with torch's own schedule, each in a process of its own where possible. Then all of
+them are timed together (:mod:`legoai.cost.timing.engine`), each action as one op (:mod:`legoai.cost.timing.actions`).
 
-The *bubble* of a rank is the share of the step in which its device does nothing because what is next waits for another
-rank: for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the last of the ranks. The
-transfer itself counts where nothing is computed beside it. The bubble fraction of a step is the mean over the ranks.
+The *bubble* of a rank is the share of the step in which its device is idle because its next op waits for another rank:
+for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the slowest rank. A transfer
+counts as idle time where nothing is computed beside it. The bubble fraction of a step is the mean over the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.capture import capture_alike
+from legoai.cost.capture import capture_equal_ranks
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
@@ -40,10 +39,10 @@ class PipelineRank:
     """One rank of a pipeline.
 
     Attributes:
-        trace: what it was seen to do, from the setup on.
+        trace: of the rank, from the setup on.
         times: of its second step, which begins at 0.
         bubble: share of the step in which it waits for others.
-        measured: what `measure` said of the trace.
+        measured: the result of `measure` for the trace.
     """
 
     trace: Trace
@@ -57,7 +56,7 @@ class PipelineStep:
     """A step of all ranks, in the order of the `pp` axis.
 
     Attributes:
-        seconds: from when the hosts begin until the last device is done.
+        seconds: from the start of the hosts until the last device is done.
         ranks: one of each coordinate.
     """
 
@@ -93,12 +92,12 @@ def simulate_pipeline(
         program: as lowered.
         world: number of ranks for which it was lowered; `pp` is the outermost axis.
         pp: ranks along the `pp` axis.
-        kind: whose kernels the device has.
+        kind: of device, which decides the kernels.
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
         cost: of an operation when nothing runs beside it.
         host: of every rank.
-        measure: is asked of each trace where it was captured, which may be another process: its memory, for example.
-        whole: time every operation by itself instead of every action, which takes longer.
+        measure: called on each trace in the process that captured it, for example to measure its memory.
+        whole: whether to time every operation instead of every action as one op, which takes longer.
 
     Raises:
         SimulationError: the program cannot be captured, or its ranks wait for each other.
@@ -129,9 +128,10 @@ def simulate_pipeline(
 
 
 def _costs_the_same(trace: Trace, cost: Callable[[Timed], Cost]) -> bool:
-    """Whether the groups of a rank cost what those of the rank cost from which it was told.
+    """Whether the collectives of a derived trace cost as much as those of the captured rank.
 
-    They may lie on hosts otherwise, where the ranks of a coordinate do not fill whole hosts.
+    Where the ranks of a coordinate do not fill whole hosts, process groups of different coordinates may be placed on
+    hosts differently.
     """
     translation = trace.translation
     if translation is None:
@@ -159,9 +159,10 @@ def _captured(job: _Job, measure: Callable[[Trace], Any]) -> list[tuple[Trace, A
 
 
 def _left(groups: Iterable[Sequence[int]], found: Container[int]) -> Iterator[Sequence[int]]:
-    """Ranks that look alike and were not told from the first of them, such as those that gather a stage more often.
+    """Yield what remains of groups whose traces could not all be derived from the first rank of the group.
 
-    They may be told from the next of them, unless none was told from the first.
+    For example, a rank may all-gather a stage more often. If the traces of some ranks could be derived, those of the
+    remaining ones may be derivable from each other, so that they form a group again; otherwise each is captured.
     """
     for group in groups:
         left = [coordinate for coordinate in group if coordinate not in found]
@@ -173,7 +174,7 @@ def _left(groups: Iterable[Sequence[int]], found: Container[int]) -> Iterator[Se
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A pipeline that is captured: its program, its ranks, the length of its `pp` axis, and its devices."""
+    """Capture job of a pipeline: its program, number of ranks, length of the `pp` axis, and devices."""
 
     program: Program
     world: int
@@ -182,8 +183,8 @@ class _Job:
     gpu: Device | None
 
     def captured(self, group: Sequence[int], measure: Callable[[Trace], Any]) -> list[tuple[int, tuple[Trace, Any]]]:
-        """Capture the rank of the first of some coordinates that are alike, and tell of the others what it can."""
-        traces = capture_alike(
+        """Capture the first rank of a group with equal stages, and derive the traces of the others where possible."""
+        traces = capture_equal_ranks(
             self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind,
             gpu=self.gpu,
         )  # fmt: skip
@@ -213,11 +214,11 @@ def _in_processes(
 
 
 _jobs: list[tuple[_Job, Callable[[Trace], Any]]] = []
-"""What a forked process captures and measures; it is forked with it, so that it need not be sent."""
+"""Job and measurement of a forked process, inherited by forking so that it need not be pickled."""
 
 
 def _begin(job: _Job, measure: Callable[[Trace], Any]) -> None:
-    """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
+    """Initialise a forked process; an interrupt ends it silently, since its parent reports it."""
     begin_forked(signal.SIG_DFL)
     _jobs.append((job, measure))
 

@@ -1,4 +1,4 @@
-"""Graphs of a lowered program's step, as it was traced and after each pass: its text, without a device."""
+"""Text of the graphs of a lowered program's step, as traced and after each pass, obtained without a device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from legoai.lowering.program import Program
 
 
 def step_graphs(program: Program, *, world: int, kind: Kind) -> dict[str, str]:
-    """Take a program of the graph backend on the simulated device, and return its graphs as readable Python.
+    """Run a program of the graph backend on the simulated device, and return its graphs as readable Python.
 
     Args:
         program: as lowered.
-        world: number of ranks for which it was lowered; the first is taken.
-        kind: whose kernels the device has.
+        world: number of ranks for which it was lowered; the first is simulated.
+        kind: of device, which decides the kernels.
 
     Returns:
-        `trace`, and each pass by its name, in their order. Of a pipeline each of them for every stage of the rank, as
-        `stage_0_trace`, and then the graphs of the stages' actions.
+        `trace`, and each pass by its name, in order. For a pipeline each of them for every stage of the rank, as
+        `stage_0_trace`, followed by the graphs of the stages' actions.
 
     Raises:
-        SimulationError: the program fails, or does what cannot be recorded.
+        SimulationError: the program fails, or does something that cannot be recorded.
     """
     found: dict[str, str] = {}
     of_stages: dict[str, StepGraph] = {}

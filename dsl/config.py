@@ -12,17 +12,17 @@ from legoai.dsl.frontend.suppress import suppressible
 
 
 class ConfigurationError(ValueError):
-    """A configuration that means nothing, with the file and the key that it is about."""
+    """A configuration is invalid; the message names the file and the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a project chooses for `lint`, `check` and `fmt`. Options on the command line come before it."""
+    """A project's settings for `lint`, `check` and `fmt`. Options on the command line override them."""
 
     format: str | None = None
     """The format of diagnostics."""
     select: tuple[str, ...] = ()
-    """Codes, beginnings of codes, or names of the only rules that are reported; all where it is empty."""
+    """Codes, prefixes of codes, or names of the only rules to report; all where it is empty."""
     ignore: tuple[str, ...] = ()
     """Codes, beginnings of codes, or names of rules that are not reported."""
     strict: bool = False
@@ -30,14 +30,14 @@ class Configuration:
     exclude: tuple[str, ...] = ()
     """Files and folders that are left out of directories: patterns, relative to ``folder``."""
     folder: Path | None = None
-    """The folder of the file that says all this; None where no file does."""
+    """The folder of the configuration file; None where there is none."""
 
 
 def find_configuration(directory: Path) -> Configuration:
-    """The configuration of a directory: the table `[tool.legoai]` of the nearest pyproject.toml that has one.
+    """Return the configuration of a directory: the table `[tool.legoai]` of the nearest pyproject.toml that has one.
 
     Raises:
-        ConfigurationError: the file cannot be read, or says what the configuration does not have.
+        ConfigurationError: the file cannot be read, or has unknown entries.
     """
     for folder in (directory, *directory.parents):
         file = folder / "pyproject.toml"
@@ -45,14 +45,14 @@ def find_configuration(directory: Path) -> Configuration:
             text = file.read_bytes()
         except OSError:
             continue
-        # Reading TOML costs a tenth of linting a plan, and most of these files say nothing about it.
+        # Parsing TOML takes a tenth of the time of linting a plan, and most of these files have no such table.
         if b"legoai" in text and (table := _table(text, file)) is not None:
             return replace(read_configuration(table, str(file)), folder=folder)
     return Configuration()
 
 
 def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
-    """Check the table that was found in the file ``place``.
+    """Check the table of the file ``place``.
 
     Raises:
         ConfigurationError: an unknown key, or a value of the wrong kind.
@@ -80,7 +80,7 @@ def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
 
 
 def unknown_selectors(selectors: Iterable[str]) -> str | None:
-    """What is wrong with the first selector that fits no rule; None where each fits one."""
+    """Return the problem with the first selector that matches no rule; None where each matches one."""
     from legoai.dsl.diagnostics.suggestion import suggestion
     from legoai.dsl.rules import all_rules
 
@@ -94,7 +94,7 @@ def unknown_selectors(selectors: Iterable[str]) -> str | None:
 
 
 def selects(selector: str, rules: Iterable[tuple[str, str]]) -> bool:
-    """Whether ``selector`` fits any of the ``rules``, each a code and a name.
+    """Whether ``selector`` matches any of the ``rules``, each a code and a name.
 
     A selector is a code, the beginning of codes such as `LP8`, or a name such as `unused-let`.
     """
@@ -102,7 +102,7 @@ def selects(selector: str, rules: Iterable[tuple[str, str]]) -> bool:
 
 
 def reported(item: Diagnostic, choice: Configuration) -> bool:
-    """Whether a diagnostic is reported. What leaves no plan to speak of always is."""
+    """Whether to report a diagnostic. Diagnostics that leave no plan are always reported."""
     if not suppressible(item):
         return True
     rule = (item.code, item.slug)

@@ -11,7 +11,7 @@ from legoai.dsl.frontend.sources import Source
 from legoai.dsl.lint import Linted
 
 _MOST_ROUNDS: Final = 50
-"""Rounds of fixing: a fix may make another diagnostic, but not for ever."""
+"""Most rounds of fixing: a fix may cause another diagnostic."""
 
 
 def fixed(
@@ -22,17 +22,17 @@ def fixed(
     *,
     unsafe: bool,
 ) -> tuple[str, Linted]:
-    """The plan's text after its fixes, and what lint finds in it.
+    """Return the plan's text after its fixes, and the result of linting it.
 
-    Safe fixes are applied together. An unsafe one is applied alone, causes before what may follow from them, and stays
-    only if what it is for is gone and no other error came in its place.
+    Safe fixes are applied together. An unsafe one is applied alone, causes before their consequences, and is kept only
+    if its diagnostic disappears and no new error appears.
 
     Args:
         source: the plan.
-        linted: what lint finds in it.
-        again: lints another text in its place.
-        wanted: whether a diagnostic is to be fixed.
-        unsafe: whether fixes that decide something are applied.
+        linted: the result of linting it.
+        again: lints another text of the plan.
+        wanted: whether to fix a diagnostic.
+        unsafe: whether to apply fixes that make a decision.
     """
     text = source.text
     refused: set[tuple[str, str, str]] = set()
@@ -60,12 +60,12 @@ def fixed(
 
 
 def has_fix(item: Diagnostic, name: str) -> bool:
-    """Whether a fix changes the plan's own file; what a plan extends is fixed when it is named itself."""
+    """Whether a fix changes the plan's own file; base plans are fixed when they are named themselves."""
     return item.fix is not None and all(edit.span.file == name for edit in item.fix.edits)
 
 
 def _unsafe(linted: Linted, mistakes: Sequence[Diagnostic], refused: Container[object]) -> Sequence[Diagnostic]:
-    """What to try next: mistakes in names, and only where none is left what may have followed from one."""
+    """Return the diagnostics to fix next: first those about names, then those that may follow from one."""
     causes = any(map(is_cause, linted.diagnostics))
     open_to_it = [item for item in mistakes if _identity(item) not in refused and (is_cause(item) or not causes)]
     return sorted(open_to_it, key=lambda item: (item.severity != "error", item.code, item.order))

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 Announce = Callable[[str], None]
 
 Factories = bool | Callable[["Model"], bool]
-"""Whether Python factories are run; or a function that is asked of every model right before it is looked at."""
+"""Whether to run Python factories; or a predicate that is called for every model right before it is inspected."""
 
 
 class Linted(Record):
-    """What linting found: the diagnostics in order, the files that they speak of, and the plan where there is one."""
+    """Result of linting: the diagnostics in order, the files that they refer to, and the plan where there is one."""
 
     diagnostics: tuple[Diagnostic, ...]
     files: Mapping[str, PlanFile]
@@ -70,9 +70,9 @@ def lint(
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
-    With ``variant`` only that variant is looked at; without, the plan itself and then, unless ``variants`` is false,
-    each variant. ``announce`` is told before a model factory that the plan names is run, in a process of its own.
-    Unless ``factories`` allows it, none is run, and what depends on such a model is not checked.
+    With ``variant`` only that variant is linted; without, the plan itself and, unless ``variants`` is false, each
+    variant. ``announce`` is called before a model factory of the plan runs, in a process of its own. Unless
+    ``factories`` allows it, none runs, and checks that need such a model are skipped.
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
     analysis, found = _examine(base, directory, announce, factories=factories)
@@ -111,7 +111,7 @@ def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagno
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
-    """The diagnostic without a fix that would write into the plan what only a setting or a variant says."""
+    """Return the diagnostic without a fix that would write into the plan a value from a setting or a variant."""
     fix = item.fix
     if fix is None or fix.safe or (is_cause(item) and item.code != NoSuchPath.code):
         return item
@@ -126,13 +126,13 @@ def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
 
 
 def _used_lets(resolution: Resolution) -> set[Span]:
-    """The `let` statements whose names the plan uses; one that the command line replaces counts as used too."""
+    """Return the `let` statements whose names the plan uses; one that the command line overrides counts as used too."""
     used = resolution.scope.used
     return {item.span for item in resolution.statements if isinstance(item, Let) and item.name.text in used}
 
 
 def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
-    """The words of statements that could not be read, which may be uses of `let` names."""
+    """Yield the words of unreadable statements, which may be uses of `let` names."""
     spans = [*resolution.damaged, *(item.span for item in resolution.file.statements)]
     wrong = [cause.label.span for cause in causes]
     texts = [
@@ -151,14 +151,14 @@ def _examine(
     *,
     factories: Factories,
 ) -> tuple[Analysis | None, list[Diagnostic]]:
-    """The checks' diagnostics on one resolution, after those of reading it.
+    """Return the checks' diagnostics for one resolution, after those of reading it.
 
-    ``base`` is the analysis of the plan whose variant this is, which mostly is of the same model.
+    ``base`` is the analysis of the plan of which this is a variant, which usually has the same model.
     """
     found = list(resolution.diagnostics)
     plan = resolution.plan
     if plan is None or resolution.unreadable:
-        # Diagnostics about what a plan lacks would speak of what could not be read.
+        # Diagnostics about missing parts of a plan would refer to unreadable text.
         return None, found
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
     manifest: Manifest | Diagnostic | None
@@ -169,7 +169,7 @@ def _examine(
             plan.model.place("target") or resolution.start,
             "the factory is not run, so nothing that depends on the model is checked",
             label="not run",
-            # Who decides for each factory asks a person first.
+            # The predicate for factories asks a person first.
             help=["a code action runs it, in a process of its own"]
             if callable(factories) else ["without `--no-factories` it runs, in a process of its own"],
         )  # fmt: skip
@@ -189,14 +189,14 @@ def _examine(
 
 
 def check(analysis: Analysis) -> Iterator[Diagnostic]:
-    """What every rule that looks at a resolved plan reports; suppressions in the plan's text are not applied."""
+    """Yield the diagnostics of every rule about a resolved plan; suppressions in the plan's text are not applied."""
     return _checked(analysis, checks())
 
 
 def _checked(analysis: Analysis, rules: Iterable[Check]) -> Iterator[Diagnostic]:
     for rule in rules:
         try:
-            # A generator that meets a hole has already given what it found before.
+            # A generator that meets a hole has already yielded its findings before it.
             yield from rule.check(analysis)
         except Undecided:
             continue
@@ -207,12 +207,11 @@ def _reported(analysis: Analysis, rule: Check) -> list[Diagnostic]:
 
 
 def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic]:
-    """The errors of a plan that its own comments do not accept; with holes, those that hold whatever is answered.
+    """Return the errors of a plan that its own comments do not accept; with holes, those that hold for any answers.
 
     Args:
         analysis: of the plan.
-        legal: a plan of the same text for which this found nothing: only rules that may find something else in this
-            one are asked.
+        legal: a plan of the same text without errors: only rules whose result may differ for this one are run.
     """
     rules = [rule for rule in checks() if rule.severity == "error"]
     if legal is not None:
@@ -227,7 +226,7 @@ def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic
 def manifest_of(
     plan: Plan, resolution: Resolution, directory: Path, announce: Announce | None
 ) -> Manifest | Diagnostic | None:
-    """The manifest of a plan's model, or why it cannot be looked at; None where that is known from elsewhere."""
+    """Return the manifest of a plan's model, or the error of its inspection; None where it is known from elsewhere."""
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.configs import ConfigError
     from legoai.specs.models.load import load_manifest
@@ -239,7 +238,7 @@ def manifest_of(
             return None
         return load_manifest(model.source(), base_directory=directory, announce=announce)
     except ConfigError:
-        # The check of the model statement says what is wrong with its dimensions.
+        # The check of the model statement reports invalid dimensions.
         return None
     except ManifestError as error:
         return ModelUnavailable.at(
@@ -254,7 +253,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
-    """What helps with a model that cannot be looked at: the author's own line, not a traceback through ours."""
+    """Return help for a model that cannot be inspected: the author's own line, not a traceback through LegoAI."""
     from legoai.dsl.diagnostics.vocabulary import our_model
 
     if error.kind == "config_missing" and plan.model.target is not None:

@@ -1,4 +1,4 @@
-"""Open plan: the holes of a plan, the values that each may take, and the plans that answers make of it."""
+"""Open plan: the holes of a plan, the values that each may take, and the plans that result from answers."""
 
 from __future__ import annotations
 
@@ -32,28 +32,27 @@ from legoai.specs.span import Span
 
 _LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "weights", "steps", "seed", "save",
                    "evaluate")  # fmt: skip
-"""Statements that decide what is learned, or what is written beside it, and not what a step costs."""
+"""Statements that affect what is learned, or what is written, but not the cost of a step."""
 
 _MOST_CHOICES: Final = 4096
 """Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
 
 
 _MOST_CANDIDATES: Final = 8192
-"""Candidates that are kept: the same ones are asked for a few times, one soon after the other."""
+"""Size of the cache of candidates: the same ones are requested a few times in succession."""
 
 
 class OpenHole(Record, kw_only=True):
     """A hole to be filled.
 
-    ``what`` names it in words; ``choices`` are the values to choose from, as a plan writes them, and ``nodes`` the same
-    as trees; the first ``listed`` are its domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is the
-    text of the answer that the plan has for it already. ``owner`` is the statement or treatment that it stands in; None
-    for an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into
-    stages without a domain, of which there are more than are listed; ``buckets``, the same of how units share their
-    collectives. ``free`` is whether it has no domain of its own, and ``path`` the path of the rule whose treatment it
-    is, if any.
-    ``line`` is the line of a rule on `tp` whose style is open: a program decides such holes together, rather than the
-    search each by itself.
+    ``what`` describes it; ``choices`` are the values to choose from, as a plan writes them, and ``nodes`` the same as
+    syntax trees; the first ``listed`` are its domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is
+    the text of the plan's answer for it, if there is one. ``owner`` is the enclosing statement or treatment; None for
+    an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into stages
+    without a domain, of which there are more than are listed; ``buckets`` the same for buckets of units. ``free`` is
+    whether it has no domain of its own, and ``path`` the path of the rule whose treatment it is, if any. ``line`` is
+    the line of a rule on `tp` whose style is open: such holes are decided together by a program, and not searched one
+    by one.
     """
 
     span: Span
@@ -71,9 +70,9 @@ class OpenHole(Record, kw_only=True):
 
 
 class Candidate(Record, kw_only=True):
-    """The plan that some answers make.
+    """The plan that results from some answers.
 
-    ``analysis`` is None where the answers leave no plan to speak of: its ``errors`` say why, or it takes more answers.
+    ``analysis`` is None where they result in no plan: then ``errors`` give the reasons, or more answers are needed.
     """
 
     analysis: Analysis | None
@@ -81,20 +80,20 @@ class Candidate(Record, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """The plan. A candidate without one is asked for nothing."""
+        """The plan; only for candidates that have one."""
         assert self.analysis is not None
         return self.analysis.plan
 
 
 class OpenPlan:
-    """A plan with holes. Answers that its text has already are open too: they are decided anew.
+    """A plan with holes. Holes with answers in its text are open too: they are decided again.
 
     Args:
         linted: of the plan, without errors.
-        directory: where files that the plan names are looked up.
+        directory: base of relative file names in the plan.
         settings: values of `let` names, as for linting.
-        read: how a base plan is read.
-        announce: is told before a model factory is run.
+        read: reads a base plan.
+        announce: called before a model factory is run.
     """
 
     def __init__(
@@ -122,12 +121,12 @@ class OpenPlan:
         """The last candidate without errors, from which the next one differs in few values."""
         self._candidates: dict[tuple[tuple[int | None, ...], tuple[Span, ...]], Candidate] = {}
         self.refused: list[Diagnostic] = []
-        """What is wrong with holes that cannot be searched."""
+        """Diagnostics about holes that cannot be searched."""
         self.analysis: Analysis | None = None
-        """Of the plan with all its holes open; None where a statement cannot be read without an answer."""
+        """Analysis of the plan with all its holes open; None where a statement cannot be read without an answer."""
         if found.plan is not None:
             if self._base is None:
-                # A statement that cannot be read before a hole is answered kept the linter from looking further.
+                # A statement that needed an answer ended linting early.
                 manifest = manifest_of(found.plan, found, directory, announce)
                 if isinstance(manifest, Diagnostic):
                     self.refused.append(manifest)
@@ -171,7 +170,7 @@ class OpenPlan:
         return Candidate(analysis=analysis, errors=found)
 
     def matters(self, hole: int, candidate: Candidate) -> bool:
-        """Whether a hole stands in a candidate's plan at all: the options of a statement that is idle do not."""
+        """Whether a hole exists in a candidate's plan at all: options of an unused statement do not."""
         plan = None if candidate.analysis is None else candidate.analysis.plan
         return plan is None or any(True for _ in _uses(plan, self.holes[hole].span)) or not plan.idle
 
@@ -250,7 +249,7 @@ class OpenPlan:
         return tuple(found)
 
     def _styles(self, uses: Sequence[Use], node: Auto) -> tuple[Span | None, list[str]]:
-        """Where the hole is that of a rule on `tp` without a domain, its line and the styles to choose from."""
+        """Return the line and the choices of style, where the hole is that of a rule on `tp` without a domain."""
         if len(uses) != 1 or node.domain is not None or self.analysis is None or self.analysis.manifest is None:
             return None, []
         [(owner, field)] = uses
@@ -272,7 +271,7 @@ class OpenPlan:
 
 
 def _uses(value: Any, span: Span) -> Iterator[Use]:
-    """The places of a plan at which the hole stands."""
+    """Return the spans of a plan at which the hole occurs."""
     if isinstance(value, Plan):
         for directive in value.directives():
             yield from _uses(directive, span)
@@ -312,12 +311,12 @@ def _is_bucket(use: Use) -> bool:
 
 
 def inside(inner: Span, outer: Span) -> bool:
-    """Whether a place of a text lies within another."""
+    """Whether a span is within another one."""
     return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end
 
 
 def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[Use | None, kinds.Kind]]:
-    """Each use with its kind; a hole that a `let` names may have several."""
+    """Yield each use with its kind; a hole that a `let` names may have several."""
     if not uses:
         yield from ((None, kind) for kind in asked)
         return
@@ -327,7 +326,7 @@ def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[
 
 
 def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
-    """Why a hole cannot be searched whatever its domain."""
+    """Return why a hole cannot be searched whatever its domain."""
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
     statement = next((item for item in found.statements if inside(span, item.span)), None)
@@ -364,7 +363,7 @@ def _named(uses: Sequence[Use], node: Auto, text: str) -> str:
 
 
 def _path_of(uses: Sequence[Use], node: Auto) -> str | None:
-    """The path of the rule whose treatment the hole is; None where it is none, or stands in several places."""
+    """Return the path of the rule whose treatment is the hole; None where there is none, or several."""
     if len(uses) != 1 or uses[0][1] != RULES:
         return None
     owner = uses[0][0]
@@ -373,7 +372,7 @@ def _path_of(uses: Sequence[Use], node: Auto) -> str | None:
 
 
 def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:
-    """The rule of a statement whose treatment is the hole at ``span``."""
+    """Return the rule of a statement whose treatment is the hole at ``span``."""
     undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
     return next(item for item in undecided if item.origin.span is not None and inside(span, item.origin.span))
 

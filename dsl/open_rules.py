@@ -1,4 +1,4 @@
-"""Rules that `shard auto on tp` stands for: one for each module that is worth a style, written into the plan's text."""
+"""Expansion of `shard auto on tp` into one rule for each module with a choice of styles, in the plan's text."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def with_open_rules(
     read: Reads | None = None,
     announce: Announce | None = None,
 ) -> Linted:
-    """The plan with a rule and a hole, `PATH = auto`, for each module for which `auto` stands in `shard auto on tp`.
+    """Return the plan with a rule `PATH = auto` for each module that `shard auto on tp` covers.
 
-    A plan without such a statement of its own, or whose model is not known, is given back as it is. Other arguments are
+    A plan without such a statement of its own, or with an unknown model, is returned unchanged. Other arguments are
     those of :class:`legoai.dsl.open_plan.OpenPlan`.
     """
     analysis, file = linted.analysis, linted.resolution.file
     if analysis is None or analysis.manifest is None:
         return linted
     text = file.text
-    for shard in reversed(analysis.plan.shard):  # from the last, so that places before it stay
+    for shard in reversed(analysis.plan.shard):  # from the last one, so that earlier spans stay valid
         place = _place(shard)
         found = _statement(linted, place) if place is not None and shard.axes == ("tp",) else None
         if found is not None:
@@ -48,7 +48,7 @@ def with_open_rules(
 
 
 def _place(shard: Shard) -> Span | None:
-    """Where `auto` stands for rules of the statement."""
+    """Return the span of `auto` in place of rules of the statement."""
     first = shard.rules[0] if shard.rules else None
     if first is None or not isinstance(first.treatment, Hole) or first.origin.span != first.path_origin.span:
         return None
@@ -56,7 +56,7 @@ def _place(shard: Shard) -> Span | None:
 
 
 def _statement(linted: Linted, place: Span) -> Statement | None:
-    """The statement of the plan's own text that begins so; None where it stands in a base plan."""
+    """Return the statement of the plan's own text that starts there; None where it is in a base plan."""
     own = linted.resolution.file.statements
     inside = (item for variant in own if isinstance(variant, Variant) for item in variant.statements)
     for item in (*own, *inside):
@@ -76,7 +76,7 @@ def _lines(analysis: Analysis, shard: Shard) -> list[str]:
 
 
 def _written(text: str, statement: Statement, lines: list[str]) -> str:
-    """The text with the rules in the statement's block, in front of its own, in place of `auto`."""
+    """Return the text with the rules in the statement's block, before its own, in place of `auto`."""
     assert statement.subject is not None
     after = text[statement.subject.span.end :]
     start = statement.subject.span

@@ -1,7 +1,8 @@
-"""Measured profile of a step's graph: times of its operators and collectives, and memory beyond that of its values.
+"""Measured profile of a step's graph: times of operators and collectives, and temporary memory of nodes.
 
-Kept in the user's cache under a hash of plan, ranks, torch, LegoAI and type of device, as JSON: a run whose plan has
-one uses it from its first step, and so does the simulator. Each figure stands beside the one that was predicted.
+Profiles are stored as JSON in the user's cache under a hash of plan, ranks, torch, LegoAI and type of device. A run
+whose plan has a profile uses it from its first step, and so does the simulator. Each figure is stored beside the
+predicted one.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _FORMAT: Final = 1
 
 
 class Times(NamedTuple):
-    """Milliseconds as they were measured and as they were predicted."""
+    """Measured and predicted milliseconds."""
 
     measured: float
     predicted: float
 
 
 class Transfer(NamedTuple):
-    """A collective's buffer, and its milliseconds as they were measured and as they were predicted."""
+    """A collective's bytes, and its measured and predicted milliseconds."""
 
     bytes: int
     measured: float
@@ -40,10 +41,10 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
-    """What a profile is of.
+    """Identity of a profile.
 
     Attributes:
-        plan: hash of the plan, of which its mesh is a part.
+        plan: hash of the plan, which includes its mesh.
         ranks: of the run.
         device: type of device, as torch names it.
         torch: version.
@@ -73,21 +74,21 @@ class ProfileKey:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def path(self) -> Path | None:
-        """Return the place of the file; None where there is no cache."""
+        """Return the path of the file; None where there is no cache."""
         folder = private_cache(FOLDER)
         return None if folder is None else folder / f"{self.digest}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was measured of a step's graph; equal on all ranks.
+    """Measurements of a step's graph; equal on all ranks.
 
     Attributes:
         hardware: name of the device.
         graph: digest of the graph as it was traced.
         operators: times by signature; see :func:`legoai.lowering.graph.measured_profile.signature`.
         collectives: by kind and ranks, in the order of their bytes.
-        memory: bytes by node, beyond those of the values that live while it runs; fewer are negative.
+        memory: bytes by node, beyond those of the values that live while it runs; negative where it needs fewer.
     """
 
     hardware: str
@@ -98,14 +99,14 @@ class Profile:
 
 
 class UnusableProfileError(ValueError):
-    """A file of a profile that is damaged, or of something else."""
+    """A profile's file is damaged, or belongs to another key."""
 
 
-def kept_profile(key: ProfileKey) -> Profile | None:
+def saved_profile(key: ProfileKey) -> Profile | None:
     """Return the profile of a key; None where there is none.
 
     Raises:
-        UnusableProfileError: the file is damaged, or of something else.
+        UnusableProfileError: the file is damaged, or belongs to another key.
     """
     path = key.path()
     if path is None:
@@ -128,7 +129,7 @@ def kept_profile(key: ProfileKey) -> Profile | None:
 
 
 def keep_profile(key: ProfileKey, profile: Profile) -> Path | None:
-    """Write a profile under its key, whole or not at all; return its place, or None where there is none."""
+    """Write a profile under its key, atomically; return its path, or None where there is no cache."""
     path = key.path()
     if path is None:
         return None
@@ -141,9 +142,9 @@ def keep_profile(key: ProfileKey, profile: Profile) -> Path | None:
 
 
 def digest_of(key: ProfileKey) -> str:
-    """Return the digest of a profile's figures; empty where there is none that can be used."""
+    """Return the digest of a profile's figures; empty where there is no usable one."""
     try:
-        found = kept_profile(key)
+        found = saved_profile(key)
     except UnusableProfileError:
         return ""
     return "" if found is None else hashlib.sha256(json.dumps(asdict(found), sort_keys=True).encode()).hexdigest()
@@ -153,7 +154,7 @@ def _read(body: Mapping[str, Any]) -> Profile:
     """Return the profile that a file holds.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file is not a profile.
     """
     operators = {name: Times(*map(_milliseconds, figures)) for name, figures in body["operators"].items()}
     collectives = {

@@ -31,10 +31,10 @@ class Program:
         text: the program; run it with torchrun.
         plan_name: the plan's name.
         digest: the plan's hash, as :attr:`legoai.specs.plan.Plan.digest` gives it.
-        lines: line of the program, counted from 1, to the place in the plan that it comes from.
-        block_classes: the model's lists of blocks (`layers`), each with the class of every block: the program does the
-            same to blocks of a class, so that a few of them stand for all.
-        look_ahead: blocks that a block looks ahead or back at most.
+        lines: for each line of the program, counted from 1, the span of the plan that it comes from.
+        block_classes: the model's lists of blocks (`layers`), each with the class of every block: blocks of a class get
+            the same treatments, so that a few of them represent all.
+        look_ahead: how many blocks away, at most, a block refers to another.
     """
 
     text: str
@@ -49,7 +49,8 @@ class LoweringError(ValueError):
     """A plan cannot be lowered.
 
     Attributes:
-        diagnostics: why, one diagnostic for each line of the plan that stands in the way, in the order of the text.
+        diagnostics: the reasons, one diagnostic for each line of the plan that prevents lowering, in the order of the
+            text.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
@@ -63,16 +64,16 @@ class LoweringError(ValueError):
 def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = (), passes: int | None = None) -> Program:
     """Lower a plan that has no lint errors, whose model is known.
 
-    The program's head names the plan's file, and its comments the files of the plan's spans, without their folders.
+    The program's docstring names the plan's file, and its comments the files of the plan's spans, without folders.
 
     Args:
         analysis: of the plan.
-        suppressed: lint errors that the plan's own comments accept; those of them that leave no program are raised.
-        passes: of `backend = graph`, the program runs only so many of its passes, the first of :func:`pass_names`.
+        suppressed: lint errors that the plan's own comments accept; those that make lowering impossible are raised.
+        passes: for `backend = graph`, run only the first so many of the plan's passes; see :func:`pass_names`.
 
     Raises:
-        LoweringError: the plan has holes, or what no program supports, or the config file of its model was changed
-            since it was linted. Nothing is left out in silence.
+        LoweringError: the plan has holes, or something that no program supports, or the config file of its model was
+            changed since it was linted. Nothing is silently left out.
     """
     check_decided(analysis)
     _raise(list(unsupported(analysis)))
@@ -81,24 +82,24 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = (), passes: 
         for emit in EMITTERS.values():
             emit(lowering, draft)
     except ManifestError as error:
-        # The config file that lint has read is gone, or is another one by now.
+        # The config file that lint has read is missing, or has changed since.
         raise LoweringError((unavailable(analysis, error),)) from error
     except AssertionError:
-        # Emitters assert what lint has checked, and of this plan a person has accepted that it does not hold.
+        # Emitters assert what lint has checked, but for this plan a user has suppressed some of these errors.
         _raise(list(suppressed))
         raise
     return _write(lowering, draft)
 
 
 def pass_names(analysis: Analysis) -> tuple[str, ...]:
-    """The passes over the graph of a step that a lowered plan runs, in their order; none without `backend = graph`."""
+    """Return the passes over the graph of a step that a lowered plan runs, in order; none without `backend = graph`."""
     if not is_traced(analysis):
         return ()
     return tuple(name for name, _ in graph_passes(Lowering(analysis)))
 
 
 def unavailable(analysis: Analysis, error: ManifestError) -> Diagnostic:
-    """The diagnostic for a model that could be inspected when its plan was linted, and cannot be read any more."""
+    """Return the diagnostic for a model that could be inspected when its plan was linted, and no longer can."""
     return ModelUnavailable.at(
         analysis.place(analysis.plan.model, "target"),
         error.message,
@@ -113,7 +114,7 @@ def _raise(diagnostics: list[Diagnostic]) -> None:
 
 
 def check_decided(analysis: Analysis) -> None:
-    """Raise what a plan leaves undecided.
+    """Raise diagnostics for what a plan leaves undecided.
 
     Raises:
         LoweringError: it has holes.
@@ -174,7 +175,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
 
 
 def _docstring(lowering: Lowering) -> list[str]:
-    """What the program is, for which machines, and how it is started on them."""
+    """Return the program's docstring: what it is, its machines, and how to start it on them."""
     plan = lowering.plan
     name = PurePath(lowering.analysis.file).name or "a plan"
     variant = f" (variant {plan.variant})" if plan.variant is not None else ""
@@ -207,6 +208,6 @@ def _torchrun(lowering: Lowering) -> str:
 
 
 def hosts_and_processes(plan: Plan) -> tuple[int, int]:
-    """On how many hosts a program is started, and the processes on each; on one where the mesh leaves devices idle."""
+    """Return the number of hosts and the processes on each; one host where the mesh leaves devices idle."""
     hosts, devices = plan.cluster.hosts, plan.mesh.world_size
     return (1, devices) if devices % hosts else (hosts, devices // hosts)

@@ -1,8 +1,8 @@
-"""Smaller plans of the same structure, which a few processes of one machine can run.
+"""Shrinking of a plan to one of the same structure that a few processes on one machine can run.
 
-The shrunken plan has the original's statements, rules and treatments, and what they rely on: which sizes divide which,
-how many stages a rank holds, which blocks are treated unlike others, what is tied, whether micro batches are
-accumulated. Only numbers are smaller. Every value keeps the place in the text that it came from.
+The shrunken plan has the original's statements, rules and treatments, and preserves the properties that they rely on:
+which sizes divide which, how many stages a rank holds, which blocks have other treatments than the rest, which
+parameters are tied, whether micro batches are accumulated. Only numbers become smaller. Every value keeps its span.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
 MAX_RANKS: Final = 16
-"""The most processes that one machine is asked for."""
+"""Most processes on one machine."""
 
 LEFT_OUT_FIRST: Final = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
-"""The axes in the order in which they are left out of a mesh that would need more ranks than there are."""
+"""The axes in the order in which they are removed from a mesh that would need more ranks than are allowed."""
 
 _SMALLEST_BUCKET: Final = 1024
 _STAGES_OF_RANK: Final = 4
 
 
 class CannotShrinkError(ValueError):
-    """A plan that no smaller plan can stand for; the message says why, and what would help."""
+    """A plan cannot be shrunk; the message gives the reason, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ class Shrunken:
 
     Attributes:
         plan: the smaller plan.
-        changes: what became smaller, and what was put in another's place, one line each.
-        blocks: which blocks of the model are kept; None where the model is as it was.
+        changes: descriptions of what became smaller or was replaced, one line each.
+        blocks: the blocks of the model that are kept; None where the model is unchanged.
     """
 
     plan: Plan
@@ -78,7 +78,7 @@ class Shrunken:
     blocks: Blocks | None
 
     def original(self, path: str) -> str:
-        """The path that a module or parameter of the smaller model has in the whole one."""
+        """Return the path in the original model of a module or parameter of the smaller one."""
         return path if self.blocks is None else self.blocks.original(path)
 
 
@@ -86,7 +86,7 @@ _NOT_COMPARED: Final[dict[str, Any]] = {
     "require": (), "objective": None, "solved": None, "data": None, "weights": None, "steps": None, "seed": None,
     "save": None, "evaluate": None,
 }  # fmt: skip
-"""What a plan says about its run, which a comparison decides itself."""
+"""Statements about the run itself, which a comparison decides."""
 
 
 def shrink(
@@ -96,12 +96,12 @@ def shrink(
     double: bool = True,
     config: Mapping[str, Any] | None = None,
 ) -> Shrunken:
-    """The smallest plan with the structure of a plan that has no holes and no lint errors.
+    """Return the smallest plan with the structure of a plan that has no holes and no lint errors.
 
     Args:
         analysis: of the plan, with the manifest of its model.
-        ranks: the most ranks that the smaller plan may have; axes are left out in the order of `LEFT_OUT_FIRST` until
-            they suffice, and the changes say so.
+        ranks: the most ranks that the smaller plan may have; axes are removed in the order of `LEFT_OUT_FIRST` until
+            they suffice, which the changes mention.
         double: compute in fp64 throughout, instead of in the plan's dtypes.
         config: the fields of the config file, where the plan names a Hugging Face model.
 
@@ -146,7 +146,7 @@ def shrink(
 
 
 def _with_rules_for_stages(analysis: Analysis, changes: list[str]) -> Plan:
-    """The plan with a rule for each of the treatments of `stages([…])`, since the smaller plan has other stages."""
+    """Return the plan with one rule for each treatment of `stages([…])`, since the smaller plan has other stages."""
     manifest, plan = analysis.manifest, analysis.plan
     assert manifest is not None
     found = plan
@@ -167,7 +167,7 @@ def _with_rules_for_stages(analysis: Analysis, changes: list[str]) -> Plan:
 
 
 def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
-    """Axes of the fewest ranks that keep their parts: 2, or as many as sub-groups or an order file need."""
+    """Return axes of the fewest ranks that preserve the structure: 2, or as many as subgroups or an order file need."""
     mesh = plan.mesh
     sizes = {axis: min(2, mesh.size(axis)) for axis in AXES}
     smallest = dict.fromkeys(AXES, 1)
@@ -201,7 +201,7 @@ def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
 
 
 def _in_groups(plan: Plan) -> bool:
-    """Whether parameters are shared by a part of the ranks after forward."""
+    """Whether parameters are sharded over a part of the ranks after forward."""
     return plan.fsdp is not None and any(
         isinstance(rule.treatment, Unit)
         and isinstance(rule.treatment.reshard, int)
@@ -211,7 +211,7 @@ def _in_groups(plan: Plan) -> bool:
 
 
 def _without_missing_axes(plan: Plan, changes: list[str]) -> Plan:
-    """The plan without the statements on axes that have been left out, and with groups that the smaller axes have."""
+    """Return the plan without statements on removed axes, and with subgroups that fit the smaller axes."""
     mesh = plan.mesh
     shard = tuple(item for item in plan.shard if mesh.size(item.axes[0]) > 1 or not _is_left_out(item.axes[0], changes))
     found = replace(plan, shard=shard)
@@ -231,7 +231,7 @@ def _without_missing_axes(plan: Plan, changes: list[str]) -> Plan:
 
 
 def _without_reduction(precision: Precision) -> Precision:
-    """The dtypes without those that only the units of `fsdp` and `replicate` carry."""
+    """Return the dtypes without those that only the units of `fsdp` and `replicate` use."""
     carried = {item.field: item.default for item in precision.options if item.field in ("reduce", "output")}
     origins = {name: origin for name, origin in precision.origins.items() if name not in carried}
     return changed(precision, **carried, origins=origins)
@@ -251,7 +251,7 @@ def _in_smaller_group(rule: PathRule[Any], size: int) -> PathRule[Any]:
 
 
 def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int | None]:
-    """The pipeline with as many stages on each rank, and the number of its stages."""
+    """Return the pipeline with as many stages on each rank, and the number of its stages."""
     pipeline, count = smaller.pipeline, stage_count(analysis)
     if pipeline is None or count is None:
         return None, None
@@ -262,7 +262,7 @@ def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int |
 
 
 def _split(analysis: Analysis, pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
-    """As many of the split points as there are stages, spread evenly, the last among them; none of an even split."""
+    """Return as many split points as there are stages, spread evenly and including the last; none for an even split."""
     points = first_modules(analysis)
     if pipeline is None or isinstance(pipeline.split, str | Even) or stages is None or points is None:
         return ()
@@ -271,7 +271,7 @@ def _split(analysis: Analysis, pipeline: Pipeline | None, stages: int | None) ->
 
 
 def _sequence_length(plan: Plan) -> int | None:
-    """A length that tensor and context parallel can cut, in chunks where the loss has chunks; None without text."""
+    """Return a length divisible for tensor and context parallelism, and for the loss's chunks; None without text."""
     if plan.batch.seq_len is None:
         return None
     step = plan.mesh.tp * plan.mesh.cp * 2
@@ -283,7 +283,7 @@ def _sequence_length(plan: Plan) -> int | None:
 def _batch(
     analysis: Analysis, smaller: Plan, pipeline: Pipeline | None, seq_len: int | None, changes: list[str]
 ) -> tuple[Batch, Pipeline | None]:
-    """Micro batches of at most two sequences: as many as the schedule needs, and two where gradients accumulate."""
+    """Return micro batches of at most two sequences: as many as the schedule needs; two where gradients accumulate."""
     plan = analysis.plan
     batch, mesh = plan.batch, smaller.mesh
     accumulation, whole, turns = micro_batches(plan), pass_micro_batches(plan), passes(plan)
@@ -314,19 +314,19 @@ def _batch(
 
 
 def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
-    """Micro batches that fill every stage; no multiple of the ranks where they were none."""
+    """Return micro batches that fill every stage; not a multiple of the ranks where the original number was none."""
     plan, count = analysis.plan, stage_count(analysis)
     assert plan.pipeline is not None
     assert count is not None
     ranks = smaller.mesh.pp
     uneven = whole % plan.mesh.pp != 0
     if uneven and plan.pipeline.schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
-        return ranks + 1  # one round, whatever the number
+        return ranks + 1  # a single round, for any number
     return max(4, count // plan.mesh.pp * ranks) + uneven
 
 
 def _with_buckets(plan: Plan, analysis: Analysis, blocks: Blocks | None, changes: list[str]) -> Plan:
-    """The plan with buckets of the modules that are kept, the largest first, so that few modules still share one."""
+    """Return the plan with buckets of the kept modules, the largest first, so that small buckets still share some."""
     if plan.comm is None or blocks is None:
         return plan
     decided = Counter(id(rule) for path, rule in analysis.assigned(plan.comm).by_path.items() if blocks.keeps(path))
@@ -354,7 +354,7 @@ def _renamed(blocks: Blocks | None) -> Rewrite:
 
 
 def _fewer_first(blocks: Blocks, manifest: Manifest, changes: list[str]) -> Rewrite:
-    """`first(n, …)` over few blocks: as many as are left of those."""
+    """Reduce `first(n, …)` to as many as are left of the first blocks."""
 
     def rewrite(directive: Directive, rule: PathRule[Any]) -> PathRule[Any]:
         divided = rule.treatment
@@ -368,7 +368,7 @@ def _fewer_first(blocks: Blocks, manifest: Manifest, changes: list[str]) -> Rewr
 
 
 def _every(changes: list[str]) -> Rewrite:
-    """`every(n)` over few blocks: every second one."""
+    """Reduce `every(n)` to every second block, since there are few."""
 
     def rewrite(directive: Directive, rule: PathRule[Any]) -> PathRule[Any]:
         treatment = rule.treatment
@@ -381,7 +381,7 @@ def _every(changes: list[str]) -> Rewrite:
 
 
 def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
-    """Sizes in bytes shrink as the blocks' parameters do, so that they hold as many blocks as before."""
+    """Scale sizes in bytes with the blocks' parameters, so that they hold as many blocks as before."""
 
     def scaled(value: int, what: str) -> int:
         smaller = max(_SMALLEST_BUCKET, round(value * ratio))

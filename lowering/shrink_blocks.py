@@ -1,4 +1,4 @@
-"""Blocks that a shrunken model keeps, so that every path rule still matches some."""
+"""Selection of the blocks that a shrunken model keeps, so that every path rule still matches some."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from legoai.specs.plan import Plan
 T = TypeVar("T")
 
 _BLOCKS: Final = 2
-"""The fewest blocks of a model without stages: the first and another one."""
+"""Fewest blocks of a model without stages: the first and another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks that are kept, in their order; they are numbered anew from 0."""
+    """The blocks that are kept, in order; they are renumbered from 0."""
 
     path: str
     """Of the list of blocks."""
     names: tuple[str, ...]
     """Of all blocks of the whole model."""
     kept: tuple[int, ...]
-    """Places of the kept blocks among all."""
+    """Indices of the kept blocks among all."""
 
     def keeps(self, path: str) -> bool:
-        """Whether a module of the whole model is in the smaller one."""
+        """Whether the smaller model keeps a module of the original one."""
         prefix = f"{self.path}." if self.path else ""
         name = path[len(prefix) :].partition(".")[0] if path.startswith(prefix) else ""
         return name not in self.names or self.names.index(name) in self.kept
 
     def original(self, path: str) -> str:
-        """The path in the whole model of a module or parameter of the smaller one."""
+        """Return the path in the original model of a module or parameter of the smaller one."""
         prefix = f"{self.path}." if self.path else ""
         if not path.startswith(prefix):
             return path
@@ -56,10 +56,11 @@ def choose_blocks(
     """Choose blocks so that each rule and each stage has its own.
 
     Args:
-        plan: the whole plan.
+        plan: the original plan.
         manifest: of its model.
-        stages: of the whole plan's pipeline and of the smaller one; None without a pipeline.
-        split: the first module of each stage but the first that the smaller plan has, where the plan names them.
+        stages: of the original plan's pipeline and of the smaller one; None without a pipeline.
+        split: for a plan with explicit split points, the first module of each stage of the smaller plan but the first
+            stage.
 
     Returns:
         None where the model has no single list of numbered blocks.
@@ -85,7 +86,7 @@ def choose_blocks(
 def _classes(
     plan: Plan, manifest: Manifest, blocks: BlockList, split: Sequence[str]
 ) -> Iterator[tuple[list[int], int]]:
-    """Blocks that no rule tells apart, and how many of them are wanted."""
+    """Yield groups of blocks that no rule distinguishes, and how many of each are needed."""
     marks: list[list[object]] = [[] for _ in blocks.names]
     wanted = 1
     for directive in plan.directives():
@@ -118,24 +119,24 @@ def _classes(
 
 
 def _joins(treatment: object) -> bool:
-    """Whether a rule puts more than one of its modules into a bucket by their number."""
+    """Whether a rule joins several of its modules into a bucket by their index."""
     return isinstance(treatment, Bucket) and isinstance(treatment.by, tuple) and max(treatment.by) > 1
 
 
 def matched_first(manifest: Manifest, rule: PathRule[Any]) -> list[str]:
-    """The modules to which a divided rule gives the treatment of the first ones."""
+    """Return the modules to which a divided rule gives its first treatment."""
     return Paths(list(manifest.modules)).matching(pattern(rule.path))[: rule.treatment.n]
 
 
 def _place(blocks: BlockList, path: str) -> int | None:
-    """The place of the block that a module is, or lies in."""
+    """Return the index of the block that a module is or lies in."""
     prefix = f"{blocks.path}." if blocks.path else ""
     name = path[len(prefix) :].partition(".")[0] if path.startswith(prefix) else ""
     return blocks.names.index(name) if name in blocks.names else None
 
 
 def held_of(blocks: Blocks, manifest: Manifest, paths: Sequence[str]) -> int:
-    """How many of some modules the smaller model has."""
+    """Return how many of some modules the smaller model has."""
     known = next(item for item in manifest.block_lists if item.path == blocks.path)
     return sum(place is None or place in blocks.kept for place in (_place(known, path) for path in paths))
 
@@ -147,7 +148,7 @@ def _prefetched(plan: Plan) -> int:
 
 
 def _for_stages(count: int, stages: tuple[int, int], whole: int, *, even: bool) -> int:
-    """A block for each stage at least; stages have as many as each other where they have in the whole model."""
+    """Return enough blocks for one per stage, and equally many per stage if the original model has that."""
     before, now = stages
     count = max(count, now)
     if even:
@@ -156,7 +157,7 @@ def _for_stages(count: int, stages: tuple[int, int], whole: int, *, even: bool) 
 
 
 def _segment(blocks: BlockList, path: str) -> str | None:
-    """The part of a pattern that names the blocks; None where it does not reach them or leaves the depth open."""
+    """Return the part of a pattern that names the blocks; None if it does not reach them or leaves the depth open."""
     containers = blocks.path.split(".") if blocks.path else []
     if path == "root":
         return None
@@ -171,7 +172,7 @@ def _segment(blocks: BlockList, path: str) -> str | None:
 
 
 def rewritten(blocks: Blocks, path: str) -> str | None:
-    """A pattern with the numbers that blocks have in the smaller model; None where none of its blocks is kept."""
+    """Return a pattern with the blocks' numbers in the smaller model; None where none of its blocks is kept."""
     whole = BlockList(path=blocks.path, names=blocks.names, groups=())
     segment = _segment(whole, path)
     if segment is None or "*" in segment:
@@ -190,7 +191,7 @@ def rewritten(blocks: Blocks, path: str) -> str | None:
 
 
 def patterns_of(treatments: Mapping[str, T], manifest: Manifest) -> Iterator[tuple[str, T]]:
-    """Patterns with a treatment each that say the same as one for each module: one for the blocks that are alike."""
+    """Yield patterns and treatments that are equivalent to one per module, merging equal blocks."""
     for found in grouped(treatments, manifest.block_lists):
         for relative, treatment in found.members:
             paths = block_paths(found)
@@ -202,7 +203,7 @@ def patterns_of(treatments: Mapping[str, T], manifest: Manifest) -> Iterator[tup
 
 
 def points_of(blocks: Blocks, split: Sequence[str]) -> tuple[str, ...]:
-    """The first module of each stage but the first, in the smaller model."""
+    """Return the first module of each stage but the first, in the smaller model."""
     prefix = f"{blocks.path}." if blocks.path else ""
     found = []
     for point in split:

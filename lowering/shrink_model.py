@@ -1,4 +1,4 @@
-"""Dimensions of a small model that divides over ranks as the large one does."""
+"""Dimensions of a small model with the same divisibility over ranks as the original one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from legoai.specs.models.reads import Images, Tokens
 from legoai.specs.plan import Plan
 
 LARGEST_AS_IT_IS: Final = 20_000_000
-"""Parameters of a factory's model, which nobody else can make smaller, that a few processes of one machine train."""
+"""Most parameters of a model from a factory, which only its author can shrink, that a few processes can train."""
 
 VOCABULARY: Final = 256
 """Tokens are bytes."""
@@ -30,19 +30,19 @@ _EXPERTS: Final = 4
 
 
 class ModelTooLargeError(ValueError):
-    """A model that cannot be made smaller; the message says what would help."""
+    """A model cannot be shrunk; the message gives a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the smaller model must fit: its number of blocks, its sequences, and how both plans cut it."""
+    """Constraints on the smaller model: number of blocks, sequence lengths, and the axes' sizes in both plans."""
 
     blocks: int | None
-    """None where the number of blocks stays."""
+    """None where the number of blocks is unchanged."""
     seq_len: int | None
     """None where the model reads no text."""
     tp: int
-    """Ranks that share heads, of `cp` too where it attends by heads."""
+    """Ranks among which heads are divided, including `cp` where it attends by heads."""
     tp_now: int
     ep: int
     ep_now: int
@@ -65,10 +65,10 @@ class _Shape:
 def shrunken_model(
     plan: Plan, manifest: Manifest, sizes: Sizes, config: Mapping[str, Any] | None, changes: list[str]
 ) -> tuple[Model, float]:
-    """The smaller model, and the size of a block's parameters as a share of the whole model's.
+    """Return the smaller model, and the size of a block's parameters relative to the original.
 
-    The number of heads of a rank, the query heads of a key/value head and the width of the feed-forward as a multiple
-    of the model's stay; what `tp` does not divide is not divided after.
+    The heads of a rank, the query heads per key/value head, and the ratio of the feed-forward width to the model's stay
+    the same. Sizes that `tp` does not divide stay indivisible.
 
     Raises:
         ModelTooLargeError: the model comes from a factory or a config of unknown dimensions, and is large.
@@ -139,7 +139,7 @@ def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
     if not isinstance(config, GPTConfig):
         common["n_kv_heads"] = found.kv_heads
     if isinstance(config, LlamaConfig | MixtralConfig) and config.head_dim:
-        # Twice as wide as by default, so that they stay unequal.
+        # Twice as wide as by default, so that the two sizes stay unequal.
         common["head_dim"] = 2 * (found.dim // found.heads)
     if isinstance(config, MixtralConfig):
         common |= {"n_experts": _experts(config.n_experts, sizes), "top_k": min(config.top_k, 2)}
@@ -161,7 +161,7 @@ def _vision(config: ViTConfig, sizes: Sizes) -> ViTConfig:
 
 
 def _patches(tokens: int, sizes: Sizes) -> int:
-    """So many along a side that `tp` divides them and the class token where it divided those of the whole image."""
+    """Return a number of patches along a side that preserves divisibility by `tp`, including the class token."""
     several = range(_PATCHES, _PATCHES + sizes.tp_now)
     if tokens % sizes.tp:
         return _PATCHES
@@ -172,7 +172,7 @@ def _shape(whole: _Shape, sizes: Sizes) -> _Shape:
     group = min(max(1, whole.heads // whole.kv_heads), _HEADS_OF_GROUP)
     kv_heads = _cut(whole.kv_heads, sizes, most=2)
     heads = kv_heads * group
-    # Multiples of 8, which grouped kernels ask for, also of a rank's share.
+    # Multiples of 8, which grouped kernels require, also for each rank's share.
     dim = heads * (_HEAD_DIM if heads <= 8 or heads % 2 else _HEAD_DIM // 2)
     hidden = _multiple(dim * whole.hidden / whole.dim, 8 * sizes.tp_now)
     vocab = VOCABULARY + (whole.vocab % sizes.tp != 0)
@@ -180,13 +180,13 @@ def _shape(whole: _Shape, sizes: Sizes) -> _Shape:
 
 
 def _cut(whole: int, sizes: Sizes, *, most: int) -> int:
-    """So many that a rank of `tp` has as many as before, or ``most``; no multiple of `tp` where it was none."""
+    """Return a number with as many per rank of `tp` as before, at most ``most``; indivisible by `tp` if it was."""
     each, rest = divmod(whole, sizes.tp)
     return min(whole, most) if rest else min(each, most) * sizes.tp_now
 
 
 def _experts(whole: int, sizes: Sizes) -> int:
-    """So many that a token does not visit them all, and that every rank of `ep` has as many as another."""
+    """Return a number of experts such that a token does not visit all of them, and that `ep` divides."""
     return min(whole, _multiple(_EXPERTS, sizes.ep_now))
 
 
@@ -215,7 +215,7 @@ _GPT2_NAMES: Final = {
 
 
 def _huggingface(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes, source: str) -> dict[str, Scalar]:
-    """Fields of a config file that differ, under the names that the file itself uses."""
+    """Return the fields of a config file that change, under the file's own names."""
     reads = manifest.reads
     if reads is None or isinstance(reads, Tokens):
         return _decoder(fields, manifest, sizes)
@@ -265,7 +265,7 @@ def _vision_fields(fields: Mapping[str, Any], sizes: Sizes) -> dict[str, Scalar]
 
 
 def _t5_fields(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> dict[str, Scalar]:
-    """Heads and feed-forward as of a decoder; the stacks keep their blocks."""
+    """Heads and feed-forward as for a decoder; the stacks keep their blocks."""
     dim, heads, hidden = (int(fields[name]) for name in ("d_model", "num_heads", "d_ff"))
     vocab = int(fields.get("vocab_size") or manifest.vocab_size or VOCABULARY)
     found = _shape(_Shape(dim=dim, heads=heads, kv_heads=heads, hidden=hidden, vocab=vocab), sizes)
@@ -276,7 +276,7 @@ def _t5_fields(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> d
         "d_kv": found.dim // found.heads,
         "d_ff": found.hidden,
         "vocab_size": found.vocab,
-        "dropout_rate": 0.0,  # a tenth where the file does not say
+        "dropout_rate": 0.0,  # 0.1 by default
         **ids,
     }
 
@@ -305,7 +305,7 @@ def _decoder(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> dic
 
 
 def _clean(fields: Mapping[str, Any], vocab: int | None) -> dict[str, Scalar]:
-    """The fields without dropout, which no mesh draws alike, and without tokens beyond the vocabulary."""
+    """Return the fields without dropout, which differs between meshes, and without token ids beyond the vocabulary."""
     values: dict[str, Scalar] = {}
     for name, value in fields.items():
         if name.endswith(_DROPOUTS) and isinstance(value, float) and value:
@@ -319,7 +319,7 @@ _DROPOUTS: Final = ("dropout", "pdrop", "dropout_rate", "dropout_prob", "drop_pa
 
 
 def _described(fields: Mapping[str, Any], names: Mapping[str, str], manifest: Manifest) -> _Shape:
-    """The whole model's dimensions, from the file or, where it leaves them to defaults, from the manifest."""
+    """Return the original model's dimensions, from the file or, where it relies on defaults, from the manifest."""
     attention = next((item for item in manifest.modules.values() if item.kind == "attention"), None)
     told = attention.attributes if attention is not None else {}
     embedding = next((item for item in manifest.modules.values() if item.kind == "embedding"), None)

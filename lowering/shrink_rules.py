@@ -1,4 +1,4 @@
-"""Copies of directives and of a plan with other values and rules, which keep where these stand in the text."""
+"""Copies of directives and plans with changed values and rules, which keep their spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rewrite = Callable[[Directive, PathRule[Any]], PathRule[Any] | None]
 
 
 def changed(declared: D, **values: Any) -> D:
-    """A copy of a directive or treatment with other values; it keeps where its values stand."""
+    """Return a copy of a directive or treatment with other values; spans are kept."""
     fields: dict[str, Any] = {item.field: getattr(declared, item.field) for item in declared.options}
     if isinstance(declared, Directive):
         fields |= {"axes": declared.axes, "rules": declared.rules, "arguments": declared.arguments}
@@ -23,7 +23,7 @@ def changed(declared: D, **values: Any) -> D:
 
 
 def with_every_rule(plan: Plan, rewrite: Rewrite) -> Plan:
-    """The plan with every rule rewritten, or without it where nothing is left of it."""
+    """Return the plan with every rule rewritten; rules for which the rewrite returns None are dropped."""
 
     def over(directive: D) -> D:
         assert isinstance(directive, Directive)
@@ -38,7 +38,7 @@ def with_every_rule(plan: Plan, rewrite: Rewrite) -> Plan:
 
 
 def with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | None]) -> D:
-    """The directive with its rules rewritten, or without one where None is left of it."""
+    """Return the directive with its rules rewritten; rules for which the rewrite returns None are dropped."""
     assert isinstance(directive, Directive)
     if not directive.rules:
         return directive
@@ -47,7 +47,7 @@ def with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | 
 
 
 def with_parts(rule: PathRule[Any], rewrite: Callable[[Treatment], Treatment]) -> PathRule[Any]:
-    """The rule with its treatment rewritten, or both treatments of a rule that divides its modules."""
+    """Return the rule with its treatment rewritten, or both treatments of a divided rule."""
     divided = rule.treatment
     if isinstance(divided, Divided):
         divided = changed(divided, these=rewrite(divided.these), others=rewrite(divided.others))
@@ -56,5 +56,5 @@ def with_parts(rule: PathRule[Any], rewrite: Callable[[Treatment], Treatment]) -
 
 
 def of_statement(directive: Directive) -> Mapping[str, Any]:
-    """Where the statement itself stands, without its values."""
+    """Return the span of the statement itself, without its values."""
     return {name: origin for name, origin in directive.origins.items() if name in ("", "keyword")}

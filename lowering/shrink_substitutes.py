@@ -1,4 +1,4 @@
-"""What a smaller plan has in the place of what a CPU has not, and of what a comparison would not see."""
+"""Substitutions in a shrunken plan: features that a CPU lacks, and values that would hide differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KERNELS_OF_A_CPU: Final = ("default", "math")
 
 
 def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
-    """The plan with what a CPU can do in the place of what only a GPU can."""
+    """Replace features of a plan that need a GPU by what a CPU supports."""
     cluster = ClusterUse(device="cpu", devices=plan.mesh.world_size, origins=of_statement(plan.cluster))
     found = replace(plan, cluster=cluster)
     if plan.attention.kernel not in _KERNELS_OF_A_CPU:
@@ -43,7 +43,7 @@ def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
 
 
 def _compile(directive: Compile, changes: list[str]) -> Compile:
-    """Graphs are captured, but run without generated kernels."""
+    """Capture graphs, but run them without generated kernels."""
 
     def traced(rule: PathRule[Any]) -> PathRule[Any]:
         if not isinstance(rule.treatment, Inductor):
@@ -58,7 +58,7 @@ def _compile(directive: Compile, changes: list[str]) -> Compile:
 
 
 def _without_drops(directive: Shard, changes: list[str]) -> Shard:
-    """Which tokens are dropped depends on what else is on their rank, so that no other mesh computes the same."""
+    """Remove the experts' capacity: which tokens are dropped depends on the mesh, which would hide differences."""
 
     def roomy(rule: PathRule[Any]) -> PathRule[Any]:
         if not isinstance(rule.treatment, Experts) or rule.treatment.capacity_factor is None:
@@ -70,7 +70,7 @@ def _without_drops(directive: Shard, changes: list[str]) -> Shard:
 
 
 def in_double_precision(plan: Plan, changes: list[str]) -> Plan:
-    """The plan in fp64 throughout, in which rounding hides nothing."""
+    """Return the plan in fp64 throughout, so that rounding hides no differences."""
     precision = plan.precision
     reduced = plan.fsdp is not None or plan.replicate is not None
     origins = of_statement(precision)
@@ -83,7 +83,7 @@ def in_double_precision(plan: Plan, changes: list[str]) -> Plan:
 
 
 def in_its_dtypes(plan: Plan, changes: list[str]) -> Plan:
-    """The plan's dtypes, but for products that a CPU does not have, and for those that only a policy casts to."""
+    """Return the plan's dtypes, without float8 products, which a CPU lacks, and without casts that need a policy."""
     precision = plan.precision
     mixed = precision.param != precision.master and (precision.param, precision.master) != ("bf16", "fp32")
     if mixed and plan.fsdp is None and plan.replicate is None:
@@ -96,7 +96,7 @@ def in_its_dtypes(plan: Plan, changes: list[str]) -> Plan:
 
 
 def with_short_warmup(plan: Plan, changes: list[str]) -> Plan:
-    """A warm-up that ends while steps are compared, since its first steps change nearly nothing."""
+    """Shorten the warm-up so that it ends within the compared steps, since its first steps change parameters little."""
     form = plan.schedule.form
     if warmup_steps(plan.schedule) <= 2:
         return plan
@@ -105,7 +105,7 @@ def with_short_warmup(plan: Plan, changes: list[str]) -> Plan:
 
 
 def with_acting_clip(plan: Plan, changes: list[str]) -> Plan:
-    """A bound that the gradients of a small model exceed, so that clipping is compared too."""
+    """Lower the bound so that the gradients of a small model exceed it, and clipping is compared too."""
     clip = plan.clip
     if clip is None or clip.norm <= _CLIPPED_NORM:
         return plan

@@ -1,4 +1,4 @@
-"""Batch script of Slurm that starts a lowered program on all hosts of its plan."""
+"""Slurm batch script that starts a lowered program on all hosts of its plan."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import hosts_and_processes
 
 _SAVING_SECONDS: Final = 180
-"""Before a job's time is over ranks are told to finish their step, save and leave."""
+"""Seconds before a job's time limit at which ranks are signalled to finish their step, save and exit."""
 
 
 def batch_script(analysis: Analysis, program: PurePath) -> str:
-    """Return the script, which is submitted from the folder in which the program was named.
+    """Return the script, to be submitted from the folder relative to which the program is named.
 
-    One task on each host starts torchrun, whose agents meet on the first host. What follows the script's name on the
-    command line of `sbatch` goes to the trainer.
+    One task on each host starts torchrun, whose agents rendezvous on the first host. Arguments after the script's name
+    on the command line of `sbatch` are passed to the trainer.
 
     Args:
         analysis: of the plan, whose mesh is decided.

@@ -15,7 +15,7 @@ from legoai.specs.plan import Plan
 
 
 def run_folder(plan: Plan) -> Path:
-    """Where the program and what it writes are kept: a folder for each plan and variant."""
+    """Return the folder of the program and its outputs: one for each plan and variant."""
     return Path("runs", plan.name if plan.variant is None else f"{plan.name}-{plan.variant}")
 
 
@@ -39,15 +39,15 @@ def start(
         nproc: processes; by default the devices of the plan's mesh.
         arguments: for the trainer.
         usage: the command that starts this run, for the trainer's help and messages.
-        say: is told what is started.
-        begin: is called before that, when nothing speaks against it any more.
+        say: called with a message about what is started.
+        begin: called before that, when the run is certain to start.
 
     Returns:
         0, the status of a failed rank, or 128 + n after signal n.
 
     Raises:
         RunError: the plan is for several hosts, another run holds the folder, or it cannot be written.
-        SystemExit: with status 2 where the trainer does not know the arguments, 0 after its help.
+        SystemExit: with status 2 where the trainer does not accept the arguments, 0 after its help.
     """
     folder = run_folder(plan)
     given = ["--out", str(folder), *arguments]
@@ -55,9 +55,9 @@ def start(
     if nproc is None and plan.cluster.hosts > 1:
         raise RunError(
             RunErrorCode.WORLD_SIZE,
-            f"the plan is for {plan.cluster.hosts} hosts, and this starts one",
-            help="on each host, start the program that `legoai lower` writes with torchrun; its first lines say how. "
-            "--nproc N starts N processes here all the same",
+            f"the plan is for {plan.cluster.hosts} hosts, and this command starts one",
+            help="on each host, start the program that `legoai lower` writes with torchrun, as its first lines state. "
+            "--nproc N starts N processes on this host anyway",
         )
     assert options.out is not None, "it has a default"
     with locked(options.out):

@@ -119,7 +119,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: `launch` needs no torch, and `Trainer` takes seconds to import."""
+    """Import names lazily: `launch` needs no torch, and `Trainer` takes seconds to import."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Policies of selective activation checkpointing: the operators whose outputs are kept for the backward pass."""
+"""Policies of selective activation checkpointing: which operators' outputs are saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacke
 from legoai.specs.models.random_operators import is_random
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
-"""What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""
+"""Context managers of `torch.utils.checkpoint.checkpoint(context_fn=…)`, for forward and for recomputation."""
 
 Policy = Callable[..., CheckpointPolicy]
-"""Whether the output of an operator is kept, of what is not read, the operator and its arguments."""
+"""Whether to save an operator's output, given a context that is not used, the operator and its arguments."""
 
 
 class Tracing(Protocol):
-    """What a trace of the step does where a module is checkpointed: it notes what is kept, and keeps nothing itself."""
+    """Observer of checkpointed modules in a trace of the step: it notes which outputs to save, and saves none."""
 
     def contexts(self, policy: Policy) -> Contexts:
         """Return the contexts of one call of a module."""
 
     def measured(self, module: nn.Module) -> AbstractContextManager[Sequence[torch.Tensor]]:
-        """Run a module untraced while entered; gives tensors that it does not keep for the backward pass itself."""
+        """Run a module untraced while entered; yields tensors that the module does not save for the backward pass."""
 
 
 _TRACING: Final[ContextVar[Tracing | None]] = ContextVar("_TRACING", default=None)
@@ -55,14 +55,14 @@ _MATMUL: Final = (
 WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
 WORDS: Final = ("attention", "matmul", "alternate_matmul", "collective")
-"""What `keep_outputs` takes beside names of operators."""
+"""Values that `keep_outputs` accepts besides names of operators."""
 
 
 def keep_outputs(*names: str) -> Callable[[], Contexts]:
-    """Return the `context_fn` of checkpointing that keeps what some operators compute, and recomputes the rest.
+    """Return the `context_fn` of checkpointing that saves the outputs of some operators, and recomputes the rest.
 
-    Random operators are always computed again, attention with dropout among them: where one of them is not run
-    again, those after it would draw other numbers than they drew in forward.
+    Random operators are always recomputed, including attention with dropout: if one of them were skipped, those after
+    it would draw other numbers than in forward.
 
     Args:
         names: `attention`, `matmul`, `alternate_matmul` (the first, the third, … in one call of the module),
@@ -70,7 +70,7 @@ def keep_outputs(*names: str) -> Callable[[], Contexts]:
             its overloads.
 
     Raises:
-        RunError: torch has no operator of that name, or none whose output could be kept.
+        RunError: torch has no operator of that name, or none whose output can be saved.
     """
     kept, alternate, collectives = _resolve(names)
 
@@ -95,7 +95,7 @@ def keep_outputs(*names: str) -> Callable[[], Contexts]:
 
 @contextmanager
 def traced_by(tracing: Tracing) -> Iterator[None]:
-    """Let a trace say what checkpointed modules do while entered."""
+    """While entered, let a trace decide the contexts of checkpointed modules."""
     token = _TRACING.set(tracing)
     try:
         yield
@@ -104,11 +104,11 @@ def traced_by(tracing: Tracing) -> Iterator[None]:
 
 
 def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> Contexts:
-    """Return torch's contexts of selective checkpointing, or those of the trace that is under way.
+    """Return torch's contexts of selective checkpointing, or those of the current trace.
 
     Args:
         policy: for one call of a module.
-        keeps: whether outputs of an operator may be kept.
+        keeps: whether outputs of an operator may be saved.
     """
     tracing = _TRACING.get()
     if tracing is not None:
@@ -118,23 +118,23 @@ def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> C
 
 
 def is_traced() -> bool:
-    """Whether a trace of the step is under way. Its ranks compute with equal shapes, and thus choose the same."""
+    """Whether a trace of the step is in progress. Its ranks compute with equal shapes, and thus make equal choices."""
     return _TRACING.get() is not None
 
 
 def measured_alone(module: nn.Module) -> AbstractContextManager[Sequence[torch.Tensor]]:
-    """Run a module outside of the trace that is under way, if one is; gives tensors that are there anyway."""
+    """Run a module outside the current trace, if there is one; yields tensors that exist anyway."""
     tracing = _TRACING.get()
     return nullcontext(()) if tracing is None else tracing.measured(module)
 
 
 def save(keep: bool) -> CheckpointPolicy:
-    """Return torch's word for keeping an output, or for computing it again."""
+    """Return torch's policy for saving or recomputing an output."""
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _resolve(names: Iterable[str]) -> tuple[frozenset[OpOverload], frozenset[OpOverload], bool]:
-    """The operators that are kept, those of which every second is, and whether collectives are."""
+    """The operators whose outputs are saved, those of which every second is, and whether collectives are."""
     kept: set[OpOverload] = set()
     alternate: frozenset[OpOverload] = frozenset()
     for name in names:

@@ -1,7 +1,7 @@
-"""Thread of a rank that attends to its launcher: answers roll calls, and ends the rank when the launcher is gone.
+"""Thread of a rank that serves its launcher: it answers roll calls, and ends the rank when the launcher is gone.
 
-Where a collective times out, the rank that waited asks all ranks over the launcher's store. A rank that is busy, or
-waits in a collective too, answers from this thread; one that is stopped or whose host is lost does not.
+When a collective times out, the rank that waited queries all ranks over the launcher's store. A rank that is busy, or
+that waits in a collective too, answers from this thread; a stopped process or a lost host does not.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ INTERVAL_SECONDS: Final = 2.0
 """Between two looks of the thread, in a world of up to 500 ranks; more ranks look more seldom."""
 
 ORPHAN_SECONDS: Final = 120.0
-"""What a rank has to finish its step and save when its launcher is gone."""
+"""Seconds that a rank has to finish its step and save when its launcher is gone."""
 
 _CALL: Final = "legoai/roll-call"
 _HERE: Final = "legoai/here"
 
 
 def attend() -> None:
-    """Start the thread, where torchrun has started this process; it ends before the interpreter does.
+    """Start the thread, if torchrun has started this process; the thread ends before the interpreter does.
 
-    A thread that Python ends at its exit, while it is inside of the store, ends the process with `std::terminate`: a
-    run that was complete would have failed.
+    If the interpreter's exit interrupted the thread within the store, the process would end with `std::terminate`, and
+    a complete run would be reported as failed.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -68,7 +68,7 @@ def _attend(parent: int, leaving: threading.Event) -> None:
 
 
 def silent_ranks() -> list[int] | None:
-    """Call the roll: return the ranks that do not answer, or None where nobody can be asked."""
+    """Call the roll: return the ranks that do not answer, or None where there is no store."""
     store = launcher_store()
     if store is None:
         return None
@@ -82,7 +82,7 @@ def silent_ranks() -> list[int] | None:
 
 
 def launcher_store() -> TCPStore | None:
-    """Connect to the store of the launcher, which stands before and after the process group does."""
+    """Connect to the launcher's store, which exists before and after the process group."""
     try:
         return TCPStore(
             os.environ["MASTER_ADDR"],
@@ -95,7 +95,7 @@ def launcher_store() -> TCPStore | None:
 
 
 def interval() -> float:
-    """Return the seconds after which a rank that can answer has answered."""
+    """Return the seconds within which any responsive rank answers."""
     return max(INTERVAL_SECONDS, int(os.environ["WORLD_SIZE"]) / 250)
 
 

@@ -1,8 +1,8 @@
-"""Context-parallel attention: attention over a sequence whose pieces are on different ranks.
+"""Context-parallel attention: attention over a sequence that is sharded over ranks.
 
 Every rank of a context-parallel axis has the queries, keys and values of some tokens. Either ranks exchange heads for
-tokens (:mod:`legoai.runtime.attention_by_heads`), or keys and values travel and queries stay: attention to each set of
-keys is computed by itself, and the results are merged by the logarithm of their softmax sums (Liu et al. 2023, "Ring
+tokens (:mod:`legoai.runtime.attention_by_heads`), or keys and values are communicated and queries stay: attention to
+each block of keys is computed separately, and the results are merged by their log-sum-exp (Liu et al. 2023, "Ring
 Attention with Blockwise Transformers for Near-Infinite Context"; the backward pass as in Dao 2023, "FlashAttention-2",
 section 3.1.2, with the merged sums).
 """
@@ -33,11 +33,11 @@ Rotate = Literal["allgather", "alltoall", "heads"]
 
 
 def context_parallel_attention(module: nn.Module, mesh: DeviceMesh, *, rotate: Rotate, balance: Balance) -> None:
-    """Let a module's scaled dot-product attention see the tokens of all ranks of a mesh.
+    """Let a module's scaled dot-product attention cover the tokens of all ranks of a mesh.
 
-    In its forward, every `torch.nn.functional.scaled_dot_product_attention` takes this rank's tokens as queries, and
-    those of all ranks as keys and values. A causal mask follows the tokens' places in the sequence. Nothing outside of
-    the module changes.
+    In its forward, every `torch.nn.functional.scaled_dot_product_attention` uses this rank's tokens as queries, and
+    those of all ranks as keys and values. A causal mask follows the tokens' positions in the sequence. Code outside the
+    module is not affected.
 
     Args:
         module: calls `scaled_dot_product_attention` in its forward, on tensors [batch, heads, tokens, head_dim] whose
@@ -45,11 +45,11 @@ def context_parallel_attention(module: nn.Module, mesh: DeviceMesh, *, rotate: R
         mesh: of one axis.
         rotate: `allgather` gathers all keys and values at once, in the backward pass again; `alltoall` passes them
             around the ring of ranks, which needs memory for two pieces only and overlaps with computation; `heads`
-            exchanges heads for tokens before attention, and tokens for heads behind it.
+            exchanges heads for tokens before attention, and tokens for heads after it.
         balance: which tokens each rank holds.
 
     Raises:
-        RunError: at the call, where the module attends in another way.
+        RunError: at the call, where the module calls attention in an unsupported way.
     """
     if mesh.size() == 1:
         return
@@ -133,7 +133,7 @@ def _scaled_dot_product(  # noqa: PLR0917 (PyTorch's own signature)
 
 
 def _of_heads(query: DTensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the local part of queries, keys or values that are cut alike, by samples or heads."""
+    """Return the local part of queries, keys or values that are sharded alike, by samples or heads."""
     alike = isinstance(tensor, DTensor) and (query.device_mesh, query.placements) == (
         tensor.device_mesh,
         tensor.placements,
@@ -151,7 +151,7 @@ def _of_heads(query: DTensor, tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How the attention of one call is computed."""
+    """Attention of one call."""
 
     pieces: _Pieces
     kernel: Kernel
@@ -220,7 +220,7 @@ class _Merged:
         self.log_sum = query.new_full(query.shape[:-1], float("-inf"), dtype=dtype)
 
     def add(self, rows: slice, out: torch.Tensor, log_sum: torch.Tensor) -> None:
-        """Add the keys behind `out` [batch, heads, rows, head_dim] and `log_sum` [batch, heads, rows]."""
+        """Merge in keys with results `out` [batch, heads, rows, head_dim] and `log_sum` [batch, heads, rows]."""
         before = self.log_sum[:, :, rows]
         after = torch.logaddexp(before, log_sum)
         kept = (before - after).exp_().unsqueeze(-1)
@@ -234,7 +234,7 @@ AttendBack = Callable[[torch.Tensor, torch.Tensor, list[Block]], tuple[torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """How the pieces of a sequence lie on the ranks of a group, and how keys and values travel among them."""
+    """Distribution of a sequence over the ranks of a group, and the communication of keys and values."""
 
     group: GroupName
     rank: int
@@ -322,6 +322,6 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack(flat: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut a buffer into what is shaped as the keys, and what as the values."""
+    """Split a buffer into views with the shapes of keys and values."""
     keys, values = torch.split(flat, [key.numel(), value.numel()])
     return keys.view(key.shape), values.view(value.shape)

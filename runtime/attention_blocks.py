@@ -1,4 +1,4 @@
-"""Blocks of queries and keys that a context-parallel rank computes attention of; known without torch."""
+"""Blocks of queries and keys that a context-parallel rank attends to; without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Balance = Literal["head_tail", "none"]
 
 
 class Block(NamedTuple):
-    """Queries and keys, by their places among those at hand, between which attention is whole or causal."""
+    """Local ranges of queries and keys between which attention is full or causal."""
 
     queries: slice
     keys: slice
@@ -16,10 +16,10 @@ class Block(NamedTuple):
 
 
 def gathered_blocks(*, rank: int, size: int, length: int, causal: bool, balance: Balance) -> list[Block]:
-    """Return what a rank computes when it has all keys, in the order of the sequence.
+    """Return the blocks of a rank that has all keys, in the order of the sequence.
 
     Args:
-        rank: the rank's place on the axis.
+        rank: coordinate of the rank on the axis.
         size: ranks of the axis.
         length: tokens of one rank.
         causal: whether a token sees only those up to itself.
@@ -42,7 +42,7 @@ def gathered_blocks(*, rank: int, size: int, length: int, causal: bool, balance:
 
 
 def ring_blocks(*, rank: int, source: int, length: int, causal: bool, balance: Balance) -> list[Block]:
-    """Return what a rank computes when it has the keys of another, or its own.
+    """Return the blocks of a rank that has the keys of another rank, or its own.
 
     Args:
         rank: whose queries.
@@ -58,6 +58,6 @@ def ring_blocks(*, rank: int, source: int, length: int, causal: bool, balance: B
         return [Block(whole, whole, True)]
     if balance == "none":
         return [Block(whole, whole, False)] if source < rank else []
-    if source < rank:  # the head of an earlier rank is before all our tokens, its tail behind them
+    if source < rank:  # the head of an earlier rank precedes all local tokens, its tail follows them
         return [Block(whole, slice(0, half), False)]
     return [Block(slice(half, length), whole, False)]

@@ -1,7 +1,7 @@
 """Context-parallel attention by heads: each rank attends to whole sequences with a share of the heads.
 
-Before attention every rank gives each other one the heads that this one attends with, of its own tokens, and gets its
-own heads of the other tokens; behind it the results go back (Jacobs et al. 2023, "DeepSpeed Ulysses").
+Before attention every rank exchanges the heads of its own tokens by an all-to-all, and gets its own heads for all
+tokens; afterwards the results are exchanged back (Jacobs et al. 2023, "DeepSpeed Ulysses").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def attend_by_heads(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Scaled dot-product attention over the tokens of all ranks, which hold them in the order of the sequence.
+    """Scaled dot-product attention over the tokens of all ranks, which are sharded in sequence order.
 
     Args:
         query: [batch, heads, tokens of a rank, head_dim].
@@ -62,7 +62,7 @@ def attend_by_heads(
 
 
 class _Exchange(torch.autograd.Function):
-    """From all heads of some tokens to some heads of all tokens, or back: the gradient goes the other way."""
+    """Redistribution from all heads of some tokens to some heads of all tokens, or back; the gradient is inverse."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int, to_heads: bool) -> torch.Tensor:
@@ -88,7 +88,7 @@ def _to_tokens(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.
 
 
 def _exchanged(by_receiver: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
-    """Send each rank its slice of the first dim, and put what comes from each into the same place."""
+    """Send each rank its slice of the first dim, and concatenate the received slices in rank order."""
     flat = by_receiver.flatten()
     each = [flat.numel() // size] * size
     got = collectives.all_to_all_single(flat, each, each, group)

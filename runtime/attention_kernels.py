@@ -16,7 +16,7 @@ Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Inputs(NamedTuple):
-    """What is attended to by whom.
+    """Arguments of an attention.
 
     Attributes:
         query: [batch, heads, tokens, head_dim].
@@ -108,7 +108,7 @@ class CpuFlashKernel:
 
 
 class MathKernel:
-    """Plain matrix products, which hold all scores at once: for dtypes and devices without a flash kernel."""
+    """Attention by plain matrix products, with all scores in memory: for dtypes and devices without a flash kernel."""
 
     def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel`."""

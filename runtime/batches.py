@@ -23,12 +23,11 @@ class Source(Protocol):
 
 
 class Batch:
-    """One micro batch, or all those of one pass of a pipeline behind each other, on the device of this rank.
+    """One micro batch, or all those of one pass of a pipeline concatenated, on the device of this rank.
 
     Attributes:
-        inputs: what the model's forward takes; empty on a rank of a pipeline that does not hold its first stage.
-        targets: what the loss compares the model's result with; None on a rank of a pipeline that does not hold its
-            last stage.
+        inputs: of the model's forward; empty on a rank of a pipeline without its first stage.
+        targets: of the loss; None on a rank of a pipeline without its last stage.
         is_last: whether it is the last of the step.
     """
 
@@ -68,8 +67,8 @@ class Batches:
 
     Attributes:
         seconds: spent on waiting for the source.
-        taken: micro batches that were asked for.
-        step: that is taken, counted from 0.
+        taken: micro batches that were requested.
+        step: the current one, counted from 0.
     """
 
     def __init__(self, training: Training, source: Source) -> None:
@@ -114,7 +113,7 @@ class Batches:
         return tuple(item.to(device, non_blocking=True) for item in inputs), targets.to(device, non_blocking=True)
 
     def _pass(self, together: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """Read the micro batches of one pass; ranks that hold neither end of the pipeline only count them."""
+        """Read the micro batches of one pass; ranks with neither end of the pipeline only count them."""
         staged = self.training.staged
         assert staged is not None
         if not (staged.holds_first or staged.holds_last):

@@ -1,4 +1,4 @@
-"""One checkpoint: the tensors and the facts that it holds, its verification, and its reading onto any mesh.
+"""One checkpoint: its tensors and metadata, its verification, and loading onto any mesh.
 
 A checkpoint is a folder with torch's Distributed Checkpoint files and `meta.json`.
 """
@@ -46,7 +46,7 @@ Files = dict[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """What `meta.json` says.
+    """Content of `meta.json`.
 
     Attributes:
         step: optimizer steps done.
@@ -58,7 +58,7 @@ class CheckpointMeta:
         corpus: digest of the corpus in whose order the position is.
         world: ranks that saved.
         torch: version that saved.
-        optimizer: the class of the optimizer; empty where the checkpoint does not say.
+        optimizer: the class of the optimizer; empty where the checkpoint does not record it.
         format: of the checkpoint.
         files: bytes and CRC-32 per file.
     """
@@ -103,7 +103,7 @@ def weights(model: nn.Module) -> State:
 
 
 def optimizer_state_kinds(names: Iterable[str]) -> set[str]:
-    """Return what an optimizer keeps of each parameter, such as `exp_avg`, from the names of its tensors."""
+    """Return the names of an optimizer's state of each parameter, such as `exp_avg`, from the names of its tensors."""
     return {name.rpartition(".")[2] for name in names if name.startswith(OPTIMIZER)}
 
 
@@ -113,7 +113,7 @@ def _model_tensors(model: nn.Module) -> State:
 
 
 def model_digest(model: nn.Module) -> str:
-    """Return a digest of the names and global shapes of the tensors that a checkpoint of the model holds."""
+    """Return a digest of the names and global shapes of the model's tensors in a checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
 
@@ -144,7 +144,7 @@ def saved_names(path: Path) -> list[str]:
 
 
 def load(path: Path, state: State, *, other_model: bool = False) -> list[str]:
-    """Read a checkpoint into the tensors of a training, on whatever mesh they are.
+    """Load a checkpoint into the tensors of a training, on any mesh.
 
     Args:
         path: of a verified checkpoint.
@@ -227,7 +227,7 @@ def checksum(path: Path) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """Return in one line what went wrong, and on which rank where torch gathered the ranks' errors."""
+    """Return a one-line description of an error, and of the rank where torch gathered the ranks' errors."""
     if isinstance(error, CheckpointException):
         rank, (inner, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {cause(inner)}"

@@ -1,9 +1,9 @@
-"""Checkpoints of one run in their folder: written atomically, found again, and removed when there are newer ones.
+"""Checkpoints of one run in a folder: atomic writing, lookup, and removal of old ones.
 
 A checkpoint is written as `step-N.tmp`, and renamed to `step-N` when everything in it is on disk, so that a crash at
-any point leaves the last good one. A run that went back to an earlier step than the newest saves on a branch of its
-own, as `step-N-branch-B`; of several branches the last is the one that goes on. Where a branch begins is written down
-at once: a run that crashes before its first checkpoint there is continued on the branch.
+any point leaves the last complete one. A run that resumes at an earlier step than the newest saves on a branch of its
+own, as `step-N-branch-B`; the last branch is the current one. The start of a branch is recorded at once, so that a run
+that crashes before its first checkpoint there continues on the branch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BRANCHES = "branches.json"
 
 
 class SavePoint(NamedTuple):
-    """Where a checkpoint stands among those of one folder; the newest is the greatest."""
+    """Position of a checkpoint among those of one folder; the newest is the greatest."""
 
     branch: int
     step: int
@@ -83,17 +83,18 @@ class Checkpoints:
         return self.root / point.name
 
     def sweep(self) -> None:
-        """Remove what a run left half written or half removed; no other run may be using the folder."""
+        """Remove partially written or partially removed checkpoints; no other run may be using the folder."""
         on_first_rank(self._sweep)
 
     def choose_branch(self, path: Path | None, *, newer_are_damaged: bool = False, asked: str | None = None) -> bool:
         """Choose the branch on which this run saves, and return whether it is a new one.
 
         Args:
-            path: of the checkpoint from which the run continues, here or elsewhere; None where it begins.
+            path: of the checkpoint from which the run continues, here or elsewhere; None where it starts from the
+                beginning.
             newer_are_damaged: whether every newer checkpoint here is known to be damaged.
-            asked: by which request, such as an option's value, this run continues from there, where the folder alone
-                would have it continue elsewhere; it is written down, for :meth:`was_asked`.
+            asked: the request, such as an option's value, by which this run continues from there, if the folder alone
+                would have it continue elsewhere; it is recorded, for :meth:`was_asked`.
         """
         points = self.points()
         own = None if path is None else on_first_rank(lambda: self._point_of(path))
@@ -114,12 +115,12 @@ class Checkpoints:
         return on_first_rank(lambda: self._read_branches().get("asked") == [asked, _job()])
 
     def save(self, state: State, meta: CheckpointMeta) -> Path:
-        """Write a checkpoint, make it visible at once, and remove those beyond `keep`.
+        """Write a checkpoint, publish it at once, and remove those beyond `keep`.
 
-        Nothing is removed before this checkpoint has been read back whole, and only those that can be read count.
+        Nothing is removed before this checkpoint has been read back completely, and only readable checkpoints count.
 
         Raises:
-            RunError: it could not be written, or what was written is damaged; earlier checkpoints are as they were.
+            RunError: it could not be written, or the written files are damaged; earlier checkpoints are unchanged.
         """
         point = SavePoint(self.branch, meta.step)
         final, draft = self.path(point), self.root / f"{point.name}{DRAFT}"
@@ -140,11 +141,11 @@ class Checkpoints:
     def newest(self, *, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, CheckpointMeta] | None:
         """Return the newest complete checkpoint, or None where there is no checkpoint at all.
 
-        The newest is that of the last branch, then that from which the branch began, and so on; those that were left
-        behind come last. Each newer one that is damaged is named in a warning on rank 0.
+        The newest is that of the last branch, then that from which the branch began, and so on; abandoned ones come
+        last. For each newer one that is damaged there is a warning on rank 0.
 
         Raises:
-            RunError: one carries code, or all are damaged.
+            RunError: a checkpoint contains code, or all are damaged.
         """
         problems = []
         for path in on_first_rank(self._candidates):
@@ -178,7 +179,7 @@ class Checkpoints:
         return [self._as_given(path) for path in descent] + left
 
     def _descent(self) -> list[Path]:
-        """Return what led to the last branch, the newest first, as whole paths: its checkpoints, its beginning."""
+        """Return the history of the last branch, the newest first, as paths: its checkpoints, and its start."""
         points, beginnings = self._points(), self._read_branches().get("beginnings", {})
         branch, before, found = self._last_branch(), None, list[Path]()
         while True:
@@ -208,7 +209,7 @@ class Checkpoints:
         return found if isinstance(found, dict) else {}
 
     def _write_branches(self, path: Path | None, asked: str | None, *, goes_on: bool) -> None:
-        """Write down that the branch begins with a checkpoint, or goes on from it; branches beyond it are no more."""
+        """Record that the branch starts with, or continues from, a checkpoint; later branches are discarded."""
         known = self._read_branches().get("beginnings", {})
         beginnings = {branch: place for branch, place in known.items() if int(branch) < self.branch + goes_on}
         if path is not None and not goes_on:
@@ -274,14 +275,14 @@ class Checkpoints:
                 complete += 1
 
     def _remove(self, point: SavePoint) -> None:
-        """Remove a checkpoint, so that a crash on the way leaves a folder which is swept."""
+        """Remove a checkpoint such that a crash on the way leaves a folder that is cleaned up later."""
         doomed = self.root / f"{point.name}{DRAFT}"
         self.path(point).rename(doomed)
         shutil.rmtree(doomed)
 
     def _not_written(self, draft: Path, final: Path, error: BaseException, size: int) -> RunError:
-        """Take a draft that could not be finished away, and say why."""
-        full = _is_full(error) or _is_full_there(draft)
+        """Remove an unfinished draft, and raise an error with the reason."""
+        full = _is_full(error) or _is_disk_full(draft)
         shutil.rmtree(draft, ignore_errors=True)
         message, help = f"checkpoint {final} could not be written: {cause(error)}", ""
         try:
@@ -298,12 +299,12 @@ class Checkpoints:
 
 
 def _job() -> str:
-    """Return what tells this job of torchrun from others, whose ranks it starts again when one fails."""
+    """Return an identifier of this torchrun job, whose failed ranks it restarts."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def _listed(path: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of a checkpoint's files, which differ when one was touched."""
+    """Return name, size and modification time of a checkpoint's files, to detect changes."""
     found = ((entry.name, entry.stat()) for entry in path.iterdir()) if path.is_dir() else ()
     return sorted((name, status.st_size, status.st_mtime_ns) for name, status in found)
 
@@ -318,13 +319,13 @@ def _mebibytes(size: int) -> str:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Return whether what went wrong, on any rank, is a disk or a quota that is full."""
+    """Return whether the cause of an error, on any rank, is a full disk or quota."""
     if isinstance(error, CheckpointException):
         return any(_is_full(cause) for cause, _ in error.failures.values())
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _is_full_there(folder: Path) -> bool:
+def _is_disk_full(folder: Path) -> bool:
     """Return whether a small file does not fit into a folder; torch's writer hides why its own did not."""
     probe = folder / "probe"
     try:
@@ -361,7 +362,7 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Let a file, or what a folder lists, be on the disk."""
+    """Flush a file, or a folder's directory entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

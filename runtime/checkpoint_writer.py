@@ -1,8 +1,8 @@
-"""Checkpoints that are written beside the training: copied to the host, and written by a thread of each rank.
+"""Asynchronous checkpoints: copied to the host, and written by a thread of each rank while training continues.
 
-The training waits for the copy alone. The threads talk over a group of their own, so that their collectives and those
-of the training never meet. What they raise is raised where the training comes to the next checkpoint or to its end, on
-every rank.
+Training waits only for the copy. The threads use a process group of their own, so that their collectives do not mix
+with those of the training. Their exceptions are raised at the next checkpoint or at the end of the training, on every
+rank.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LAST_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class Writing:
-    """A checkpoint on its way.
+    """A checkpoint that is being written.
 
     Attributes:
-        step: of the checkpoint.
+        begun: start, by `time.perf_counter`.
         begun: a time of `time.perf_counter`.
         waited: seconds for which the training waited until it was copied.
-        seconds: until it could be found; 0 until then.
+        seconds: until it was published; 0 until then.
         path: where it is then.
-        error: why it could not be written.
+        error: the reason if it could not be written.
     """
 
     step: int
@@ -52,7 +52,7 @@ class CheckpointWriter:
 
     Args:
         checkpoints: of the run.
-        pinned: whether they are copied from a GPU, to memory of the host that it can reach by itself.
+        pinned: whether they are copied from a GPU to page-locked host memory.
     """
 
     def __init__(self, checkpoints: Checkpoints, *, pinned: bool) -> None:
@@ -80,7 +80,7 @@ class CheckpointWriter:
         return before
 
     def finish(self) -> Writing | None:
-        """Wait until what is on its way is written, and return it; None where nothing is.
+        """Wait until the pending checkpoint is written, and return it; None where there is none.
 
         Raises:
             RunError: it could not be written.
@@ -93,7 +93,7 @@ class CheckpointWriter:
         return one
 
     def leave(self) -> None:
-        """Give what is on its way some time, where the training ends with an error, which is raised in its place."""
+        """Give a pending checkpoint some time when the training ends with an error, which is raised instead."""
         if self._writing is not None:
             self._writing.thread.join(_LAST_SECONDS)
 

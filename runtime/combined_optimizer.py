@@ -25,17 +25,17 @@ class CombinedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Let each optimizer update its parameters."""
-        assert closure is None, "a closure would compute its gradients anew for every optimizer"
+        assert closure is None, "a closure would compute its gradients again for every optimizer"
         for part in self.parts:
             part.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` of the same optimizers returned."""
+        """Load the result of `state_dict` of the same optimizers."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Let the parts have the groups and the state of the whole."""
+        """Share the groups and the state of the whole with the parts."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups = [next(groups) for _ in part.param_groups]

@@ -1,4 +1,4 @@
-"""Hooks around compiled modules, for what their graphs take from and give to eager code."""
+"""Hooks around compiled modules, for the inputs and outputs of their graphs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from legoai.runtime.torch_internals.settings import (
 
 
 def own_compile_cache(mesh: DeviceMesh) -> AbstractContextManager[None]:
-    """Return a context in which ranks of different groups share nothing that is compiled.
+    """Return a context in which ranks of different groups share no compiled code.
 
-    The names of groups are constants of compiled collectives, and no part of the keys of the compiler's caches
-    (PyTorch 2.13): a rank would be given a graph that asks for the group of another.
+    The names of groups are constants of compiled collectives, but not part of the keys of the compiler's caches
+    (PyTorch 2.13): a rank could be given a graph that uses the group of another.
     """
     return tagged_compile_cache(" ".join(str(group.group_name) for group in mesh.get_all_groups()))
 
@@ -30,14 +30,14 @@ def own_compile_cache(mesh: DeviceMesh) -> AbstractContextManager[None]:
 def wait_for_output(module: nn.Module) -> None:
     """Make a module wait for the collectives in its output before it returns.
 
-    The output of a tensor-parallel module is a collective on its way, an `AsyncCollectiveTensor`. A compiled module
-    that takes one loses its gradient (PyTorch 2.13).
+    The output of a tensor-parallel module is a pending collective, an `AsyncCollectiveTensor`. A compiled module with
+    such an input loses its gradient (PyTorch 2.13).
     """
     module.register_forward_hook(lambda _module, _args, output: _waited(output))
 
 
 def wait_for_inputs(module: nn.Module) -> None:
-    """Make a module wait for the collectives in its inputs, for the compiled modules inside of it."""
+    """Make a module wait for the collectives in its inputs, for compiled modules within it."""
     module.register_forward_pre_hook(
         lambda _module, args, kwargs: (_waited(args), _waited(kwargs)),
         with_kwargs=True,
@@ -45,12 +45,12 @@ def wait_for_inputs(module: nn.Module) -> None:
 
 
 def _waited(tree: Any) -> Any:
-    """Wait by the operator that has a gradient, which `AsyncCollectiveTensor.wait` has not."""
+    """Wait by the differentiable operator; `AsyncCollectiveTensor.wait` has no gradient."""
     return tree_map_only(AsyncCollectiveTensor, wait_tensor, tree)
 
 
 def overlap_tensor_parallel(mesh: DeviceMesh) -> None:
-    """Let inductor split tensor-parallel products into pieces, so that they overlap their collectives (AsyncTP).
+    """Let inductor split tensor-parallel products into chunks that overlap their collectives (AsyncTP).
 
     Args:
         mesh: of tensor parallelism, whose ranks share symmetric memory.

@@ -12,22 +12,22 @@ from legoai.runtime.errors import RunError, RunErrorCode
 
 
 def local_positions(*, rank: int, size: int, length: int, balance: Balance) -> torch.Tensor:
-    """Return the places in their sequence of the tokens that a rank holds, in ascending order.
+    """Return the positions in their sequence of the tokens that a rank holds, in ascending order.
 
-    With `none` a rank holds the piece `rank` of `size`. With `head_tail` it holds pieces `rank` and
-    `2 size - 1 - rank` of `2 size`, so that under a causal mask all ranks have the same number of (query, key) pairs.
+    With `none` a rank holds shard `rank` of `size`. With `head_tail` it holds shards `rank` and `2 size - 1 - rank` of
+    `2 size`, so that under a causal mask all ranks have the same number of (query, key) pairs.
 
     Args:
-        rank: the rank's place on the axis.
+        rank: coordinate of the rank on the axis.
         size: ranks of the axis.
         length: tokens in a sequence.
-        balance: how pieces are dealt.
+        balance: assignment of shards to ranks.
 
     Returns:
         int64 [length / size].
 
     Raises:
-        ValueError: the pieces would not be of one size.
+        ValueError: the shards would not have equal sizes.
     """
     pieces = 2 * size if balance == "head_tail" else size
     if length % pieces:
@@ -39,7 +39,7 @@ def local_positions(*, rank: int, size: int, length: int, balance: Balance) -> t
 
 
 def check_takes_positions(model: nn.Module) -> None:
-    """Check that a model can be told which tokens of a sequence it is given.
+    """Check that a model accepts the positions of its tokens.
 
     Raises:
         RunError: its forward has no parameter `positions`.

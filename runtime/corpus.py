@@ -36,12 +36,12 @@ NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test"
 """Folders beside the library's own code, which distributions install or leave out as they like."""
 
 FORMAT_VERSION = 1
-"""Part of the cache key; a change of separator or split gives a new one."""
+"""Part of the cache key; changes with the separator or the split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """A text corpus, cut into a training part and a validation part that share no document.
+    """A text corpus, divided into a training part and a validation part that share no document.
 
     Attributes:
         name: as given on the command line.
@@ -49,8 +49,8 @@ class Corpus:
             files.
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
-        unit: what a token is called.
-        vocabulary: different tokens that there may be.
+        unit: name of a token.
+        vocabulary: number of different tokens.
     """
 
     name: str
@@ -80,10 +80,10 @@ def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache:
         source: `python`, a text file, a JSONL or Parquet file, or a folder of such files.
         field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
         tokenizer: as of `tokens_of`.
-        cache: where the files are kept; the user's cache folder by default.
+        cache: folder for the files; the user's cache folder by default.
 
     Raises:
-        RunError: the source is missing, has no text, or is not what its suffix says; or the tokenizer is not there.
+        RunError: the source is missing, has no text, or does not match its suffix; or the tokenizer is missing.
     """
     tokens = tokens_of(tokenizer)
     files = _library_files() if source == BUILTIN else _local_files(Path(source))
@@ -174,10 +174,10 @@ def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[b
 
 
 def _check_text(path: Path, content: bytes) -> None:
-    """Refuse a file that is no text, of which training on its bytes would teach nothing.
+    """Reject a file that is not text, since training on its bytes would be useless.
 
     Raises:
-        RunError: it has a zero byte, or is no UTF-8.
+        RunError: it has a zero byte, or is not UTF-8.
     """
     zero = content.find(SEPARATOR)
     what, where = "has a zero byte", zero
@@ -232,7 +232,7 @@ def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str,
 
 
 def _split_tail(train: Path, validation: Path, size: int) -> None:
-    """Give the last of the tokens, of so many bytes each, to validation."""
+    """Assign the last of the tokens, of ``width`` bytes each, to validation."""
     content = train.read_bytes()
     cut = len(content) - len(content) // size // VALIDATION_EVERY * size
     train.write_bytes(content[:cut])

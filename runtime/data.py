@@ -61,17 +61,17 @@ class SequenceBatch:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model's forward takes."""
+        """The inputs of the model's forward."""
         return (self.tokens,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
-    """One micro batch of one rank, for a model that reads something else than one sequence.
+    """One micro batch of one rank, for a model whose input is not one sequence.
 
     Attributes:
-        inputs: what the model's forward takes, in the order that `legoai.specs.models.reads` says.
-        targets: what the loss compares its result with.
+        inputs: of the model's forward, in the order of `legoai.specs.models.reads`.
+        targets: of the loss.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -92,7 +92,7 @@ class TokenStream:
         tokens: [corpus], unsigned.
         seq_len: tokens in a sequence.
         micro_batch: sequences in the micro batch of one rank.
-        rank: this rank's place among those that read different samples.
+        rank: index of this rank among those that read different samples.
         degree: their number.
         seed: of the order; None keeps the corpus' own order, as for validation.
         consumed: samples to start after.
@@ -137,7 +137,7 @@ class TokenStream:
         return self.consumed / self.windows
 
     def samples(self) -> NDArray[np.int64]:
-        """Return the places in the global order of this rank's next micro batch: [micro batch]."""
+        """Return the indices in the global order of this rank's next micro batch: [micro batch]."""
         start = self.consumed + self._rank * self._micro_batch
         return np.arange(start, start + self._micro_batch, dtype=np.int64)
 

@@ -26,8 +26,8 @@ class Device:
         type: the device type that `init_device_mesh` takes: `cpu`, `cuda`, or the name of a registered
             backend.
         index: this rank's device on its host; ignored on a CPU.
-        holds_values: False for a simulated device, whose tensors have shapes only: parameters are then given memory,
-            and not drawn.
+        holds_values: False for a simulated device, whose tensors have shapes only: parameters are then allocated, but
+            not initialised.
     """
 
     type: str
@@ -69,19 +69,19 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors of this rank live."""
+        """The device of this rank's tensors."""
         return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, self.index)
 
     @property
     def collective_backend(self) -> str:
-        """The process group backend: gloo for a CPU; for a GPU also NCCL, with gloo kept for CPU tensors."""
+        """The process group backend: gloo for a CPU; for a GPU NCCL, and gloo for CPU tensors."""
         return {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}.get(self.type, "gloo")
 
     def activate(self, *, allocator_settings: str = "") -> None:
-        """Make this the current device of the process; on a CPU, let the process keep the memory that it frees.
+        """Make this the current device of the process; on a CPU, keep freed memory in the process.
 
         Args:
-            allocator_settings: of a GPU's caching allocator, before it takes memory.
+            allocator_settings: of a GPU's caching allocator, applied before its first allocation.
         """
         if self.type == "cpu":
             keep_freed_memory()
@@ -123,7 +123,7 @@ class Device:
         return int(self._module().max_memory_allocated())
 
     def name(self) -> str:
-        """Return what the device's maker calls it."""
+        """Return the vendor's name of the device."""
         if self.type == "cpu":
             return processor_name()
         found = getattr(self._module(), "get_device_name", None)

@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Final
 
 MARK: Final = "legoai.RunError"
-"""Starts the message in torchrun's error file, by which the launcher knows that the user has been told."""
+"""Prefix of the message in torchrun's error file by which the launcher knows that the error was already printed."""
 
 CONSEQUENCE: Final = "legoai.Consequence"
-"""Starts that of a rank which fell over the end of another; the launcher tells it where nothing else is known."""
+"""Prefix for a rank that failed because another one ended; the launcher prints it where no other error is known."""
 
 AGENT: Final = "LEGOAI_AGENT"
 """Set in the environment of ranks that LegoAI's own launcher has started."""
@@ -62,14 +62,14 @@ class RunErrorCode(StrEnum):
 
 
 class RunError(ValueError):
-    """A mistake that the person who started the run can correct.
+    """A mistake that the user who started the run can correct.
 
     The trainer prints it once, without a traceback, and leaves with status 1.
 
     Attributes:
         code: the stable code.
         message: what is wrong, in one sentence that names the values.
-        help: what to do about it; empty where the message says it.
+        help: a remedy; empty where the message implies it.
     """
 
     def __init__(self, code: RunErrorCode, message: str, *, help: str = "") -> None:

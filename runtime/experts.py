@@ -34,12 +34,12 @@ class ExpertParallel(ParallelStyle):
     hold their experts by an all-to-all, and the results travel back by another.
 
     Each rank of the mesh computes the loss of its own rows, and an expert's gradient comes from the rows of all of
-    them: it is divided by their number, so that it is a mean over these ranks, as it is over those on which the same
-    experts are replicated or fully sharded.
+    them. So it is divided by their number to be a mean over these ranks, like over those on which the same experts are
+    replicated or fully sharded.
 
     Args:
-        routed: whether the module is called as the experts of `transformers` are; see `take_routed_tokens`.
-        capacity_factor: rows for one expert, of those that one rank sends in one call, as a multiple of their mean; see
+        routed: whether the module is called like the experts of `transformers`; see `take_routed_tokens`.
+        capacity_factor: rows for one expert, of those that one rank sends in one call, relative to their mean; see
             `limit_capacity`. None drops nothing.
     """
 
@@ -73,11 +73,11 @@ class ExpertParallel(ParallelStyle):
 
 
 def give_rows(module: nn.Module, *, ranks: int = 1) -> None:
-    """Let experts of `transformers` take rows and rows per expert, and know only those of one rank.
+    """Let experts of `transformers` accept rows and row counts per expert, for the experts of one rank only.
 
     Args:
-        module: whose forward takes tokens, their experts and the weights of these, and which has its number of experts
-            as `num_experts`.
+        module: whose forward accepts tokens, their experts and the weights of these, and which has its number of
+            experts as `num_experts`.
         ranks: among which the experts are divided.
     """
     forward = module.forward
@@ -94,7 +94,7 @@ def give_rows(module: nn.Module, *, ranks: int = 1) -> None:
 
 
 def take_routed_tokens(module: nn.Module, *, ranks: int = 1) -> None:
-    """Let a module that takes rows and rows per expert be called as the experts of `transformers` are.
+    """Let a module that accepts rows and row counts per expert be called like the experts of `transformers`.
 
     Args:
         module: of experts, whose `num_experts` are those of one rank.
@@ -116,12 +116,12 @@ def take_routed_tokens(module: nn.Module, *, ranks: int = 1) -> None:
 
 
 def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
-    """Let each expert take a limited number of the rows of one call, and drop the rest.
+    """Limit the rows of one call for each expert, and drop the rest.
 
-    Of `n` rows for `e` experts, the first `ceil(capacity_factor * n / e)` of each expert are kept, in the order in
-    which they come: by position, where the caller sorts stably. The result of a dropped row is zero, so that its token
-    goes on by the residual stream alone. `n` counts what one rank gives in one call, as in Lepikhin et al. 2020,
-    "GShard", section 2.2, where each group of tokens has a capacity of its own.
+    Of `n` rows for `e` experts, the first `ceil(capacity_factor * n / e)` of each expert are kept, in order: by
+    position, where the caller sorts stably. The result of a dropped row is zero, so that its token continues on the
+    residual stream only. `n` counts the rows of one rank in one call, as in Lepikhin et al. 2020, "GShard", section
+    2.2, where each group of tokens has a capacity of its own.
 
     Args:
         module: of experts.
@@ -143,7 +143,7 @@ def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
 
 
 def _uncompiled(experts: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Keep the compiler out, which would compile anew for each number of rows."""
+    """Disable the compiler, which would recompile for each number of rows."""
     return torch.compiler.disable(experts)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -172,20 +172,20 @@ def _dispatch(
 
 
 def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
-    """Bring to the host how many rows go to each rank, and how many come from each.
+    """Copy to the host how many rows go to each rank, and how many come from each.
 
-    To the last rank goes what the others leave, so that the sum is known also where a tracer has only names for sizes.
+    The last rank's count is the remainder, so that the sum is known even where a tracer has only symbols for sizes.
 
     Args:
         counts: int64 [2, ranks].
         rows: of this rank, the sum of the first half.
     """
-    (*sent, _), received = counts.cpu().tolist()  # one copy, also where a tracer reads each by itself
+    (*sent, _), received = counts.cpu().tolist()  # one copy, even where a tracer reads each element
     return [[*sent, rows - sum(sent)], received]
 
 
 def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
-    """Return the indices of rows whose place among those of the same expert is below its capacity.
+    """Return the indices of rows whose index among those of the same expert is below its capacity.
 
     Args:
         place: int64 [rows].
@@ -222,7 +222,7 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _local_parameters(module: nn.Module, *, ranks: int) -> Iterator[None]:
-    """Let a module see the local parts of its DTensor parameters, whose gradients are means over `ranks`."""
+    """Expose the local parts of a module's DTensor parameters, with gradients averaged over `ranks`."""
     whole = dict(module._parameters)
     local: dict[str, Any] = {}
     for name in whole:

@@ -37,7 +37,7 @@ _TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: tensors, their bytes, and files of weights."""
+    """Result of an export: numbers of tensors, bytes, and files of weights."""
 
     tensors: int
     nbytes: int
@@ -55,23 +55,23 @@ def export(
     beside: tuple[Path, ...] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
-    """Write the weights of a checkpoint as a folder from which `transformers` reads them.
+    """Write the weights of a checkpoint as a folder that `transformers` can load.
 
     The folder is written under another name beside it, and renamed. One file is held in memory at a time, and one
     tensor of the checkpoint.
 
     Args:
         checkpoint: verified.
-        folder: is made; there must be none.
-        whole: the model, which has a map.
+        folder: to be created; it must not exist.
+        whole: the model, which has a mapping.
         fields: of the model's config.
-        dtype: of the weights; None leaves each as it is in the checkpoint.
-        most_bytes: in one file, unless a single tensor has more.
-        beside: folders with further files of published weights, such as a tokenizer, the first of which counts.
-        say: is told of each file that is written.
+        dtype: of the weights; None keeps the checkpoint's dtypes.
+        most_bytes: limit of one file, unless a single tensor is larger.
+        beside: folders with further files of published weights, such as a tokenizer; the first match is used.
+        say: called with a message for each file that is written.
 
     Raises:
-        RunError: the checkpoint is of another model, or cannot be read; or the folder is there, or cannot be written.
+        RunError: the checkpoint is of another model, or cannot be read; or the folder exists, or cannot be written.
     """
     check_installed(folder)
     if folder.exists():
@@ -99,7 +99,7 @@ def export(
 
 
 class _Source:
-    """The published tensors that those of a checkpoint make."""
+    """Yield the published tensors converted from those of a checkpoint."""
 
     def __init__(self, checkpoint: Path, whole: WholeModel, dtype: torch.dtype | None) -> None:
         self._checkpoint = checkpoint
@@ -206,9 +206,9 @@ def _write_weights(source: _Source, draft: Path, most_bytes: int, say: Callable[
         except Exception as error:
             if isinstance(error, OSError | RunError):
                 raise
-            # safetensors tells of a full disk by an error of its own
+            # safetensors reports a full disk by an exception of its own
             raise OSError(0, f"{type(error).__name__}: {error}") from error
-        (draft / file).chmod(draft.stat().st_mode & 0o666)  # which safetensors keeps from others
+        (draft / file).chmod(draft.stat().st_mode & 0o666)  # safetensors makes the file private
         sync(draft / file)
         placed |= dict.fromkeys(names, file)
         say(f"{file}: {len(names)} tensors")
@@ -220,7 +220,7 @@ def _write_weights(source: _Source, draft: Path, most_bytes: int, say: Callable[
 
 
 def _write_config(draft: Path, fields: Mapping[str, Any], dtype: torch.dtype, beside: tuple[Path, ...]) -> None:
-    """Write the config, and copy what else is beside published weights."""
+    """Write the config, and copy further files of published weights."""
     tokens: dict[str, Any] = {}
     for folder in reversed(beside):
         for name in BESIDE:
@@ -231,7 +231,7 @@ def _write_config(draft: Path, fields: Mapping[str, Any], dtype: torch.dtype, be
             tokens |= {name: found[name] for name in _TOKENS if found.get(name) is not None}
         except (OSError, ValueError, AttributeError):
             continue
-    # `torch_dtype` is what every release of transformers reads; the newest calls it `dtype`.
+    # Every release of transformers reads `torch_dtype`; the newest calls it `dtype`.
     config = {**fields, **tokens, "torch_dtype": str(dtype).removeprefix("torch.")}
     config.pop("dtype", None)
     config.pop("transformers_version", None)

@@ -1,4 +1,4 @@
-"""Translation of what ends a rank, whatever was raised, into one error with a code."""
+"""Translation of any exception that ends a rank into one error with a code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_MEMORY: Final = re.compile(r"can't allocate memory|not enough memory|out of 
 
 
 def explained(error: Exception) -> RunError:
-    """Return what is to be said of an error that ended this rank; a `RunError` as it is."""
+    """Return the error to report for an exception that ended this rank; a `RunError` is returned as it is."""
     if isinstance(error, RunError):
         return error
     who, text = f"rank {os.environ.get('RANK', '0')}", " ".join(str(error).split())
@@ -56,7 +56,7 @@ def explained(error: Exception) -> RunError:
 
 
 def _no_answer(who: str) -> RunError:
-    """Say which ranks are silent while this one has waited for them."""
+    """Return an error that names the ranks that did not respond while this one waited."""
     silent = silent_ranks()
     seconds, starting = patience()
     waited = f"{who} waited {seconds:g} s in a collective{' before the first step was done' if starting else ''}"

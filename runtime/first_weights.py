@@ -15,10 +15,10 @@ from legoai.runtime.training import Training
 
 
 def start_with_weights(place: Path, training: Training, options: RunOptions, log: MetricsLog) -> None:
-    """Read the weights of a folder, checkpoint or run into a training, and tell what was read.
+    """Read the weights of a folder, checkpoint or run into a training, and report what was read.
 
     Raises:
-        RunError: there are none, they are damaged, or of another model.
+        RunError: there are none, or they are damaged, or belong to another model.
     """
 
     def warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers in float8: their conversion by torchao, and what is gathered for them in float8."""
+"""Linear layers in float8: conversion by torchao, and all-gathers in float8."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subcla
 
 
 def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, gather_weights: bool = False) -> None:
-    """Let linear layers inside of a module compute in float8 with dynamic scaling, by torchao.
+    """Let linear layers within a module compute in float8 with dynamic scaling, by torchao.
 
-    Their parameters stay as they are stored, and are drawn as before.
+    Their parameters are stored and initialised as before.
 
     Args:
-        module: what holds the layers.
-        paths: of the layers, from ``module``.
+        module: that contains the layers.
+        paths: of the layers, relative to ``module``.
         recipe: a name of `torchao.float8.Float8LinearRecipeName`.
-        gather_weights: let `fully_shard` cast each rank's piece of a weight, with the scale of `compute_float8_scales`,
-            and gather it in float8.
+        gather_weights: let `fully_shard` cast each rank's shard of a weight, with the scale of `compute_float8_scales`,
+            and all-gather it in float8.
 
     Raises:
         RunError: torchao is not installed.
@@ -47,7 +47,7 @@ def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, g
 
 
 def compute_float8_scales(models: Iterable[nn.Module]) -> None:
-    """Compute the scales of all weights that are gathered in float8, by one all-reduce for each mesh.
+    """Compute the scales of all weights that are all-gathered in float8, by one all-reduce for each mesh.
 
     Args:
         models: those of this rank, whose weights `fully_shard` has sharded.
@@ -64,7 +64,7 @@ def compute_float8_scales(models: Iterable[nn.Module]) -> None:
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter of the same memory without the class that casts it while it is gathered."""
+    """Return a parameter on the same memory, without the subclass that casts it while it is gathered."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if not _wraps(local):
         return tensor
@@ -78,7 +78,7 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def float8_colwise(**options: Any) -> ParallelStyle:
-    """Return torchao's `ColwiseParallel`, which casts what it gathers; see `torch.distributed.tensor.parallel`."""
+    """Return torchao's `ColwiseParallel`, which casts before it gathers; see `torch.distributed.tensor.parallel`."""
     return _style("Float8ColwiseParallel", options)
 
 
@@ -88,7 +88,7 @@ def float8_rowwise(**options: Any) -> ParallelStyle:
 
 
 def float8_inputs(**options: Any) -> ParallelStyle:
-    """Return torchao's `PrepareModuleInput`, which casts an input and gathers it once for all layers that take it."""
+    """Return torchao's `PrepareModuleInput`, which casts an input and gathers it once for all layers that read it."""
     return _style("PrepareFloat8ModuleInput", options)
 
 
@@ -116,7 +116,7 @@ def _torchao() -> Any:
 
 @contextlib.contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
-    """Let loggers tell errors alone."""
+    """Limit loggers to errors."""
     before = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
     try:
         for logger, _ in before:
@@ -133,7 +133,7 @@ def _wraps(tensor: torch.Tensor) -> bool:
 
 
 def _draw_as_before(converted: nn.Module, layer: nn.Module) -> None:
-    """Give a layer the method that draws the other's parameters, and what that method reads."""
+    """Give a layer the initialisation method of the other layer, and the attributes that it reads."""
     for name, value in vars(layer).items():
         converted.__dict__.setdefault(name, value)
     initialise = getattr(type(layer), "reset_parameters", None)

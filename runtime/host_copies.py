@@ -15,7 +15,7 @@ class OnHost(NamedTuple):
     Attributes:
         tensor: page-locked where the device is a GPU.
         device: from which it was copied.
-        copied: the end of the copy; None where it was made before the host went on.
+        copied: the end of the copy; None where it was synchronous.
     """
 
     tensor: torch.Tensor
@@ -27,8 +27,8 @@ class Arriving(NamedTuple):
     """A tensor on the device that is still being copied.
 
     Attributes:
-        tensor: which may be read behind ``copied``.
-        copied: the end of the copy; None where it was made before the host went on.
+        tensor: to be read after ``copied``.
+        copied: the end of the copy; None where it was synchronous.
     """
 
     tensor: torch.Tensor
@@ -36,17 +36,17 @@ class Arriving(NamedTuple):
 
 
 class HostCopies:
-    """Copies of one rank. On a CPU they are made at once: there are no streams, and all memory is the host's.
+    """Copies of one rank. On a CPU they are synchronous: there are no streams, and all memory is the host's.
 
-    Memory of the device belongs to the stream that computes, which waits for the end of a copy before it goes on with
-    what the copy has read or written. So the allocator may give it away as soon as nobody refers to it.
+    Device memory belongs to the compute stream, which waits for the end of a copy before it uses memory that the copy
+    has read or written. So the allocator may reuse memory as soon as the last reference is gone.
     """
 
     def __init__(self) -> None:
         self._streams: dict[str, Any] = {}
 
     def to_host(self, tensor: torch.Tensor) -> OnHost:
-        """Begin to copy a tensor that the current stream has made; somebody holds it up to :meth:`wait_on_host`."""
+        """Begin to copy a tensor of the current stream; the caller keeps it alive until :meth:`wait_on_host`."""
         device = tensor.device
         if _is_host(device):
             return OnHost(_like(tensor, device).copy_(tensor), device, None)
@@ -56,7 +56,7 @@ class HostCopies:
         return OnHost(host, device, stream.record_event())
 
     def wait_on_host(self, made: OnHost, _: torch.Tensor) -> OnHost:
-        """Let the current stream wait for the end of a copy, behind which nobody has to hold what was copied."""
+        """Make the current stream wait for the end of a copy, after which its source need not be kept alive."""
         _wait(made.copied, made.device)
         return made
 
@@ -72,12 +72,12 @@ class HostCopies:
         return Arriving(arrived, stream.record_event())
 
     def wait_on_device(self, made: Arriving) -> torch.Tensor:
-        """Let the current stream wait for the end of a copy, and return what it has made."""
+        """Make the current stream wait for the end of a copy, and return the result."""
         _wait(made.copied, made.tensor.device)
         return made.tensor
 
     def _stream(self, direction: str, device: torch.device) -> tuple[Any, Any]:
-        """Return the module of a device, and its stream for a direction, behind what the current stream has now."""
+        """Return the module of a device, and its stream for a direction, after the current stream's present work."""
         module = getattr(torch, device.type)
         if direction not in self._streams:
             self._streams[direction] = module.Stream()

@@ -51,26 +51,26 @@ def materialize(
     first_values: FirstValues | None = None,
     parameters_on_host: bool = False,
 ) -> None:
-    """Allocate a parallelized model that is on the meta device, and give it its first values.
+    """Allocate a parallelized model that is on the meta device, and initialise it.
 
-    Each parameter is drawn as a whole tensor on every rank, from a generator whose seed depends on the run's seed and
-    on the parameter alone, and the local shard is cut out. No collective is needed, and the weights are equal to the
-    bit on every mesh of one device type. The peak above the shards is the parameters of one module.
+    Each parameter is drawn as a full tensor on every rank, from a generator whose seed depends only on the run's seed
+    and on the parameter, and the local shard is sliced out. No collective is needed, and the weights are bitwise equal
+    on every mesh of one device type. The peak above the shards is the parameters of one module.
 
-    A parameter gets the value that the model's constructor gave it. One that the constructor left empty is drawn by
-    its module's `reset_parameters()`. Buffers are computed by their module's `init_buffers()`, or else get the value of
-    the constructor. A model whose class has a method `initialise_module(path, parameters, buffers)` does all of this
-    for all its modules.
+    A parameter gets the value that the model's constructor gave it. One that the constructor left empty is drawn by its
+    module's `reset_parameters()`. Buffers are computed by their module's `init_buffers()`, or else get the
+    constructor's value. A model whose class has a method `initialise_module(path, parameters, buffers)` does all of
+    this for all its modules.
 
     Args:
         model: on the meta device; its parameters are plain or DTensors.
         device: where the parameters will be.
         seed: the run's seed.
-        first_values: what its constructor gave; without, parameters are drawn by `reset_parameters()`.
+        first_values: from the model's constructor; without, parameters are drawn by `reset_parameters()`.
         parameters_on_host: keep the parameters in host memory, and only the buffers on the device.
 
     Raises:
-        RunError: a module has parameters or buffers that neither the constructor nor a method of it fills.
+        RunError: a module has parameters or buffers that neither the constructor nor one of its methods fills.
     """
     _allocate(model, device.torch_device, torch.device("cpu") if parameters_on_host else device.torch_device)
     if not device.holds_values:
@@ -191,7 +191,7 @@ def _initialise_parameters(
 
 
 def _check_filled(path: str, whole: Mapping[str, torch.Tensor], own: Iterable[str]) -> None:
-    """Check that a model has drawn the parameters of one of its modules, and left none as it was found."""
+    """Check that a model has initialised the parameters of one of its modules completely."""
     left = [name for name in own if bool(whole[name].detach().isnan().any())]
     if left:
         raise RunError(
@@ -203,7 +203,7 @@ def _check_filled(path: str, whole: Mapping[str, torch.Tensor], own: Iterable[st
 
 
 def _reset(module: nn.Module, path: str, whole: dict[str, nn.Parameter]) -> None:
-    """Let a module draw whole parameters in the place of its own."""
+    """Initialise full parameters of a module instead of its shards."""
     initialise = _method(module, "reset_parameters")
     if initialise is None:
         raise RunError(
@@ -260,6 +260,6 @@ def _initialise_buffers(
 
 
 def _method(module: nn.Module, name: str) -> Callable[[], None] | None:
-    """Return a method that the module's class defines; a wrapper's forwarding to what it wraps does not count."""
+    """Return a method that the module's class defines; a method that a wrapper forwards does not count."""
     method: Callable[[], None] | None = getattr(module, name) if hasattr(type(module), name) else None
     return method

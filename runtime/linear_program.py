@@ -1,6 +1,6 @@
 """Mixed-integer linear programs, solved by HiGHS or CBC through PuLP.
 
-PuLP is imported when a program is solved, and by nothing else: what solves none needs neither it nor a solver.
+PuLP is imported when a program is solved, so that nothing else needs PuLP or a solver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTALL: Final = "pip install 'legoai[solvers]'"
 _POLL_SECONDS: Final = 0.05
 """Between two looks at whether Ctrl-C was pressed while HiGHS works on its own thread."""
 _FEASIBILITY: Final = 1e-9
-"""How far a solution may be from a row or from whole numbers; HiGHS's own value is 1e-6."""
+"""Tolerance of rows and of integrality; HiGHS's own default is 1e-6."""
 
 Status = Literal["optimal", "stopped", "infeasible"]
 SolverName = Literal["highs", "cbc"]
@@ -35,18 +35,18 @@ class SolverMissingError(ImportError):
 
 
 class SolverFailedError(RuntimeError):
-    """A solver that ended without an answer; the message is its own."""
+    """A solver ended without a result; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What a solver found.
+    """Result of a solver.
 
     Attributes:
         status: `optimal`, `stopped` at the limit of time or nodes, or `infeasible`.
         values: of the variables; empty where no feasible ones were found.
         objective: of ``values``; None where there are none.
-        bound: no feasible values have a smaller objective; None where nothing is known.
+        bound: lower bound of the objective; None where none is known.
         solver: that was used.
     """
 
@@ -58,7 +58,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """How much smaller than the objective any could be, as a share of it; None where nothing is known."""
+        """Relative gap between objective and bound; None where no bound is known."""
         if self.objective is None or self.bound is None:
             return None
         difference = max(0.0, self.objective - self.bound)
@@ -100,8 +100,8 @@ class LinearProgram:
         Args:
             low: the smallest value; minus infinity for none.
             high: the largest value; infinity for none.
-            integer: whether its value is whole.
-            cost: of one of it in the objective; what it cannot lower without end, so that there is a least objective.
+            integer: whether its value is integral.
+            cost: its coefficient in the objective, which must be bounded below.
         """
         assert math.isfinite(high if cost < 0 else low if cost > 0 else 0.0), "an objective that has a least value"
         self._variables.append(_Variable(low, high, integer, cost))
@@ -118,7 +118,7 @@ class LinearProgram:
     def solve(
         self, *, time_limit: float | None = None, node_limit: int | None = None, solver: SolverName | None = None
     ) -> Solution:
-        """Find the values of least cost, to within the solver's rounding.
+        """Find the values of least cost, within the solver's tolerance.
 
         Args:
             time_limit: seconds after which the best so far is the result.
@@ -158,7 +158,7 @@ class LinearProgram:
             )
             for index, item in enumerate(self._variables)
         ]
-        # Every variable is in the objective, so that the solver sees those that stand in no row too.
+        # Every variable is in the objective, so that the solver also sees those without a row.
         problem.setObjective(
             pulp.LpAffineExpression([(one, item.cost) for one, item in zip(variables, self._variables, strict=True)])
         )
@@ -243,7 +243,7 @@ class LinearProgram:
         if known == pulp.LpSolutionOptimal:
             objective = self._cost(values)
             return Solution(status="optimal", values=values, objective=objective, bound=objective, solver="cbc")
-        # CBC keeps its bound to itself; that of the linear relaxation holds too.
+        # CBC does not report its bound; that of the linear relaxation is valid too.
         relaxed, _ = run(relaxed=True)
         bound = None
         if relaxed.sol_status == pulp.LpSolutionOptimal:
@@ -262,10 +262,10 @@ _HIGHS_FEASIBLE: Final = 2
 
 
 def _imported() -> Any:
-    """PuLP, imported by a thread of its own.
+    """Import PuLP in a thread of its own.
 
-    Its modules for solvers that are not installed keep the error of their import for good, and an error keeps the
-    frames of all callers, with the activations of a step that solves its first program.
+    Its modules for solvers that are not installed store their import errors permanently, and an exception keeps the
+    frames of all callers alive, with the activations of the step that solves the first program.
     """
     if "pulp" not in sys.modules:
         thread = Thread(target=import_module, args=("pulp",))
@@ -290,15 +290,14 @@ def installed() -> SolverName | None:
 
 @contextlib.contextmanager
 def _without_output() -> Iterator[None]:
-    """Let nothing be written to the standard output, from C++ either.
+    """Suppress the standard output, including output of C++ code.
 
-    HiGHS 1.16 says its name there when it is made, before it can be told to be silent; what a command prints may be
-    JSON.
+    HiGHS 1.16 prints its name there on construction, before it can be silenced; a command's output may be JSON.
     """
     output = 1
     try:
         kept = os.dup(output)
-    except OSError:  # it is closed
+    except OSError:  # the standard output is closed
         yield
         return
     sys.stdout.flush()
@@ -312,7 +311,7 @@ def _without_output() -> Iterator[None]:
 
 
 def _run(model: Any) -> None:
-    """Run HiGHS so that Ctrl-C stops it: it works on a thread of its own, and is told to stop."""
+    """Run HiGHS such that Ctrl-C stops it: it runs in a thread of its own, and is asked to stop."""
     model.HandleUserInterrupt = True
     model.startSolve()
     try:

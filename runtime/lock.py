@@ -18,10 +18,10 @@ NAME = "run.lock"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for one run, making it where it is missing; the system lets go when the process ends, however.
+    """Lock a folder for one run, creating it where it is missing; the system releases the lock when the process ends.
 
     Raises:
-        RunError: another run holds it, or nothing can be written there.
+        RunError: another run holds the lock, or the folder cannot be written.
     """
     lock = acquire(folder)
     try:

@@ -46,7 +46,7 @@ from legoai.runtime.units import reshard_units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
         steps: a record per step of this run, the same losses and norms on every rank.
@@ -101,7 +101,7 @@ class TrainingLoop:
         )
 
     def run(self) -> History:
-        """Train until the last step or a stop signal, save, and return what was done.
+        """Train until the last step or a stop signal, save, and return the result.
 
         Raises:
             RunError: a user's mistake, or a loss that is not finite under `--on-nan stop`.
@@ -111,7 +111,7 @@ class TrainingLoop:
             for warning in self._warnings():
                 log.say(f"warning: {warning}")
             if self.training.graph is not None:
-                self._tell(log, self.training.graph.told())
+                self._report(log, self.training.graph.take_notices())
             resumed_from = self._resume(log)
             saved = resumed_from
             while self.step < self.options.steps and not self._stopping:
@@ -167,11 +167,11 @@ class TrainingLoop:
         self.records.append(record)
         log.step(record)
         if self.training.graph is not None:
-            self._tell(log, self.training.graph.end_step())
+            self._report(log, self.training.graph.end_step())
 
     @contextlib.contextmanager
     def _profiled(self, log: MetricsLog) -> Iterator[None]:
-        """Profile the step, if it is the one that is to be."""
+        """Profile the step, if it is the one to be profiled."""
         if self.options.out is None or self.step + 1 != self.options.profile_step:
             yield
             return
@@ -181,7 +181,7 @@ class TrainingLoop:
         log.event("profile", step=self.step + 1, path=str(path))
         log.say(f"step {self.step + 1} is profiled, and slower for it: {path}")
 
-    def _tell(self, log: MetricsLog, notices: Iterable[Notice]) -> None:
+    def _report(self, log: MetricsLog, notices: Iterable[Notice]) -> None:
         for notice in notices:
             log.event(notice.event, step=self.step, **notice.values)
             for line in notice.lines:
@@ -204,7 +204,7 @@ class TrainingLoop:
         log.say(f"step {self.step}: validation loss {summed / ranks:.4f}")
 
     def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
-        """Return the sum of the micro batches' losses, and their number: whole passes where there is a pipeline."""
+        """Return the sum of the micro batches' losses, and their number: full passes where there is a pipeline."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         training, count = self.training, self.options.evaluate_batches
         together = 1 if training.staged is None else training.staged.microbatches
@@ -230,7 +230,7 @@ class TrainingLoop:
             return training.loss(training.model(*batch.inputs, **arguments), batch.targets)
 
     def _resume(self, log: MetricsLog) -> int:
-        """Continue from a checkpoint where the options say so; return its step, or 0."""
+        """Continue from a checkpoint where the options request it; return its step, or 0."""
         if self.checkpoints is not None:
             self.checkpoints.sweep()
         options, training = self.options, self.training
@@ -266,7 +266,7 @@ class TrainingLoop:
         return self.step
 
     def _warnings(self) -> Iterator[str]:
-        """What is odd about this run, and would else be seen only in its numbers."""
+        """Yield warnings about this run that would otherwise show only in its numbers."""
         scheduler, vocabulary = self.training.scheduler, self.recipe.vocab_size
         end = schedule_end(scheduler) if scheduler is not None else None
         if end is not None and self.options.steps > end[0]:
@@ -284,11 +284,11 @@ class TrainingLoop:
             )
 
     def _choose_branch(self, path: Path | None, log: MetricsLog, *, resume: str) -> None:
-        """Save beside newer checkpoints of another past on a branch, and in the place of damaged ones."""
+        """Save on a branch beside newer checkpoints of another history, and replace damaged ones."""
         checkpoints = self.checkpoints
         if checkpoints is None:
             return
-        auto = resume == "auto"  # which passes over only what is damaged
+        auto = resume == "auto"  # auto skips only damaged checkpoints
         if checkpoints.choose_branch(path, newer_are_damaged=auto, asked=None if auto else resume):
             branch = checkpoints.branch
             log.event("branch", branch=branch, path=None if path is None else str(path))
@@ -324,7 +324,7 @@ class TrainingLoop:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Let a checkpoint that is on its way be finished, also where the training ends with an error."""
+        """Wait for a pending checkpoint, also where the training ends with an error."""
         try:
             yield
         except BaseException:
@@ -333,12 +333,12 @@ class TrainingLoop:
             raise
 
     def _written(self, log: MetricsLog, one: Writing | None) -> None:
-        """Tell of a checkpoint that was written beside the training."""
+        """Report a checkpoint that was written asynchronously."""
         if one is not None:
             log.event("checkpoint", step=one.step, path=str(one.path), seconds=one.seconds, waited=one.waited)
 
     def _leave(self, log: MetricsLog) -> int | None:
-        """Tell how the run ended; return the signal that ended it early, the same on every rank."""
+        """Report how the run ended; return the signal that ended it early, the same on every rank."""
         if not self._stopping or self.step >= self.options.steps:
             log.event("end", step=self.step)
             if self.records and dist.get_rank() == 0:
@@ -423,7 +423,7 @@ class TrainingLoop:
 
 
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
-    """Let rank 0 build a corpus; ranks of other hosts then find it, or build their own."""
+    """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
     def opened() -> Data:
         data = open_data(

@@ -32,15 +32,15 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
 
 
 def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces: int) -> torch.Tensor:
-    """Return what `token_cross_entropy` returns, computed piece by piece of the sequence.
+    """Return the result of `token_cross_entropy`, computed chunk by chunk of the sequence.
 
-    Each piece is computed again in the backward pass, so that only one piece of the logits exists in float32, in
-    forward and in backward.
+    Each chunk is recomputed in the backward pass, so that only one chunk of the logits exists in float32, in forward
+    and in backward.
 
     Args:
         logits: as of `token_cross_entropy`.
         targets: as of `token_cross_entropy`.
-        pieces: into which the sequence is cut; at most its length.
+        pieces: number of chunks; at most the length of the sequence.
 
     Returns:
         A scalar.
@@ -60,10 +60,10 @@ def _summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum")
 
 
 def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the contrastive loss of texts and images in nats: each has to find its own among those of a micro batch.
+    """Return the contrastive loss of texts and images in nats: each is classified among those of its micro batch.
 
-    The mean of two cross entropies, of a text's image and of an image's text (Radford et al. 2021, figure 3), computed
-    in float32, or in float64 where the similarities are.
+    The mean of two cross entropies, over a text's images and over an image's texts (Radford et al. 2021, figure 3),
+    computed in float32, or in float64 where the similarities are.
 
     Args:
         similarities: [texts, images], times the inverse temperature.
@@ -100,8 +100,8 @@ def add_losses(total: torch.Tensor, losses: Sequence[torch.Tensor], *, scale: fl
 
     Args:
         total: a scalar.
-        losses: as the schedule gives them; empty on a rank that does not hold the last stage.
-        scale: by how much the schedule's loss function divides the loss of a micro batch.
+        losses: from the schedule; empty on a rank without the last stage.
+        scale: factor by which the schedule's loss function divides the loss of a micro batch.
     """
     for loss in [loss.detach() * scale for loss in losses]:
         total += local_value(loss)

@@ -17,7 +17,7 @@ def join_axes(mesh: DeviceMesh, *groups: tuple[str, ...]) -> DeviceMesh:
         groups: each in the order of the mesh; the first is the outermost axis of the result.
 
     Returns:
-        A mesh whose axes are called as those of their groups together: `dp_shard_cp` for `("dp_shard", "cp")`.
+        A mesh whose axes have the joined names of their groups: `dp_shard_cp` for `("dp_shard", "cp")`.
     """
     joined = [mesh[axes] if len(axes) == 1 else flatten(mesh[axes], "_".join(axes)) for axes in groups]
     return joined[0] if len(joined) == 1 else concatenate(joined)
@@ -32,8 +32,8 @@ def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
         ep: ranks of a group; divides those of the innermost axis.
 
     Returns:
-        The mesh with two axes in the place of the innermost one, `axis`: `axis_mod_ep`, along which ranks hold the same
-        experts, and `ep`. It is the same mesh for equal arguments, since each has process groups of its own.
+        The mesh with two axes instead of the innermost one, `axis`: `axis_mod_ep`, along which ranks hold the same
+        experts, and `ep`. Equal arguments give the same mesh, since each mesh has process groups of its own.
     """
     axis = (mesh.mesh_dim_names or ())[-1]
     ranks = mesh.size(mesh.ndim - 1)
@@ -43,7 +43,7 @@ def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
 
 @functools.cache
 def split_into_parts(mesh: DeviceMesh, *, ranks: int) -> DeviceMesh:
-    """Group neighbours on the innermost axis of a mesh: the ranks of a group hold a whole parameter between them.
+    """Group neighbours on the innermost axis of a mesh, such that each group holds full parameters between its ranks.
 
     Args:
         mesh: of the ranks that shard parameters, and of those that replicate them, if any.

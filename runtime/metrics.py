@@ -17,7 +17,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What one optimizer step did.
+    """Figures of one optimizer step.
 
     Attributes:
         step: counted from 1.
@@ -26,13 +26,13 @@ class StepRecord:
         lr: the learning rate that the step used.
         samples_per_second_per_device: samples of the global batch / (seconds * devices).
         tokens_per_sample: of a sequence, or of each text of a sample; 0 where a sample has no text.
-        mfu: model FLOPs utilization: operations that the model asks for over those of the plan's device at its peak;
-            None where either is not known, or the training is not on a GPU.
+        mfu: model FLOPs utilization: FLOPs of the model divided by those of the plan's device at its peak; None where
+            either is not known, or the training is not on a GPU.
         seconds: of the step on rank 0, data wait included.
         data_seconds: rank 0's wait for its micro batches.
         peak_memory: bytes on rank 0 since the run started, as `Device.peak_memory` counts them.
         epoch: passes over the corpus so far.
-        skipped: whether the update was left out because loss or gradient was not finite.
+        skipped: whether the update was skipped because loss or gradient was not finite.
     """
 
     step: int
@@ -57,15 +57,16 @@ class StepRecord:
 class MetricsLog:
     """Writes a record per step to `metrics.jsonl`, and a line for every n-th to the terminal.
 
-    Ranks other than 0 have a silent one. The file's first record of every run names the plan. A resumed run appends.
+    Ranks other than 0 have a silent one. The first record of every run in the file names the plan. A resumed run
+    appends.
 
     Args:
         path: of the JSONL file; None writes none.
-        header: what the first record says.
+        header: the first record.
         every: steps between two lines on the terminal; 0 for none.
         steps: the last step, for the line.
         silent: shows nothing on the terminal, as ranks other than 0 do.
-        board: what takes the figures too, or None.
+        board: further receiver of the figures, or None.
         stream: the terminal.
     """
 

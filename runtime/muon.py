@@ -1,4 +1,4 @@
-"""Muon for matrices of which each rank holds a part."""
+"""Muon for sharded matrices."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from legoai.runtime.torch_internals.optimizers import muon_rate, orthogonalized
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` that orthogonalizes whole matrices, however they are sharded.
+    """`torch.optim.Muon` that orthogonalizes full matrices, however they are sharded.
 
-    Given DTensors, torch's own multiplies the parts of matrices, with a collective in each product and sums in another
-    order. Here, of as many equal matrices as there are ranks that share them, each rank gets one whole (an all-to-all
-    in bf16, in which Muon computes anyway), orthogonalizes it as torch does, and gives its parts back. The result is
-    to the bit that of whole matrices with the same gradients, and no matrix is orthogonalized by two ranks that share
-    it. Ranks that hold replicas each do the same.
+    With DTensors, torch's own implementation multiplies shards of matrices, with a collective in each product and sums
+    in another order. Here, as many equal matrices as there are ranks that share them are redistributed so that each
+    rank gets one full matrix (an all-to-all in bf16, in which Muon computes anyway), orthogonalizes it as torch does,
+    and returns its shards. The result is bitwise that of full matrices with the same gradients, and no matrix is
+    orthogonalized by two ranks that share it. Ranks that hold replicas do the same work.
 
-    Momentum is kept as the parameter is sharded.
+    Momentum is sharded like the parameter.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the parameters that have gradients."""
-        assert closure is None, "a closure would compute its gradients anew on every rank"
+        assert closure is None, "a closure would compute its gradients again on every rank"
         for group in self.param_groups:
             rate, decay = group["lr"], group["weight_decay"]
             for batch in _batches(item for item in group["params"] if item.grad is not None):
@@ -40,7 +40,7 @@ class Muon(torch.optim.Muon):
                     local.add_(update, alpha=-muon_rate(rate, group["adjust_lr_fn"], parameter.shape))
 
     def _momentum(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Return what is to be orthogonalized of this rank's part, in bf16."""
+        """Return the matrix to orthogonalize of this rank's shard, in bf16."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
@@ -74,7 +74,7 @@ def _sharing(parameter: torch.Tensor) -> int:
 def _orthogonal(
     batch: Sequence[torch.Tensor], updates: Sequence[torch.Tensor], group: dict[str, Any]
 ) -> Sequence[torch.Tensor]:
-    """Orthogonalize matrices of which this rank has a part, and return its parts."""
+    """Orthogonalize matrices of which this rank has a shard, and return its shards."""
     constants = group["ns_coefficients"], group["ns_steps"], group["eps"]
     first = batch[0]
     if not isinstance(first, DTensor) or _sharing(first) == 1:

@@ -19,10 +19,10 @@ HOST = torch.device("cpu")
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Move what the model's forward saves for backward to host memory, and back when backward asks for it.
+    """Move tensors that the model's forward saves for backward to host memory, and back when backward needs them.
 
-    Parameters are saved as they are, however their modules transpose or cut them: `fully_shard` frees and gathers them
-    itself. The copies are made by the stream that computes. On a CPU nothing moves.
+    Parameters and their views are saved as they are: `fully_shard` frees and gathers them itself. The copies run on the
+    compute stream. On a CPU nothing is moved.
 
     Args:
         model: changed in place; called as a whole, or as a stage of a pipeline.
@@ -58,7 +58,7 @@ class _SavedOnHost:
             self._spared.update(part.untyped_storage()._cdata for part in plain_parts(parameter))
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        """Copy what a tensor consists of to the host; the tensor itself where nothing of it need be copied."""
+        """Copy the local tensors of a tensor to the host; return the tensor itself where nothing needs to be copied."""
         if isinstance(tensor, AsyncCollectiveTensor):
             tensor = tensor.wait()
         if isinstance(tensor, DTensor):
@@ -86,7 +86,7 @@ class _Moved(NamedTuple):
 
 
 class _Sharded(NamedTuple):
-    """What makes a DTensor of its local part."""
+    """Information to rebuild a DTensor from its local part."""
 
     local: Any
     mesh: DeviceMesh
@@ -96,7 +96,7 @@ class _Sharded(NamedTuple):
 
 
 class _Wrapped(NamedTuple):
-    """What makes another tensor of its parts: its class, the parts, and what else the class asks for."""
+    """Information to rebuild a tensor subclass from its parts: its class, the parts, and its context."""
 
     kind: Any
     parts: dict[str, Any]
@@ -120,11 +120,10 @@ def _unpack(saved: Any) -> torch.Tensor:
 
 
 def offload_optimizer_state(optimizer: Optimizer) -> Optimizer:
-    """Keep the optimizer's state in host memory but for the time of its step, and return the optimizer.
+    """Keep the optimizer's state in host memory except during its step, and return the optimizer.
 
-    The state comes to the device all at once, so a step needs as much memory as without offloading: what is spared
-    is the memory of forward and backward. Single numbers, such as Adam's count of steps, stay where they are. On a
-    CPU nothing moves.
+    All of the state comes to the device at once, so a step needs as much memory as without offloading; memory is saved
+    in forward and backward. Scalars, such as Adam's count of steps, stay on the device. On a CPU nothing is moved.
     """
     optimizer.register_step_pre_hook(_fetch_state)
     optimizer.register_step_post_hook(_store_state)
@@ -153,7 +152,7 @@ def _move_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def replace_part(state: dict[str, Any], name: str, moved: torch.Tensor) -> None:
-    """Let a value of a parameter's state be what was copied of it, elsewhere."""
+    """Replace a value of a parameter's state by its copy elsewhere."""
     value = state[name]
     if isinstance(value, DTensor):
         value._local_tensor = moved  # as `fully_shard` does: the part is in host memory, the mesh of the device
@@ -168,5 +167,5 @@ def _to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor."""
+    """Return this rank's part of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -60,7 +60,7 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
     "sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""What is left of the learning rate above the floor when a share of the decay is over."""
+"""Remaining share of the learning rate above the floor, given the completed share of the decay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,9 @@ def reduce_partial_gradients(groups: Iterable[dict[str, Any]]) -> None:
 def squared_norm_share(groups: Iterable[dict[str, Any]], *, holders: int) -> torch.Tensor:
     """Return this rank's share of the squared 2-norm of the whole gradient, as a float64 scalar.
 
-    The shares of all ranks add up to the square, so one all-reduce serves every mesh that a model has, and
-    all ranks get the same bits. A rank counts the squares of its local elements, divided by the number of
-    ranks that hold the same ones.
+    The shares of all ranks add up to the square, so one all-reduce serves all meshes of a model, and all ranks get
+    bitwise equal results. A rank counts the squares of its local elements, divided by the number of ranks that hold the
+    same elements.
 
     Args:
         groups: whose gradients are plain tensors equal on every rank, or DTensors that are not partial.
@@ -159,10 +159,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_schedule_step(scheduler: LambdaLR, step: int) -> None:
-    """Put a fresh schedule where it is after `step` optimizer steps.
+    """Advance a new schedule to where it is after `step` optimizer steps.
 
-    The learning rate is a function of the step alone, so no other state has to be kept, and a resumed run
-    may have another number of parameter groups, or another schedule.
+    The learning rate is a function of the step only, so no other state has to be saved, and a resumed run may have
+    another number of parameter groups, or another schedule.
     """
     scheduler.last_epoch = step
     rates = [base * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]

@@ -40,13 +40,13 @@ class RunOptions:
         log_every: steps between terminal lines; 0 for none.
         evaluate_every: steps between validations; 0 for none.
         evaluate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
-        on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
+        on_nan: action if a loss or gradient is not finite: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
         profile_step: the step that is profiled on each rank, into `out`; 0 for none.
         tensorboard: write the metrics for TensorBoard too, into `out`.
-        record_collectives: of each rank so many of the last are written where one over NCCL times out; 0 for none.
-        timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
-            are 600, if that is more.
+        record_collectives: number of last collectives of each rank to write where one over NCCL times out; 0 for none.
+        timeout: seconds after which a pending collective fails, once the first step is done; until then 600 seconds, if
+            that is more.
     """
 
     steps: int = 1000
@@ -86,7 +86,7 @@ PLANNED = (
     "evaluate_every",
     "evaluate_batches",
 )
-"""Options whose defaults a plan decides."""
+"""Options with defaults from the plan."""
 
 
 def parse_options(
@@ -99,7 +99,7 @@ def parse_options(
         plan: the plan's name, in the help text and in the default of `--out`.
         usage: the command in front of these options; by default the program's own, under torchrun.
         out: the default of `--out`.
-        planned: the defaults of :data:`PLANNED`, as far as the plan decides them.
+        planned: the plan's defaults of :data:`PLANNED`.
 
     Raises:
         SystemExit: with status 2 on wrong usage, as argparse does.

@@ -1,9 +1,9 @@
-"""Styles of tensor parallelism whose backward hides communication behind products, as Megatron-LM's layers do.
+"""Styles of tensor parallelism whose backward overlaps communication with products, as Megatron-LM's layers do.
 
 A column-wise layer under sequence parallelism needs all positions of its input, of which each rank has some. It gathers
-them in forward, keeps its own alone, and gathers them again in backward: while that goes on, the gradient of the input
-is computed; while the ranks sum that up and share it out, the gradients of the weights are (Korthikanti et al. 2022,
-section 4.2.2). Layers that read the same input are computed together, so that it is gathered once for all of them.
+them in forward, saves only its own, and gathers them again in backward. Meanwhile the gradient of the input is
+computed; while that is reduce-scattered, the gradients of the weights are computed (Korthikanti et al. 2022, section
+4.2.2). Layers that read the same input are computed together, so that it is gathered once for all of them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SEQUENCE = 1
 
 
 class OverlappedInput(PrepareModuleInput):
-    """Gathers an input that is cut along the sequence for column-wise layers that alone read it, with hidden backward.
+    """Gathers a sequence-sharded input for column-wise layers that alone read it, with overlapped backward.
 
-    The module's own forward gets the input as it lies, a DTensor, and hands it to the layers. What these give is
+    The module's own forward gets the sharded input, a DTensor, and passes it to the layers. Their outputs have been
     computed before, for all of them at once.
 
     Args:
-        linears: paths of the layers inside of the module; each takes `ColwiseParallel` beside, and is called once.
-        input_layouts: of the module's arguments by position: how the input arrives, None for all others.
-        input_kwarg_layouts: the same of an input that is given by keyword.
+        linears: paths of the layers within the module; each also has the style `ColwiseParallel`, and is called once.
+        input_layouts: of the module's arguments by position: the layout of the input, None for all others.
+        input_kwarg_layouts: the same for an input that is given by keyword.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OverlappedInput(PrepareModuleInput):
 
 
 class OverlappedColwise(ColwiseParallel):
-    """`ColwiseParallel` for a layer whose input is cut along the sequence, with hidden communication in backward."""
+    """`ColwiseParallel` for a layer with a sequence-sharded input, with overlapped communication in backward."""
 
     def __init__(
         self,
@@ -103,18 +103,19 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 
 def _take(computed: dict[str, torch.Tensor], path: str, _: torch.Tensor) -> torch.Tensor:
-    """What a layer gives: its product, which was computed with those of the others."""
+    """A layer's output: its product, which was computed together with those of the others."""
     return computed.pop(path)
 
 
 def _outputs(given: DTensor, layers: Sequence[nn.Linear], mesh: DeviceMesh) -> list[torch.Tensor]:
-    """What column-wise layers give for an input that is cut along the sequence: DTensors cut along the features."""
+    """Return the outputs of column-wise layers for a sequence-sharded input: DTensors sharded along the features."""
     pieces = given.redistribute(placements=(Shard(_SEQUENCE),)).to_local()
     weights = [_local(layer.weight) for layer in layers]
     biases = [None if layer.bias is None else _local(layer.bias) for layer in layers]
     kind = pieces.device.type
     if torch.is_autocast_enabled(kind) and pieces.dtype != torch.float64:
-        # As autocast would cast them for each product; the backward, where it is not on, gets them so.
+        # The dtypes to which autocast would cast for each product; the backward, which runs without autocast, gets them
+        # so.
         dtype = torch.get_autocast_dtype(kind)
         pieces, weights = pieces.to(dtype), [weight.to(dtype) for weight in weights]
         biases = [None if bias is None else bias.to(dtype) for bias in biases]
@@ -125,7 +126,7 @@ def _outputs(given: DTensor, layers: Sequence[nn.Linear], mesh: DeviceMesh) -> l
 
 
 def _cut_by_features(output: torch.Tensor, features: int, mesh: DeviceMesh) -> DTensor:
-    """This rank's features of a layer's output as a part of all, of which others may have more or fewer."""
+    """This rank's features of a layer's output as a shard of all features; shards may have different sizes."""
     shape = torch.Size((*output.shape[:-1], features))
     stride = tuple(shape[dim + 1 :].numel() for dim in range(len(shape)))
     return DTensor.from_local(output, mesh, (Shard(-1),), run_check=False, shape=shape, stride=stride)
@@ -137,10 +138,10 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 class _Linears(torch.autograd.Function):
-    """Products of one input, of which each rank has a piece of the sequence, with pieces of several weights.
+    """Products of one sequence-sharded input with shards of several weights.
 
-    What is gathered lies rank by rank, each with its piece of every sequence. With more than one sequence a copy brings
-    it into the order of the sequences: of the input, or of what is computed of it in the order of the ranks.
+    A gathered tensor is in rank order, each rank with its shard of every sequence. With more than one sequence a copy
+    restores sequence order: of the input, or of results in rank order.
     """
 
     @staticmethod
@@ -188,7 +189,7 @@ class _Linears(torch.autograd.Function):
 
 
 def _width(weights: Sequence[torch.Tensor]) -> int:
-    """Features that a rank computes for each position: what has fewer is what is copied into another order."""
+    """Number of features that a rank computes for each position: the smaller tensor is the one that is copied."""
     return sum(len(weight) for weight in weights)
 
 
@@ -208,7 +209,7 @@ def _gather(pieces: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _in_order(gathered: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sequences of which pieces were gathered; a copy where there are several."""
+    """The sequences whose shards were gathered; a copy where there are several."""
     return gathered.view(group.size(), -1, *gathered.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
@@ -219,6 +220,6 @@ def _by_rank(sequences: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _wait(result: torch.Tensor) -> torch.Tensor:
-    """What a collective gives, for which all that is computed from here on waits."""
+    """The result of a collective, which all later computation waits for."""
     waited: torch.Tensor = wait_tensor(result)  # type: ignore[no-untyped-call]
     return waited

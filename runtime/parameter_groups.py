@@ -1,4 +1,4 @@
-"""Groups of parameters for an optimizer, by what its kernels can update together and by the constants of each."""
+"""Parameter groups of an optimizer, by what its kernels can update together and by their constants."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ParameterGroups(list[dict[str, Any]]):
         """Return groups of the parameters with these names, which have options of their own.
 
         Args:
-            names: of parameters, in which `*` stands for one segment. A name that is not there is passed over, since a
-                stage of a pipeline holds only some.
+            names: of parameters, in which `*` matches one segment. Names that are missing are skipped, since a stage of
+                a pipeline holds only some.
             options: of the optimizer, for these parameters alone.
         """
         patterns = [name.split(".") for name in names]
@@ -39,7 +39,7 @@ class ParameterGroups(list[dict[str, Any]]):
         return [{**group, **options} for group in _groups(self._left.pop(name) for name in taken) or [{"params": []}]]
 
     def rest(self) -> list[dict[str, Any]]:
-        """Return groups of the parameters that have not been taken."""
+        """Return groups of the remaining parameters."""
         return _groups(self._left.values()) or [{"params": []}]
 
 

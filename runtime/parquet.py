@@ -46,7 +46,7 @@ def column_texts(path: Path, column: str) -> Iterator[bytes]:
 
 
 def _check_column(path: Path, column: str, schema: Any, pyarrow: Any) -> None:
-    """Check that a column is there, and of texts, whatever their encoding."""
+    """Check that a column exists and contains texts, in any encoding."""
     if column not in schema.names:
         raise RunError(
             RunErrorCode.DATA_FORMAT,

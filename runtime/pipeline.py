@@ -24,11 +24,11 @@ from legoai.runtime.torch_internals.pipelining import Action, ComputationType, P
 
 
 class RecomputingStage(PipelineStage):
-    """A stage whose modules are recomputed twice where a schedule takes the gradients of inputs and weights apart.
+    """A stage with split backward that recomputes each module twice only.
 
     torch computes the gradients of the weights by a backward for each layer, which would recompute the module that
-    holds the layer, each anew. Here a module is recomputed once for all of them, and from the last to the first, so
-    that what is recomputed is freed with the nodes that read it before the next module is.
+    holds the layer each time. Here a module is recomputed once for all of them, from the last to the first, so that
+    recomputed tensors are freed with the nodes that read them before the next module is recomputed.
     """
 
     def backward_maybe_with_nosync(
@@ -43,7 +43,7 @@ class RecomputingStage(PipelineStage):
 
 
 class PipelineSchedule(Protocol):
-    """What the schedules of `torch.distributed.pipelining` have in common."""
+    """Common interface of the schedules of `torch.distributed.pipelining`."""
 
     def step(
         self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor], return_outputs: bool
@@ -58,16 +58,16 @@ class PipelineSchedule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The description of a pipeline that a lowered program gives.
+    """Description of a pipeline from a lowered program.
 
     Attributes:
         stages: the modules that each stage holds, in the model's order.
         stages_of_rank: the stages that each rank of `pp` holds, ascending.
         microbatches: micro batches in one pass of the schedule.
-        build_stage: makes torch's stage from the stage's parallelized module, its index, the mesh and the device.
-        build_schedule: makes the schedule from this rank's stages and the loss of one micro batch.
-        placeholders: whether the model's forward calls the modules of all stages, so that placeholders take the places
-            of those that lie on others; if not, it passes over what is missing.
+        build_stage: builds torch's stage from the stage's parallelized module, its index, the mesh and the device.
+        build_schedule: builds the schedule from this rank's stages and the loss of one micro batch.
+        placeholders: whether the model's forward calls the modules of all stages, so that placeholders replace those of
+            other ranks; if not, it skips missing modules.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -79,10 +79,10 @@ class Pipeline:
 
 
 def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:
-    """Take every module out of a model that neither is among `kept`, nor inside of one, nor around one.
+    """Remove every module from a model that neither is among `kept`, nor contains or is contained in one of these.
 
-    What is taken out of a list or dictionary of modules is gone, under its name; another module's place holds None,
-    which the forward of a model of ours passes over.
+    Modules in a list or dictionary are removed with their names; other modules are replaced by None, which the forward
+    of LegoAI's models skips.
 
     Args:
         model: changed in place.
@@ -107,7 +107,7 @@ def _keep(module: nn.Module, kept: frozenset[str], path: str) -> None:
 
 
 class StagesOfRank(nn.Module):
-    """The stages of one rank as one module, in which everything has the name that it has in the whole model.
+    """The stages of one rank as one module, with the names of the full model.
 
     It is not called; optimizer and checkpoints find parameters by it.
     """
@@ -121,16 +121,16 @@ class StagesOfRank(nn.Module):
 
 
 class StagedModel:
-    """The stages of this rank, and the schedule that runs them together with those of the other ranks.
+    """The stages of this rank, with the schedule that runs them together with those of other ranks.
 
     Args:
-        pipeline: what the program says.
+        pipeline: from the program.
         stages: of this rank, ascending.
         loss: the mean loss of one micro batch, of the last stage's output and the targets.
         autocast: entered for the forward of a stage and for the loss, but not for their backward; None for none.
 
     Attributes:
-        given: what the forward of every stage is given beside what stages hand on.
+        given: keyword arguments of every stage's forward, besides what stages pass on.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class StagedModel:
         self.given: dict[str, torch.Tensor] = {}
 
     def give_all(self, **arguments: torch.Tensor) -> None:
-        """Give the forward of every stage these arguments for every micro batch, such as positions."""
+        """Pass these arguments, such as positions, to the forward of every stage for every micro batch."""
 
         def add(
             module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]
@@ -166,7 +166,7 @@ class StagedModel:
 
     @property
     def whole(self) -> nn.Module:
-        """Everything that this rank holds, under the names of the whole model."""
+        """All modules of this rank, with the names of the full model."""
         return self.modules[0] if len(self.modules) == 1 else StagesOfRank(self.modules)
 
     def evaluate_pass(self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None) -> list[torch.Tensor]:
@@ -225,12 +225,12 @@ def ordered_schedule(
     loss_fn: LossFunction,
     scale_grads: bool,
 ) -> PipelineSchedule:
-    """Return the schedule that does for each rank the actions of an order, as an order file lists them.
+    """Return a schedule that executes given actions on each rank, as an order file lists them.
 
     Args:
-        order: for each rank of `pp` its actions (`2F0`, `0B3`, `1I2`), separated by spaces, in any number of pieces. An
-            order that names a send or receive must name all of them, and all gathering and freeing of parameters;
-            otherwise they are added.
+        order: for each rank of `pp` its actions (`2F0`, `0B3`, `1I2`), separated by spaces, in any number of strings.
+            An order that names a send or receive must name all of them, and every UNSHARD and RESHARD; otherwise they
+            are added.
         stages: of this rank.
         n_microbatches: micro batches in one pass.
         loss_fn: of one micro batch.

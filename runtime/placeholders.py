@@ -1,4 +1,4 @@
-"""Placeholders of the modules of other stages, in a model whose forward calls them all."""
+"""Placeholders for the modules of other stages, in a model whose forward calls all modules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from legoai.runtime.errors import RunError, RunErrorCode
 
 
 class Placeholder(nn.Module):
-    """A module without parameters in the place of one that lies on another stage.
+    """A module without parameters that replaces one of another stage.
 
     Args:
         crossing: of the stage.
         later: whether the other stage is a later one.
-        in_front: whether the stage's first module takes what this one gives.
+        in_front: whether its output is the input of the stage's first module.
     """
 
     def __init__(self, crossing: Crossing, *, later: bool, in_front: bool = False) -> None:
@@ -27,7 +27,7 @@ class Placeholder(nn.Module):
         self._in_front = in_front
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Give what arrived from the stage before, or take what goes to the next and pass it on."""
+        """Return the input from the previous stage, or record the output for the next one and pass it on."""
         if not self._later:
             return self._crossing.arrived if self._in_front else self._crossing.as_if_whole()
         first = next(iter((*args, *kwargs.values())), None)
@@ -37,10 +37,10 @@ class Placeholder(nn.Module):
 
 
 class Crossing:
-    """The tensors that enter and leave one stage during one forward, and its forward itself.
+    """The tensors that enter and leave one stage during one forward, and its forward.
 
-    The model's own forward is run on token ids of zero, which are there for their shape: what they are turned into is
-    dropped, since the module in front of the stage gives what arrived.
+    The model's own forward runs on token ids of zero, which only provide the shape: their embedding is dropped, since
+    the module before the stage returns the received input.
 
     Args:
         model: the stage.
@@ -58,10 +58,10 @@ class Crossing:
         self._forward: Callable[..., torch.Tensor] = model.forward
 
     def forward(self, given: torch.Tensor, **keywords: Any) -> torch.Tensor:
-        """Run the stage: token ids [B, T] on the first, else what the stage before gave; to logits on the last.
+        """Run the stage: token ids [B, T] on the first, otherwise the previous stage's output; to logits on the last.
 
         Raises:
-            RunError: the model computes something between its modules that placeholders do not fit.
+            RunError: the model computes something between its modules that placeholders do not support.
         """
         first = self.number == 0
         tokens = given if first else torch.zeros(self.tokens, dtype=torch.int64, device=given.device)
@@ -81,9 +81,9 @@ class Crossing:
         return left
 
     def as_if_whole(self) -> torch.Tensor:
-        """What arrived; where that is a piece of the sequence, zeros in the shape of the whole one.
+        """The received input; where that is a shard of the sequence, zeros in the shape of the full one.
 
-        Models count positions, and make masks, by the length of what their embedding gives.
+        Models count positions, and build masks, by the length of their embedding's output.
         """
         arrived = self.arrived
         assert arrived is not None, "the first stage has no stage in front"
@@ -92,7 +92,7 @@ class Crossing:
         return arrived.new_zeros(()).expand(arrived.shape[0], self.tokens[1], *arrived.shape[2:])
 
     def check(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the stage's first module: it must take what arrived, not a piece of it."""
+        """Hook before the stage's first module: its input must be the received one, not a part of it."""
         first = next(iter((*args, *kwargs.values())), None)
         if self.arrived is None:
             return  # the module is recomputed, in the backward pass
@@ -108,11 +108,11 @@ class Crossing:
 
 
 def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tokens: tuple[int, int]) -> None:
-    """Make a stage of a whole model: put placeholders where the modules of other stages are.
+    """Make a stage of a full model: replace the modules of other stages by placeholders.
 
     Args:
         model: changed in place.
-        stages: the modules of each stage, in the order of execution; what is in several stages stays in each.
+        stages: the modules of each stage, in execution order; modules in several stages stay in each.
         number: of the stage, from 0.
         tokens: shape of the token ids of one micro batch on this rank.
     """

@@ -128,7 +128,7 @@ _of_thread: Final = _OfThread()
 
 @contextlib.contextmanager
 def talking_over(group: dist.ProcessGroup) -> Iterator[None]:
-    """Let what this thread says to all ranks go over another group of all ranks, and not meet what others say."""
+    """Send this thread's objects over another group of all ranks, separate from those of other threads."""
     before, _of_thread.group = _of_thread.group, group
     try:
         yield

@@ -14,11 +14,11 @@ from legoai.runtime.device import Device
 
 @contextlib.contextmanager
 def profiled(path: Path, device: Device) -> Iterator[None]:
-    """Profile what runs while entered, with the shapes of operands, and write it as a whole or not at all.
+    """Profile what runs while entered, with the shapes of operands, and write the trace atomically.
 
     Args:
         path: of the Chrome trace, which <https://ui.perfetto.dev> opens.
-        device: whose kernels are profiled, beside the host's operators.
+        device: whose kernels are profiled, besides the host's operators.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":

@@ -1,10 +1,9 @@
-"""Start of a lowered program on a rank, with the modules beside its plan importable and its own folder not.
+"""Start of a lowered program on a rank, such that modules beside its plan are importable and those beside it are not.
 
     python -P -m legoai.runtime.program FOLDERS PROGRAM [ARGUMENT ...]
 
-FOLDERS are the plan's and other places of modules, joined as `PATH` joins them. A program that Python starts by its
-file name has its folder before the standard library: one called `random`, or like the factory, would be imported in its
-place.
+FOLDERS are the plan's and other module folders, joined like `PATH`. A program that Python starts by its file name has
+its folder before the standard library: a file there called `random`, or like the factory, would be imported instead.
 """
 
 from __future__ import annotations

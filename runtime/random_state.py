@@ -1,4 +1,4 @@
-"""Random numbers of the caller, which what computes beside it leaves alone."""
+"""Preservation of the caller's random state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Give Python's, NumPy's and torch's default generators the state back, on leaving, that they have on entering."""
+    """On exit, restore the states that Python's, NumPy's and torch's default generators had on entry."""
     of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), None
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     if of_gpus is None:
@@ -21,7 +21,7 @@ def kept_random_state() -> Iterator[None]:
         yield
     finally:
         if seed is not None:
-            torch.cuda.manual_seed_all(seed)  # what GPUs will begin with; another seed may stand in the queue
+            torch.cuda.manual_seed_all(seed)  # initial seed of GPUs; another one may be queued
         else:
             assert of_gpus is not None
             torch.cuda.set_rng_state_all(of_gpus)

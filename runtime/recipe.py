@@ -1,4 +1,4 @@
-"""The description of a training that a lowered program gives: what to build, and how a step is taken."""
+"""Description of a training from a lowered program: the objects to build, and how to take a step."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that a lowered program says.
+    """Everything that a lowered program specifies.
 
     Attributes:
         plan: the plan's name.
         plan_hash: the plan's hash; in metrics and checkpoints.
-        device_type: `cuda` or `cpu`, on which the training runs unless the command line says otherwise; None takes a
-            GPU where there is one.
+        device_type: `cuda` or `cpu`, the device of the training unless the command line specifies one; None takes a GPU
+            where there is one.
         build_model: makes the model; called under `torch.device("meta")`.
         build_mesh: makes the device mesh from a device type.
         parallelize: applies tensor parallel, checkpointing, compile and data sharding to the model, and
@@ -40,22 +40,21 @@ class Recipe:
         build_optimizer: makes the optimizer of all parameters.
         build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
         build_loss: makes the loss of one micro batch.
-        build_graph: makes the graph of forward, loss and backward of a micro batch like the given one; None where
+        build_graph: builds the graph of forward, loss and backward for micro batches like the given one; None where
             `train_step` calls the model.
         train_step: takes one optimizer step: forward and backward of all micro batches of this rank, and the update.
         data_axes: mesh axes whose ranks read different samples, outermost first.
         context_axis: mesh axis whose ranks read different tokens of the same samples, or None. The model's forward then
             has a parameter `positions`, the positions of its tokens in their sequence, int64 [tokens].
-        context_balance: which tokens each rank of `context_axis` reads, as `local_positions` says.
+        context_balance: which tokens each rank of `context_axis` reads, as for `local_positions`.
         global_batch: samples in one optimizer step.
         ramp: stages of smaller batches before it: the step until which each lasts, and its samples.
         micro_batch: samples in one forward of one rank.
         seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
-        vocab_size: tokens that the model knows, where it reads text; None where that is not known.
-        flops_per_token: floating-point operations that the model asks for, without recomputation; 0 where that is not
-            known.
+        vocab_size: number of tokens that the model knows, where it reads text; None where that is not known.
+        flops_per_token: floating-point operations of the model, without recomputation; 0 where that is not known.
         peak_flops: operations per second of the plan's device in products of its dtype; 0 where that is not known.
-        reads: what the model takes and gives.
+        reads: the model's inputs and outputs.
         master_dtype: in which parameters are stored.
         autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
             none. It is for validation and for the stages of a pipeline; `train_step` has its own.
@@ -64,9 +63,9 @@ class Recipe:
             has its own.
         offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
             `fully_shard` brings them; the optimizer then runs on the host.
-        allocator_settings: of a GPU's allocator, such as `PYTORCH_ALLOC_CONF` has; empty leaves it as it is.
+        allocator_settings: of a GPU's allocator, as for `PYTORCH_ALLOC_CONF`; empty keeps the environment's.
         seed: of weights, data order and dropout.
-        steps: of the whole training where the command line does not say, as what follows.
+        steps: of the whole training; this and the following are defaults of the command line.
         data: what is trained on: see `RunOptions`.
         data_field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
         tokenizer: the file of a tokenizer, or its folder; empty trains on bytes.
@@ -120,7 +119,7 @@ class Recipe:
     evaluate_batches: int = 8
 
     def utilization(self, tokens_per_second: float) -> float | None:
-        """Return the model FLOPs utilization (MFU) of a device that trains so fast; None where it is not known."""
+        """Return the model FLOPs utilization (MFU) of a device for a rate of training; None where it is not known."""
         return tokens_per_second * self.flops_per_token / self.peak_flops if self.peak_flops else None
 
     def global_batch_at(self, step: int) -> int:

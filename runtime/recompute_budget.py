@@ -1,4 +1,4 @@
-"""Activation checkpointing within a memory budget: the choice of outputs to keep, so that the least is recomputed."""
+"""Activation checkpointing within a memory budget: the choice of saved outputs that minimises recomputation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from legoai.specs.models.random_operators import is_random
 
 FLOP_PER_BYTE: Final = 295
 """Arithmetic that takes as long as moving a byte of memory: 989 Tflop/s in bf16 over 3.35 TB/s (NVIDIA H100 SXM data
-sheet). It only ranks operators; on other accelerators it is of the same order."""
+sheet). It only ranks operators; the ratio is of the same order on other accelerators."""
 FLOP_PER_LINK_BYTE: Final = 2200
 """Arithmetic that takes as long as moving a byte between devices: 989 Tflop/s over 450 GB/s of NVLink in one direction
 (the same data sheet)."""
@@ -49,12 +49,12 @@ Call = tuple[OpOverload, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One call of an operator whose output can be kept.
+    """One call of an operator whose output can be saved.
 
     Attributes:
-        call: which.
-        size: bytes that keeping its output takes.
-        cost: of computing it again, in floating-point operations or what takes as long.
+        call: operator and index of the call.
+        size: bytes of its output.
+        cost: of recomputing it, in floating-point operations or their equivalent.
         random: whether it draws random numbers.
     """
 
@@ -66,20 +66,20 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardMeasurement:
-    """What a module's forward computes and keeps.
+    """Operators of a module's forward, and the bytes that it saves.
 
     Attributes:
-        operators: between which there is a choice.
-        total: bytes that stay until the backward pass without checkpointing, parameters and inputs not counted.
+        operators: among which there is a choice.
+        total: bytes saved for the backward pass without checkpointing, without parameters and inputs.
     """
 
     operators: tuple[Operator, ...]
     total: int
 
     def groups(self) -> tuple[tuple[Operator, ...], ...]:
-        """The operators that are kept together or not at all: random ones are one group, others stand alone.
+        """The groups of operators that are saved together or not at all: random ones form one, each other is alone.
 
-        Where some random operators were run again and others not, they would draw other numbers than they drew.
+        If some random operators were recomputed and others not, they would draw other numbers than in forward.
         """
         random = tuple(item for item in self.operators if item.random)
         alone = tuple((item,) for item in self.operators if not item.random)
@@ -87,16 +87,16 @@ class ForwardMeasurement:
 
 
 class RecomputeWithin:
-    """Checkpointing that keeps operators' outputs until a budget is used up, and computes the others again.
+    """Checkpointing that saves operators' outputs within a budget, and recomputes the others.
 
-    Pass it as `checkpoint_fn` of `checkpoint_wrapper`. The first forward with gradients is run once more than it would
-    be, to measure every operator at the shapes, dtypes and layouts that training has.
+    Pass it as `checkpoint_fn` of `checkpoint_wrapper`. Before the first forward with gradients, the module is run once
+    more, to measure every operator at the shapes, dtypes and layouts of the training.
 
     Args:
-        amount: a float is a share of what the module keeps for the backward pass without checkpointing, 0.0 to 1.0;
-            an int is a number of bytes. The module's inputs, which all checkpointing keeps, are not counted.
+        amount: a float is a share of what the module saves for the backward pass without checkpointing, 0.0 to 1.0; an
+            int is a number of bytes. The module's inputs, which all checkpointing saves, are not counted.
         by: `greedy` takes operators by cost per byte, `knapsack` the best set up to rounding of sizes, `ilp` the best
-            set by an integer program. Modules that measure the same have the same set, found once.
+            set by an integer program. Modules with equal measurements share one solution.
 
     Raises:
         RunError: `ilp` without a solver.
@@ -143,10 +143,10 @@ class RecomputeWithin:
 
 @contextmanager
 def _uncached_casts() -> Iterator[None]:
-    """Let autocast cast a parameter wherever it is used.
+    """Disable autocast's cache of cast parameters.
 
-    It keeps casts until it is left, so that measurement, forward and recomputation would run other operators each, and
-    calls are counted. Recomputation takes over what is said here.
+    The cache lives until autocast exits, so that measurement, forward and recomputation would call different operators,
+    and calls are matched by their index. Recomputation inherits the setting.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -157,10 +157,10 @@ def _uncached_casts() -> Iterator[None]:
 
 
 def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
-    """Run a module's forward, and return what it computes and keeps.
+    """Run a module's forward, and return its operators and saved bytes.
 
-    The random state is left as it was. Where the forward communicates, all members of a group return the same, the
-    largest of what they measured, since they have to keep the same collectives.
+    The random state is restored. Where the forward communicates, all members of a group return the same, the maximum of
+    their measurements, since they have to save the same collectives.
     """
     recorder = _Recorder()
     saved: dict[int, int] = {}
@@ -168,7 +168,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.update(_sizes([tensor]))
         recorder.until = recorder.count
-        return tensor.detach()  # a saved output that held itself would never be freed
+        return tensor.detach()  # a saved output that referred to itself would never be freed
 
     with (
         measured_alone(module) as there,
@@ -179,7 +179,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
         output = module(*args, **kwargs)
     given = _sizes((*_tensors((args, kwargs)), *module.parameters(), *there))
     total = sum(size for storage, size in saved.items() if storage not in given)
-    del output  # it holds what was saved, and thus kept storages apart until here
+    del output  # it holds saved tensors, and so has kept their storages distinct until here
     measured = ForwardMeasurement(operators=tuple(recorder.operators()), total=total)
     return measured if is_traced() else agree(measured, recorder.groups)
 
@@ -192,10 +192,10 @@ def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator's size and cost, and which outputs cannot be kept.
+    """Records every operator's size and cost, and which outputs cannot be saved.
 
-    Never kept is what shares memory with its input, which costs nothing to compute again, and what is changed in place,
-    with the operators that change it: torch refuses to return a tensor that was changed after it was kept.
+    Views are never saved, since recomputing them costs nothing, and neither are tensors that are changed in place, nor
+    outputs of operators that change them: torch refuses to return a tensor that was changed after it was saved.
     """
 
     def __init__(self) -> None:
@@ -210,8 +210,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._owner: dict[int, Call] = {}
 
     def operators(self) -> Iterator[Operator]:
-        """The operators between which there is a choice, in the order of their calls."""
-        # All random operators are kept or none: where one of them cannot be, all are run again.
+        """The operators among which there is a choice, in the order of their calls."""
+        # All random operators are saved or none: if one of them cannot be, all are recomputed.
         lost = any(place < self.until and call not in self._found for call, place in self._random.items())
         for place, operator in self._found.values():
             if place < self.until and not (operator.random and lost):
@@ -243,7 +243,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _forget(self, operator: OpOverload, args: Sequence[Any]) -> None:
-        """Let nobody keep what is changed in place afterwards."""
+        """Exclude tensors that are changed in place later."""
         for parameter, value in zip(operator._schema.arguments, args, strict=False):
             if parameter.alias_info is not None and parameter.alias_info.is_write:
                 for storage in _sizes(_tensors(value)):
@@ -258,11 +258,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> ForwardMeasurement:
-    """Take the largest sizes and costs over all ranks with which the module communicates.
+    """Take the maximum of sizes and costs over all ranks with which the module communicates.
 
     Args:
         measured: on this rank.
-        groups: that the module communicates with, by name, each with the device of what it sends.
+        groups: with which the module communicates, by name, each with the device of its tensors.
     """
     if not groups:
         return measured
@@ -281,7 +281,7 @@ def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> F
 
 
 def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
-    """What computing again takes: arithmetic, or moving the operands where that takes longer."""
+    """Cost of recomputation: arithmetic, or moving the operands where that takes longer."""
     moved = sum(part.nbytes for tensor in _tensors((args, kwargs, output)) for part in plain_parts(tensor))
     if is_collective(operator):
         return float(FLOP_PER_LINK_BYTE * moved)
@@ -298,7 +298,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a distributed tensor, without waiting for a collective that is on its way."""
+    """Return this rank's part of a distributed tensor, without waiting for a pending collective."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor

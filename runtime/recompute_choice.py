@@ -1,7 +1,7 @@
-"""Choice of the outputs to keep within a budget of memory: greedy, by a knapsack, or by an integer program.
+"""Choice of saved outputs within a memory budget: greedy, by a knapsack, or by an integer program.
 
-All three keep the items of the greatest cost whose sizes fit (dissertation, section 5.5, which writes the same as the
-least cost of those that are recomputed). An item is an operator, or several that are kept together or not at all.
+All three maximise the cost of the saved items whose sizes fit (the dissertation, section 5.5, equivalently minimises
+the cost of the recomputed ones). An item is an operator, or several that are saved together or not at all.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from legoai.runtime.linear_program import LinearProgram, SolverFailedError
 
 Method = Literal["greedy", "knapsack", "ilp"]
 Item = tuple[int, float]
-"""Bytes that keeping takes, and the cost of computing again."""
+"""Bytes of saving an item, and the cost of recomputing it."""
 
 _STEPS: Final = 4096
 """Into how many pieces the knapsack divides the budget."""
 _NODES: Final = 2000
-"""Nodes after which the integer program takes the best so far: a number of nodes, unlike a time, ends the search of
-every rank at the same place, and ranks that keep other collectives would wait for each other without end."""
+"""Limit of nodes of the integer program: unlike a time limit, it ends the search of every rank at the same point, and
+ranks that saved different collectives would deadlock."""
 
 
 def need_solver(by: Method) -> None:
-    """See that a method has what it needs, before anything is computed.
+    """Check that a method can be used, before anything is computed.
 
     Raises:
-        RunError: the method is an integer program, and there is no solver.
+        RunError: the method is an integer program, and no solver is installed.
     """
     if by == "ilp" and linear_program.installed() is None:
         raise RunError(
@@ -46,7 +46,7 @@ def need_solver(by: Method) -> None:
 
 @lru_cache(maxsize=256)
 def choose(items: tuple[Item, ...], budget: int, *, by: Method) -> frozenset[int]:
-    """Return the places of the items to keep, of at most ``budget`` bytes together.
+    """Return the indices of the items to save, of at most ``budget`` bytes in total.
 
     Args:
         items: bytes and cost of each.
@@ -56,7 +56,7 @@ def choose(items: tuple[Item, ...], budget: int, *, by: Method) -> frozenset[int
             without rounding, and is never worse than `knapsack`.
 
     Raises:
-        RunError: there is no solver for `ilp`, or it failed.
+        RunError: `ilp` has no solver, or the solver failed.
     """
     worthy = [place for place, (size, cost) in enumerate(items) if 0 < size <= budget and cost > 0]
     found = [_greedy(items, worthy, budget)]
@@ -99,7 +99,7 @@ def _knapsack(items: Sequence[Item], places: Sequence[int], budget: int) -> froz
 
 
 def _integer_program(items: Sequence[Item], places: Sequence[int], budget: int) -> frozenset[int]:
-    """The best items: equal ones share a variable, which says how many of them are kept."""
+    """Return the best items; equal items share a variable, the number of those that are saved."""
     equal: defaultdict[Item, list[int]] = defaultdict(list)
     for place in places:
         equal[items[place]].append(place)
@@ -129,7 +129,7 @@ def _integer_program(items: Sequence[Item], places: Sequence[int], budget: int) 
 
 
 def _solved(program: LinearProgram) -> tuple[float, ...]:
-    """The values that a solver finds."""
+    """Return the values that a solver finds."""
     need_solver("ilp")
     try:
         found = program.solve(node_limit=_NODES)

@@ -1,4 +1,4 @@
-"""Report of what ended a run, printed once however many ranks it happened to."""
+"""Report of the error that ended a run, printed once for all ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCo
 
 
 def report_error(error: RunError, cause: BaseException | None = None) -> None:
-    """Print the error on the first rank that has one, and leave it for torchrun's own summary.
+    """Print the error on the first rank that has one, and store it for torchrun's own summary.
 
     Args:
         error: of this rank.
-        cause: what was raised, where that is no `RunError`; of one that nobody foresaw the traceback is printed.
+        cause: the exception, where it is not a `RunError`; for an unexpected one the traceback is printed.
     """
     consequence = error.code == RunErrorCode.LOST_RANK and int(os.environ.get("WORLD_SIZE", "1")) > 1
     leave_for_the_launcher(error, CONSEQUENCE if consequence else MARK)
@@ -32,7 +32,7 @@ def report_error(error: RunError, cause: BaseException | None = None) -> None:
 
 
 def first_to_report() -> bool:
-    """Return whether this rank is the first that has something to say about why it ends."""
+    """Return whether this rank is the first with an error to report."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
     store = launcher_store()
@@ -45,7 +45,7 @@ def first_to_report() -> bool:
 
 
 def _wait_for_the_cause() -> None:
-    """Stay until another rank has said why it ended: when one leaves, the launcher ends all."""
+    """Wait until another rank has reported its error: when one leaves, the launcher ends all."""
     store, until = launcher_store(), time.monotonic() + interval() + 4.0
     try:
         while store is not None and time.monotonic() < until and not store.check([_key()]):
@@ -59,7 +59,7 @@ def _key() -> str:
 
 
 def leave_for_the_launcher(error: RunError, mark: str = MARK) -> None:
-    """Leave the error where torchrun looks for it, so that the launcher knows that the user is told."""
+    """Store the error where torchrun looks for it, so that the launcher knows that it was printed."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         detail = {"py_callstack": "", "timestamp": str(int(time.time()))}

@@ -1,4 +1,4 @@
-"""Continuation of a run from a checkpoint, and what differs since it was saved."""
+"""Continuation of a run from a checkpoint, and differences since it was saved."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from legoai.runtime.training import Training
 
 
 def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
-    """Return whether ranks that torchrun has started again followed `--resume PATH`, or `never`, before they failed.
+    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed.
 
-    They go on where they were, as `auto` has it: following it again would leave behind what was saved since.
+    They continue where they were, as with `auto`: following the option again would abandon what was saved since.
     """
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if options.resume == "auto" or checkpoints is None or not restarts:
@@ -41,12 +41,12 @@ def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bo
 def find_checkpoint(
     options: RunOptions, checkpoints: Checkpoints | None, *, warn: Callable[[str], None]
 ) -> tuple[Path, CheckpointMeta] | None:
-    """Return the checkpoint that `--resume` means, verified, or None to start from the beginning.
+    """Return the checkpoint that `--resume` selects, verified, or None to start from the beginning.
 
     Args:
         options: of the run.
-        checkpoints: the run's own; None where it keeps none.
-        warn: is told of each damaged checkpoint that is skipped.
+        checkpoints: the run's own; None where it saves none.
+        warn: called with a message for each damaged checkpoint that is skipped.
 
     Raises:
         RunError: the named checkpoint is missing or damaged, all of the run's own are damaged and `--restart` is not
@@ -73,7 +73,7 @@ def find_checkpoint(
 
 
 def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) -> tuple[Path, CheckpointMeta]:
-    """Return the checkpoint, verified, that is at a path, or the newest of the run that is there.
+    """Return the checkpoint at a path, or the newest one of the run at a path, verified.
 
     Raises:
         RunError: there is none, or it is damaged.
@@ -94,7 +94,7 @@ def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) ->
 
 
 def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
-    """Load a checkpoint into model and optimizer; return the names of tensors that it does not have.
+    """Load a checkpoint into model and optimizer; return the names of tensors that it lacks.
 
     Raises:
         RunError: it is of another model or another optimizer, and `other_plan` does not allow that.
@@ -127,7 +127,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
 
 
 def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
-    """Load the weights of a checkpoint, and nothing else; return the names of those that it does not have.
+    """Load only the weights of a checkpoint; return the names of those that it lacks.
 
     Raises:
         RunError: it is of another model, and `other_plan` does not allow that.
@@ -151,7 +151,7 @@ def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class of an optimizer; of one that is sharded, of what it shards; of several, of each."""
+    """Return the class of an optimizer; for a sharded one, of the inner optimizer; for several, of each."""
     parts = getattr(optimizer, "parts", (optimizer,))
     return " and ".join(type(getattr(part, "sliced", part)).__name__ for part in parts)
 
@@ -163,7 +163,7 @@ def _listed(kinds: set[str]) -> str:
 def differences(
     meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, data: Data, left_out: list[str]
 ) -> list[str]:
-    """Return what a user should know of a run that does not continue just as it was."""
+    """Return notices about a run that does not continue exactly as it was."""
     notices = []
     if meta.plan_hash != plan_hash:
         notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")

@@ -1,7 +1,7 @@
 """Samples of a training for every kind of model input.
 
-Text is read from a corpus. Of images nothing comes with PyTorch or Python: they are made, on request by the name
-`synthetic`, so that a program can be tried and its numbers compared. What is made can be learned, and teaches nothing.
+Text is read from a corpus. PyTorch and Python come with no images, so that these are synthetic, on request by the name
+`synthetic`: a program can be tried and its numbers compared. Synthetic samples can be learned, but have no meaning.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from legoai.runtime.initialize import seed_of
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, TwoTexts
 
 SYNTHETIC = "synthetic"
-"""The name of data that are made."""
+"""The name of synthetic data."""
 
 CLASSES = 10
-"""Classes that made images are of, at most; that a model has a thousand of them would take long to learn."""
+"""Most classes of synthetic images: a thousand of them would take long to learn."""
 
 PATTERNS = 64
 """Different images with their own texts."""
@@ -36,7 +36,7 @@ class Stream(Protocol):
     """The micro batches of one rank, one after another."""
 
     consumed: int
-    """Samples that all ranks together have taken."""
+    """Number of samples that all ranks together have read."""
 
     @property
     def epoch(self) -> float:
@@ -50,13 +50,13 @@ class Stream(Protocol):
 
 
 class Data(Protocol):
-    """What a run trains on.
+    """Data of a run.
 
     Attributes:
         name: as given on the command line.
         digest: the same on every machine that has the same data.
-        tokens: different tokens that a text of them may have; None where they have no text.
-        unit: what a token is called.
+        tokens: number of different tokens of a text; None where there is no text.
+        unit: name of a token.
     """
 
     name: str
@@ -68,20 +68,20 @@ class Data(Protocol):
         """Return a rank's stream; one without seed is in the data's own order."""
 
     def size(self) -> str:
-        """How much there is, for a person."""
+        """Description of its amount, for the user."""
 
     def largest_token(self) -> int:
         """The largest token of a text."""
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
-        """What a simple guess would know, and its loss in nats."""
+        """Description and loss in nats of a trivial predictor."""
 
 
 def check_vocabulary(data: Data, vocabulary: int | None) -> None:
-    """Check that a model knows every token of a text.
+    """Check that the model's vocabulary includes every token of the data.
 
     Raises:
-        RunError: there is one that it does not know.
+        RunError: it does not.
     """
     if vocabulary is None or data.tokens is None or vocabulary >= data.tokens:
         return
@@ -102,18 +102,18 @@ def open_data(
     field: str = "text",
     tokenizer: str = "",
 ) -> Data:
-    """Open what a model that reads so can be trained on.
+    """Open data for a model with the given inputs.
 
     Args:
         source: as of `open_corpus`, or `synthetic` where images are read.
-        reads: what the model takes.
+        reads: the model's inputs.
         seq_len: tokens in a text.
         dtype: of images.
         field: as of `open_corpus`.
         tokenizer: as of `open_corpus`.
 
     Raises:
-        RunError: there is nothing of that name, or the model reads something else.
+        RunError: there is nothing of that name, or the model has other inputs.
     """
     if not isinstance(reads, Images | ImagesWithTexts):
         return TextData(open_corpus(source, field=field, tokenizer=tokenizer), reads, seq_len=seq_len)
@@ -127,7 +127,7 @@ def open_data(
 
 
 class TextData:
-    """A corpus, for a model that predicts the next token of a text, or of the text that goes on from another."""
+    """A corpus, for a model that predicts the next token of a text, or of a second text given a first."""
 
     tokens: int | None
 
@@ -153,7 +153,7 @@ class TextData:
         return ContinuationStream(inner, start=self._reads.start) if isinstance(self._reads, TwoTexts) else inner
 
     def size(self) -> str:
-        """How much there is, for a person."""
+        """Description of its amount, for the user."""
         return f"{len(self.corpus.train):,} tokens"
 
     def largest_token(self) -> int:
@@ -162,16 +162,16 @@ class TextData:
         return max(int(part.max()) for part in parts if len(part))
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
-        """What one who knows the tokens' frequencies would reach."""
+        """Description and loss of a predictor that knows the tokens' frequencies."""
         return "knowing only how often each token occurs", self.corpus.unigram_entropy()
 
 
 class ContinuationStream:
-    """Windows of a text in halves: the first is read whole, the second is written token by token.
+    """Windows of a text in halves: the first is the encoder's input, the second is predicted token by token.
 
     Args:
         windows: of twice the length of a half.
-        start: the token that stands before the second half.
+        start: the token before the second half.
     """
 
     def __init__(self, windows: TokenStream, *, start: int) -> None:
@@ -180,7 +180,7 @@ class ContinuationStream:
 
     @property
     def consumed(self) -> int:
-        """Samples that all ranks together have taken."""
+        """Number of samples that all ranks together have read."""
         return self._windows.consumed
 
     @consumed.setter
@@ -193,7 +193,7 @@ class ContinuationStream:
         return self._windows.epoch
 
     def next(self) -> SampleBatch:
-        """Return the first halves and the second ones behind the start token, and the second ones as targets."""
+        """Return the first halves, the second ones after the start token, and the second ones as targets."""
         first, second = self._windows.next().tokens.chunk(2, dim=1)
         start = torch.full((len(second), 1), self._start, dtype=torch.int64)
         return SampleBatch(
@@ -206,7 +206,7 @@ class ContinuationStream:
 
 
 class SyntheticData:
-    """Made images: each class or text has a pattern of coloured cells, of which every image is a noisy copy."""
+    """Synthetic images: each class or text has a pattern of coloured cells, of which every image is a noisy copy."""
 
     name = SYNTHETIC
     tokens: int | None = None
@@ -230,7 +230,7 @@ class SyntheticData:
         )
 
     def size(self) -> str:
-        """How much there is, for a person."""
+        """Description of its amount, for the user."""
         return f"made patterns, {self.patterns} of them"
 
     def largest_token(self) -> int:
@@ -238,7 +238,7 @@ class SyntheticData:
         return 0
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
-        """What a guess among all classes, or all images of a micro batch, would reach."""
+        """Description and loss of a guess among all classes, or all images of a micro batch."""
         if isinstance(self._reads, Images):
             return "knowing only which classes occur", math.log(self.patterns)
         return "guessing", math.log(micro_batch)
@@ -252,7 +252,7 @@ class SyntheticData:
         return (cells[:, rows][:, :, columns] + noise).to(self._dtype)
 
     def text(self, pattern: int) -> torch.Tensor:
-        """Return the tokens of a pattern's text, int64 [seq_len], of which the last ends it."""
+        """Return the tokens of a pattern's text, int64 [seq_len], with an end token."""
         reads = self._reads
         assert isinstance(reads, ImagesWithTexts)
         others = [token for token in (0, reads.vocabulary - 1) if token != reads.end]
@@ -262,7 +262,7 @@ class SyntheticData:
         return tokens
 
     def batch(self, samples: NDArray[np.int64], name: str) -> SampleBatch:
-        """Return samples by their places in the order of a stream of this name."""
+        """Return samples by their indices in the order of a stream of this name."""
         names = [f"{name} {sample}" for sample in samples]
         chosen = [seed_of(0, f"class {sample}") % self.patterns for sample in names]
         images = torch.stack([self.image(pattern, sample) for pattern, sample in zip(chosen, names, strict=True)])
@@ -273,7 +273,7 @@ class SyntheticData:
 
 
 class SyntheticStream:
-    """A stateful stream of made samples; sample k of the order is the same for every degree and rank."""
+    """A stateful stream of synthetic samples; sample k of the order is the same for every degree and rank."""
 
     epoch = 0.0
 

@@ -16,18 +16,17 @@ from legoai.runtime.torch_internals.meshes import StridedShard
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Cuts the optimizer's state over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1).
+    """Shards the optimizer's state over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1).
 
-    Every replica updates its slice of each parameter, in place, and the slices are all-gathered. A slice is a
-    DTensor that is sharded on dim 0 over the axis on which the parameter is replicated, as `fully_shard` would
-    cut it, and so is its state: a checkpoint has the names and shapes of the plain model's, and can be loaded
-    on any mesh.
+    Every replica updates its slice of each parameter, in place, and the slices are all-gathered. A slice is a DTensor
+    that is sharded on dim 0 over the axis on which the parameter is replicated, as with `fully_shard`, and so is its
+    state: a checkpoint has the names and shapes of the plain model's, and can be loaded on any mesh.
 
-    What needs whole gradients (norm, clipping) sees them: `param_groups` hold the model's own parameters.
+    Operations that need full gradients (norm, clipping) see them: `param_groups` hold the model's own parameters.
 
     Args:
         parameters: groups of DTensors that are replicated on `axis`.
-        optimizer_class: of `torch.optim`, or of its kind: it updates each element by itself, or takes DTensors.
+        optimizer_class: of `torch.optim`, or similar: it is elementwise, or supports DTensors.
         axis: the mesh axis of the replicas.
         defaults: the constants of `optimizer_class`.
 
@@ -54,7 +53,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update this rank's slices, then gather those of the others."""
-        assert closure is None, "a closure would compute its gradients anew on every rank"
+        assert closure is None, "a closure would compute its gradients again on every rank"
         for group, sliced in zip(self.param_groups, self.sliced.param_groups, strict=True):
             sliced.update({name: value for name, value in group.items() if name != "params"})
         for parameter, own in self._pairs():
@@ -68,12 +67,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._gather()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` of an optimizer over the same parameters and slices returned."""
+        """Load the result of `state_dict` of an optimizer over the same parameters and slices."""
         super().load_state_dict(state_dict)
         self.give_state()
 
     def give_state(self) -> None:
-        """Let the slices have the state of their parameters, which was replaced."""
+        """Share the replaced state of parameters with the slices."""
         for parameter, own in self._pairs():
             if parameter in self.state:
                 self.sliced.state[own] = self.state[parameter]
@@ -110,7 +109,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _slice(tensor: torch.Tensor, axis: str) -> DTensor:
     """Return this rank's rows of a tensor that is replicated on the axis.
 
-    The result is a DTensor of the same shape, on the same storage. A tensor without dims stays as it is: every
+    The result is a DTensor of the same shape, on the same storage. A tensor without dims is returned as it is: every
     rank keeps its state.
 
     Raises:

@@ -22,10 +22,10 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 class StopRequest:
-    """Remembers SIGTERM or SIGINT while it is entered, so that the loop can finish its step and save.
+    """Records SIGTERM or SIGINT while it is entered, so that the loop can finish its step and save.
 
     Attributes:
-        signal: the signal that came, or None.
+        signal: the received signal, or None.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,7 +56,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def unhurried() -> Iterator[None]:
-    """Ignore SIGTERM while a rank finds out why it ends; the launcher kills it if that takes long."""
+    """Ignore SIGTERM while a rank determines its error; the launcher kills it if that takes long."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,7 +68,7 @@ def unhurried() -> Iterator[None]:
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Ask Linux to send this process a signal when its parent ends, however that happens; at once if it has ended."""
+    """Request a signal from Linux when the parent process ends for any reason; at once if it has ended."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(number), 0, 0, 0)
@@ -80,8 +80,8 @@ def end_with_parent(parent: int, number: signal.Signals) -> None:
 def held_signals() -> Iterator[None]:
     """Hold the signals that end a program while processes are forked, and deliver them on leaving.
 
-    Without it an interruption can be lost: Python calls hooks of its own after a fork, and drops what the handler of a
-    signal raises in them. A process that is forked here holds the signals too, until :func:`release_signals`.
+    Otherwise an interruption can be lost: Python calls its own hooks after a fork, and drops exceptions that a signal
+    handler raises in them. A process that is forked meanwhile holds the signals too, until :func:`release_signals`.
     """
     if not hasattr(signal, "pthread_sigmask"):  # where nothing is forked either
         yield

@@ -1,7 +1,7 @@
 """Fragments of the optimizer's state that are copied to host memory and back while a traced step runs.
 
-A fragment is what the optimizer keeps for a parameter. Single numbers, such as Adam's count of steps, stay where they
-are. There is none before the first step, in which nothing is copied.
+A fragment is the optimizer's state of a parameter. Scalars, such as Adam's count of steps, stay on the device. There is
+no state before the first step, in which nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _Values = list[tuple[dict[str, Any], str, Any]]
 
 
 class StateCopies:
-    """Copies of fragments, by the names of their parameters; what nodes of a step's graph call.
+    """Copies of fragments, by the names of their parameters; called by nodes of a step's graph.
 
-    A step begins with :meth:`begin` before each of its micro batches. Fragments leave in the first of these, and are
-    back in the last.
+    A step calls :meth:`begin` before each of its micro batches. Fragments leave in the first of these, and return in
+    the last.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class StateCopies:
         self._arriving: dict[str, _Values] = {}
 
     def begin(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], *, is_last: bool) -> None:
-        """Note whose state is copied, and whether the micro batch that begins is the last of its step."""
+        """Set the optimizer, and whether the micro batch that begins is the last of its step."""
         self._optimizer, self._parameters = optimizer, parameters
         self._is_first, self._is_last = not self._away, is_last
 
@@ -71,7 +71,7 @@ class StateCopies:
             ]
 
     def wait_for_state(self, parameter: str) -> None:
-        """Wait for the end of the copy, and give a fragment to the optimizer."""
+        """Wait for the end of the copy, and return a fragment to the optimizer."""
         for state, name, made in self._arriving.pop(parameter, ()):
             assert isinstance(made, Arriving)
             replace_part(state, name, self._copies.wait_on_device(made))

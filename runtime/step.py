@@ -15,13 +15,13 @@ from legoai.runtime.training import StepResult, Training
 
 
 def take_step(recipe: Recipe, training: Training, batches: Batches, *, step: int) -> StepResult:
-    """Seed the random numbers of a step, and let the program take it.
+    """Seed the random numbers of a step, and take it.
 
     Args:
         recipe: of the program.
         training: changed by the step.
         batches: of the step.
-        step: counted from 0; it decides what is random, and how many samples are taken.
+        step: counted from 0; it determines the random numbers, and the number of samples.
     """
     batches.step = step
     torch.manual_seed(seed_of(training.seed, f"step {step} {training.random_stream}"))

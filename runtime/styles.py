@@ -20,16 +20,16 @@ class HeadParallel(SequenceParallel):
     """
 
     def __init__(self) -> None:
-        # Which dim holds the heads differs between models and means nothing to a norm over the last one, which treats
-        # all places of the others alike.
+        # The dim of the heads differs between models, but does not matter to a norm over the last dim, which treats all
+        # other positions alike.
         super().__init__(sequence_dim=0, use_local_output=True)
 
 
 class PlacedParameters(ParallelStyle):
     """Places parameters of a linear layer, an embedding or a norm on a mesh of one axis; the others are replicated.
 
-    The module computes on DTensors. Given a plain tensor, which is the same on all ranks, it gives back a plain tensor
-    that is; given a DTensor, it gives back the DTensor that comes of it.
+    The module computes on DTensors. For a plain tensor, equal on all ranks, it returns a plain tensor; for a DTensor,
+    it returns a DTensor.
 
     Args:
         placements: by the parameter's name in the module.

@@ -22,17 +22,17 @@ _SCALARS: Final = {
     "data_seconds": "speed/seconds of waiting for data",
     "peak_memory": "memory/peak bytes of rank 0",
 }
-"""Names of a step's figures, and what they are called there."""
+"""Names of a step's figures, and their tags in TensorBoard."""
 
 
 class TensorBoard:
-    """Writes the figures of steps and validations into a folder, which `tensorboard --logdir` shows.
+    """Writes the figures of steps and validations into a folder for `tensorboard --logdir`.
 
-    What an earlier run wrote of the same steps, and of later ones, is hidden: a training that resumes at its newest
-    checkpoint takes them again.
+    Records of the same and later steps from an earlier run are hidden, since a training that resumes at its newest
+    checkpoint repeats these steps.
 
     Args:
-        folder: where the files of events are; made with the first step.
+        folder: for the event files; created with the first step.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class TensorBoard:
             self._at(values["step"]).add_scalar("loss of validation", values["loss"], values["step"])
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush remaining records."""
         if self._writer is not None:
             self._writer.close()
 
@@ -65,7 +65,7 @@ class TensorBoard:
 
 
 def check_installed() -> None:
-    """Check that the package `tensorboard` is there.
+    """Check that the package `tensorboard` is installed.
 
     Raises:
         RunError: it is not.

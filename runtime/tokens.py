@@ -1,4 +1,4 @@
-"""Tokens of texts: their bytes, or the numbers that a tokenizer gives."""
+"""Tokenization of texts: into bytes, or by a tokenizer."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SEPARATOR: Final = b"\x00"
 """Ends a document of bytes; it does not occur in text."""
 
 FILE: Final = "tokenizer.json"
-"""The name that Hugging Face gives the file of a tokenizer; `tokenizer_config.json` beside it says what ends a text."""
+"""Hugging Face's name of a tokenizer's file; `tokenizer_config.json` beside it names the end token."""
 
 _ENDS: Final = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[SEP]")
-"""What ends a text in tokenizers whose configuration does not say so."""
+"""Default end tokens, for tokenizers whose configuration names none."""
 
 _AT_ONCE: Final = 512
 """Texts that are encoded together, beside each other."""
 _LONGEST: Final = 1 << 20
-"""Characters of a text from which on it is encoded in pieces of whole lines."""
+"""Length in characters from which on a text is encoded in chunks of whole lines."""
 
 
 class Tokens(Protocol):
-    """What a text is made of for a model.
+    """Tokenization of text for a model.
 
     Attributes:
-        unit: what a token is called.
-        count: different tokens.
-        dtype: of their numbers.
-        identity: changes when a text may come to other tokens; empty for bytes.
+        unit: name of a token.
+        count: number of different tokens.
+        dtype: of token ids.
+        identity: changes when the tokenization may change; empty for bytes.
     """
 
     unit: str
@@ -48,7 +48,7 @@ class Tokens(Protocol):
     identity: str
 
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Yield the tokens of documents, each with what ends it."""
+        """Yield the tokens of documents, each followed by the end token."""
 
 
 class Bytes:
@@ -65,13 +65,13 @@ class Bytes:
 
 
 class Tokenized:
-    """Tokens of a tokenizer as Hugging Face's models have it; the file is data, and runs nothing.
+    """Tokenizer in Hugging Face's format; the file is data, and contains no code.
 
     Args:
         path: of its file, or of the folder that has a `tokenizer.json`.
 
     Raises:
-        RunError: there is none, it cannot be read, or nothing ends a text; or the package `tokenizers` is missing.
+        RunError: the file is missing, cannot be read, or has no end token; or the package `tokenizers` is missing.
     """
 
     unit = "token"
@@ -132,7 +132,7 @@ def tokens_of(tokenizer: str) -> Tokens:
 
 
 def _configured_end(file: Path) -> str | None:
-    """Return what ends a text as the configuration beside a tokenizer's file says, if it does."""
+    """Return the end token from the configuration beside a tokenizer's file, if there is one."""
     try:
         found = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -142,7 +142,7 @@ def _configured_end(file: Path) -> str | None:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cut a long text behind ends of lines."""
+    """Split a long text after ends of lines."""
     found, start = [], 0
     while len(text) - start > _LONGEST:
         stop = text.rfind("\n", start, start + _LONGEST) + 1 or start + _LONGEST

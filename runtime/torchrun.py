@@ -1,8 +1,8 @@
 """Start of a lowered program on this machine with torchrun, one process per device.
 
 `launch` runs torchrun in a process of its own. That process is this module's `__main__`: torch's own
-`torch.distributed.run`, which differs only in its last words, so that a user's mistake that a rank has told
-is not buried under the agent's traceback.
+`torch.distributed.run`, which differs only in its final output, so that a user's mistake that a rank has reported is
+not buried under the agent's traceback.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from legoai.runtime.signals import end_with_parent
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SHUTDOWN_SECONDS = 120
-"""What the ranks have to finish their step and save after a signal; torchrun then ends them."""
+"""Seconds that the ranks have to finish their step and save after a signal; torchrun then kills them."""
 
 FAILURE_SECONDS = 8
-"""What ranks have to say their last words when another has failed, with which none can save."""
+"""Seconds that ranks have to report their errors when another rank has failed, after which none can save."""
 
 _LAUNCHER = "LEGOAI_LAUNCHER"
 """The process that started the agent, which ends with it."""
@@ -39,7 +39,7 @@ def launch(program: Path, *, nproc: int, arguments: Sequence[str] = (), director
     SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. No process
     outlives this call, and where this process is killed the ranks save and leave as after SIGTERM.
 
-    Args:
+    program: a Python file. It cannot import from its own folder.
         program: a Python file. Its own folder is not one from which it imports.
         nproc: processes, one per device.
         arguments: for the program.
@@ -84,7 +84,7 @@ def _environment(nproc: int) -> dict[str, str]:
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
     environment |= {"PYTHONSAFEPATH": "1", _LAUNCHER: str(os.getpid()), AGENT: "1"}
     package = Path(legoai.__file__).resolve().parents[1]
-    if package == Path.cwd():  # found there, and a safe path leaves the working folder out
+    if package == Path.cwd():  # found there, and a safe path excludes the working folder
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(package))))
     return environment
 
@@ -110,7 +110,7 @@ def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _agent(arguments: list[str]) -> int:
-    """Run torch's agent, and say in one line what torch says in a traceback."""
+    """Run torch's agent, and report in one line what torch reports by a traceback."""
     import logging
 
     from torch.distributed import run
@@ -128,16 +128,16 @@ def _agent(arguments: list[str]) -> int:
     except SignalException as stop:
         return 128 + stop.sigval
     except ChildFailedError as failure:
-        return _tell(failure)
+        return _report_failure(failure)
     return 0
 
 
-def _tell(failure: Any) -> int:
+def _report_failure(failure: Any) -> int:
     rank, first = _first(failure.failures)
     text = str(first.message)
     if CONSEQUENCE in text:
         print(text.partition(f"{CONSEQUENCE}: ")[2], file=sys.stderr, flush=True)
-    elif not _told(first):
+    elif not _is_reported(first):
         cause, help = f"ended with status {first.exitcode}", "its own output is above"
         if first.exitcode < 0:
             cause = f"was ended by {_signal_name(-first.exitcode)}"
@@ -154,23 +154,23 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _told(failure: Any) -> bool:
-    """Return whether the rank has said in words what was wrong."""
+def _is_reported(failure: Any) -> bool:
+    """Return whether the rank has reported its error."""
     return MARK in str(failure.message)
 
 
 def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
-    """Return the failure that came first, with its rank; one that the agent's own signal ended is not a cause.
+    """Return the failure that came first, with its rank; one caused by the agent's own signal does not count.
 
-    The agent ends the other ranks as soon as it has seen one fail, and dates failures by whole seconds. Within one, a
-    rank that says what was wrong comes before one that does not, and that before one that fell over its absence.
+    The agent ends the other ranks as soon as one fails, and records times of failures in whole seconds. Within a
+    second, a rank with a reported error precedes one without, which precedes one that failed because another had ended.
     """
     ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
     def order(item: tuple[int, Any]) -> tuple[Any, ...]:
         rank, failure = item
         follows = CONSEQUENCE in str(failure.message)
-        return failure.exitcode in ended, follows, not _told(failure), failure.timestamp, rank
+        return failure.exitcode in ended, follows, not _is_reported(failure), failure.timestamp, rank
 
     return min(failures.items(), key=order)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Recipe):
-    """Everything that a lowered program says; `main` trains it."""
+    """Everything that a lowered program specifies; `main` trains it."""
 
     __slots__ = ()
 
@@ -74,12 +74,12 @@ class Trainer(Recipe):
         observe: Callable[[Training], None] | None = None,
         prepared: Callable[[Training], None] | None = None,
     ) -> History:
-        """Train as the options say, in the caller's process group if there is one.
+        """Train according to the options, in the caller's process group if there is one.
 
         Args:
             options: of the run.
-            observe: is called on every rank in every step when the gradients are complete, before they are clipped.
-            prepared: is called on every rank once, before the first step.
+            observe: called on every rank in every step when the gradients are complete, before they are clipped.
+            prepared: called on every rank once, before the first step.
 
         Raises:
             RunError: a user's mistake, on every rank that sees it.
@@ -103,7 +103,7 @@ class Trainer(Recipe):
                 return TrainingLoop(self, options, training, device, stop, started=started).run()
 
     def prepare(self, device: Device, *, seed: int) -> Training:
-        """Build mesh, model, optimizer and schedule, before the first step; the process group stands.
+        """Build mesh, model, optimizer and schedule before the first step, within an existing process group.
 
         Raises:
             RunError: the mesh does not fit the world, or the batch does not fit the mesh.
@@ -167,7 +167,7 @@ class Trainer(Recipe):
         )
 
     def _example(self, device: Device, positions: torch.Tensor | None) -> Batch:
-        """Return a micro batch of zeros, of which the rank reads the tokens at these positions."""
+        """Return a micro batch of zeros, of which the rank reads the tokens at the given positions."""
         sizes = (self.micro_batch, self.seq_len)
         *inputs, targets = (
             torch.zeros(
@@ -191,7 +191,7 @@ class Trainer(Recipe):
         )
 
     def _constructed(self, device: Device, seed: int) -> tuple[nn.Module, FirstValues | None]:
-        """Build the model on the meta device; also the values that its constructor gives, if the device holds any."""
+        """Build the model on the meta device; return also the constructor's values, if the device holds values."""
         if not device.holds_values:
             return self._meta_model(), None
         model, first_values = construct(self.build_model, seed=seed)
@@ -288,10 +288,10 @@ def _leave(error: RunError) -> NoReturn:
 
 @contextlib.contextmanager
 def _run_folder(folder: Path | None) -> Iterator[None]:
-    """Let the first rank hold the folder of a run, before anything that takes long.
+    """Lock the folder of a run on the first rank, before anything that takes long.
 
     Raises:
-        RunError: another run holds it, or nothing can be written there; on every rank.
+        RunError: another run holds the lock, or the folder cannot be written; on every rank.
     """
     with contextlib.ExitStack() as held:
 
@@ -306,7 +306,7 @@ def _run_folder(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
-    """Demand deterministic kernels while entered; cuBLAS reads its variable when its first handle is made."""
+    """Demand deterministic kernels while entered; cuBLAS reads its variable when its first handle is created."""
     if not wanted:
         yield
         return

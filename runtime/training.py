@@ -41,7 +41,7 @@ class StepResult:
 
 @dataclass(slots=True, kw_only=True)
 class StepControl:
-    """What a run asks of each step.
+    """Requests of a run for each step.
 
     Attributes:
         asked_to_stop: whether this rank was asked to stop.
@@ -57,7 +57,7 @@ class StepControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What is told of a run once.
+    """A message for the user, shown once.
 
     Attributes:
         lines: for the terminal.
@@ -87,11 +87,11 @@ class StepFunction(Protocol):
     def reshard(self) -> None:
         """Free the parameters that stay gathered from micro batch to micro batch."""
 
-    def told(self) -> list[Notice]:
-        """Return what there is to be told, once."""
+    def take_notices(self) -> list[Notice]:
+        """Return the pending notices, once."""
 
     def end_step(self) -> list[Notice]:
-        """Note that an optimizer step is done, on every rank, and return what there is to be told."""
+        """Note the end of an optimizer step, on every rank, and return pending notices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,10 @@ class Training:
     """The objects that a training changes, on one rank.
 
     Attributes:
-        model: parallelized and initialised; of a pipeline, what this rank holds, under the names of the whole model.
+        model: parallelized and initialised; for a pipeline, the modules of this rank, with the names of the full model.
         staged: the stages of this rank and their schedule, or None without a pipeline.
         digest: of the whole model; see `model_digest`.
-        whole: the whole model, as published weights are read into it.
+        whole: description of the full model, into which published weights are loaded.
         mesh: of all ranks.
         device: on which this rank computes.
         optimizer: over groups of parameters.
@@ -113,10 +113,10 @@ class Training:
         degree: ranks that read different samples.
         accumulation: micro batches of one rank in one optimizer step; of the full batch where it grows.
         holders: ranks among which each parameter is sharded or replicated.
-        counts_loss: whether the loss of this rank counts: of ranks that read the same samples only one does.
+        counts_loss: whether the loss of this rank counts: only one of the ranks that read the same samples does.
         seed: of the run.
         random_stream: names this rank's random numbers; ranks that read the same tokens for the same stages share it.
-        control: what the run asks of each step.
+        control: requests of the run for each step.
     """
 
     model: nn.Module
@@ -156,7 +156,7 @@ class Training:
         return self.graph
 
     def may_update(self, result: StepResult) -> bool:
-        """Report the result of a step, and return whether its update is made: not if the gradient is not finite.
+        """Report the result of a step; return whether to make its update: not if the gradient is not finite.
 
         Raises:
             RunError: loss or gradient is not finite, and the run is to stop then.

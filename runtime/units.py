@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def reshard_units(model: nn.Module) -> None:
-    """Free all unsharded parameters, so that the next forward gathers them as they are then.
+    """Free all unsharded parameters, so that the next forward gathers their new values.
 
     Units that stay unsharded after backward, or after a forward that no backward follows, would otherwise compute with
     values from before the optimizer's update.

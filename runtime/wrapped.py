@@ -1,4 +1,4 @@
-"""Plain tensors inside of those that wrap them: shards, results that are on their way, float8 with its scale."""
+"""Plain tensors within wrapper subclasses: shards, results of pending collectives, float8 with its scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subcla
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors in memory that a tensor consists of, without waiting for a collective that is on its way."""
+    """Yield the plain tensors that a tensor consists of, without waiting for pending collectives."""
     if isinstance(tensor, DTensor):
         yield from plain_parts(tensor._local_tensor)
     elif is_traceable_wrapper_subclass(tensor):

@@ -1,1 +1,1 @@
-"""What a plan talks about: the resolved plan, directives, clusters, units, reference models."""
+"""Vocabulary of plans: the resolved plan, directives, clusters, units, reference models."""

@@ -1,4 +1,4 @@
-"""Private cache directory for files that can be made again, readable and writable by the user alone."""
+"""Private cache directory for reproducible files, readable and writable by the user alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def private_cache(name: str) -> Path | None:
-    """The directory ``name`` under LegoAI's folder in the user's cache, made if needed.
+    """Return the directory ``name`` under LegoAI's folder in the user's cache, created if needed.
 
-    Returns None where there is no such place: a home that cannot be written, or a directory that somebody else owns or
-    may write. What is read back from here may include pickled tables, so another user's hand in it is not acceptable.
+    Returns None where there is none: a home that cannot be written, or a directory that another user owns or may write.
+    Files in it may include pickled tables, so another user's files must not be read.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path.home raises where there is none
     directory = Path(home) / "legoai" / name

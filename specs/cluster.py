@@ -1,4 +1,4 @@
-"""Devices and networks that a plan can name, with what is publicly known of each."""
+"""Devices and networks that a plan can name, with their publicly known figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FABRICS_FILE: Final = "fabrics.toml"
 
 
 class CatalogueError(ValueError):
-    """A device, fabric or cluster that is not known, not complete, or not possible.
+    """A device, fabric or cluster is unknown, incomplete, or impossible.
 
     Args:
         field: the key or option at fault, dotted as in the file (``memory.capacity_bytes``).
@@ -81,7 +81,7 @@ class Link(Record, kw_only=True):
 
 
 class Features(Record, kw_only=True):
-    """What PyTorch can do on the device beyond plain kernels.
+    """Features of the device in PyTorch beyond plain kernels.
 
     ``symmetric_memory``: peer-mapped buffers on NVSwitch, which asynchronous tensor parallelism needs;
     ``float8``, ``mxfp8``: scaled matrix products of torchao.
@@ -114,10 +114,10 @@ class Device(Record, kw_only=True):
     host_link: Link | None = None
 
     def figure(self, path: str) -> float:
-        """The number at ``path``, such as ``memory.bandwidth_bytes_per_second``.
+        """Return the number at ``path``, such as ``memory.bandwidth_bytes_per_second``.
 
         Raises:
-            CatalogueError: the profile does not hold that figure.
+            CatalogueError: the device file does not state that figure.
         """
         return _figure(self, f"device {self.name}", path)
 
@@ -153,7 +153,7 @@ class Fabric(Record, kw_only=True):
     source: str
 
     def figure(self, path: str) -> float:
-        """The number at ``path``: ``bandwidth_bytes_per_second`` or ``latency_seconds``.
+        """Return the number at ``path``: ``bandwidth_bytes_per_second`` or ``latency_seconds``.
 
         Raises:
             CatalogueError: no public figure is known.

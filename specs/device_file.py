@@ -30,7 +30,7 @@ _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
     "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),
 }
-"""By the annotation of a record's field: what validates it, and what it is in words."""
+"""Validators by the annotation of a record's field, with a description of the accepted values."""
 
 _RECORDS: Final = {record.__name__: record for record in (Memory, PeakFlops, Processor, Link, Features)}
 
@@ -83,7 +83,7 @@ def _check(document: dict[str, Any], record: type[Record]) -> None:
 
 
 def _expected(record: type[Record], path: list[str]) -> tuple[str, tuple[str, ...]]:
-    """What the field at ``path`` takes, in words; and its legal values or, for a key that is unknown, its siblings."""
+    """Return a description of the field at ``path``, and its legal values or, for an unknown key, its siblings."""
     name, *rest = path
     annotation = _annotation(record, name)
     if rest and annotation in _RECORDS:
@@ -112,13 +112,13 @@ def _model(record: type[Record]) -> type[BaseModel]:
 
 
 def text_of(own: Device, *, name: str, description: str, devices_per_host: int, capacity_bytes: int | None) -> str:
-    """The device file of a device like ``own``, under another name.
+    """Return the device file of a device like ``own``, under another name.
 
     Args:
-        own: whose figures it has.
-        name: of the new one.
-        description: of the new one.
-        devices_per_host: of the new one.
+        own: from which the figures are taken.
+        name: of the new device.
+        description: of the new device.
+        devices_per_host: of the new device.
         capacity_bytes: of its memory; None leaves that of ``own``.
     """
     lines = [

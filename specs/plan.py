@@ -42,9 +42,9 @@ DEFAULTS: Final = 2
 
 
 class Solved(Record, kw_only=True):
-    """What the solver wrote about its last answer: the plan that it answered, and how good the answer is.
+    """The solver's record of its last answer: the plan that it solved, and the quality of the answer.
 
-    `gap` is None where a search was stopped before anything bounded it.
+    `gap` is None where a search was stopped before it had a bound.
     """
 
     digest: str
@@ -55,7 +55,7 @@ class Solved(Record, kw_only=True):
 
 
 class HoleFound(Record):
-    """An undecided value: what it is in words, where it stands, and the hole."""
+    """An undecided value: its description, its span, and the hole."""
 
     what: str
     origin: Origin
@@ -116,9 +116,9 @@ class Plan(Record, kw_only=True):
     variant: str | None = None
     solved: Solved | None = None
     files: tuple[tuple[str, str], ...] = ()
-    """The files of which the program takes the content: each name as the plan writes it, with the content's digest."""
+    """The files whose content is part of the program: each name as the plan writes it, with the content's digest."""
     idle: tuple[Directive, ...] = ()
-    """Statements that do nothing, which :attr:`effective` takes from the others."""
+    """Statements without effect, which :attr:`effective` separates from the others."""
 
     def directives(self) -> Iterator[Directive]:
         """Every statement that the plan has or that has defaults, in the language's order, but those that are idle."""
@@ -132,13 +132,13 @@ class Plan(Record, kw_only=True):
 
     @property
     def effective(self) -> Plan:
-        """The plan whose idle statements stand apart: a pipeline of one rank is the model without a pipeline."""
+        """Return the plan with idle statements separated: a pipeline of one rank is the model without a pipeline."""
         if self.pipeline is None or isinstance(self.mesh.pp, Hole) or self.mesh.pp > 1:
             return self
         return replace(self, pipeline=None, idle=(self.pipeline,))
 
     def shard_on(self, axis: str) -> Shard | None:
-        """The `shard` statement for ``axis``, if there is one."""
+        """Return the `shard` statement for ``axis``, if there is one."""
         return next((item for item in self.shard if axis in item.axes), None)
 
     def holes(self) -> Iterator[HoleFound]:
@@ -147,10 +147,10 @@ class Plan(Record, kw_only=True):
             yield from holes_of(directive)
 
     def canonical(self) -> dict[str, Any]:
-        """The plan as plain data: the same for two plans that say the same, whatever their text, order or file.
+        """Return the plan as plain data: the same for equivalent plans, whatever their text, order or file.
 
-        Rules are sorted, since their order has no meaning. What has its default is left out, and the version of the
-        defaults is written instead, so that a plan's identity survives an option that it does not use. `require`, the
+        Rules are sorted, since their order has no meaning. Default values are left out, and the version of the defaults
+        is written instead, so that a plan's identity does not change with options that it does not use. `require`, the
         objective, the variant's name and the solver's line are left out, since they change nothing that is run.
         """
         body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}

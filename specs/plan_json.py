@@ -20,7 +20,7 @@ from legoai.specs.plan import DEFAULTS, Plan
 
 
 class PlanJsonError(ValueError):
-    """JSON that is no canonical plan; ``problems`` says what is wrong, each with its place in the data."""
+    """JSON that is no canonical plan; ``problems`` lists the problems, each with its path in the data."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -28,7 +28,7 @@ class PlanJsonError(ValueError):
 
 
 def read_plan(text: str) -> Plan:
-    """The plan of which ``text`` is the canonical JSON.
+    """Return the plan with this canonical JSON.
 
     A plan with holes has no such form to be read: it is not yet one plan.
 
@@ -104,7 +104,7 @@ def _field(item: Option) -> Any:
     kind = _TYPES[type(item.kind)](item.kind)
     if item.required:
         return kind, Field(alias=item.name, description=item.doc)
-    # What is left out has its default, which the directive itself fills in.
+    # Omitted values have their defaults, which the directive itself fills in.
     return kind, Field(default=None, alias=item.name, description=item.doc)
 
 
@@ -182,7 +182,7 @@ def _values(data: Mapping[str, Any], declared: type[Declared]) -> dict[str, Any]
 
 
 def _value(data: Any, kind: kinds.Kind) -> Any:
-    """Checked JSON data as the value that a directive holds."""
+    """Return checked JSON data as the value of a directive."""
     if isinstance(data, list):
         items = [item for item in _choices(kind) if isinstance(item, kinds.ListOf)]
         return tuple(_value(entry, items[0].item) for entry in data)

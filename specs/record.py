@@ -11,7 +11,7 @@ T = TypeVar("T", bound="Record")
 
 @dataclass_transform(frozen_default=True)
 class _RecordType(type):
-    """Makes the annotated names of a class body its slots, in order; values beside them are defaults."""
+    """Metaclass that makes the annotated names of a class body its slots, in order, with their defaults."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, kw_only: bool = False
@@ -36,14 +36,14 @@ class _RecordType(type):
 
 
 def _key_of(fields: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of a record."""
+    """Getter of the values of a record."""
     if len(fields) > 1:
         return attrgetter(*fields)
     return staticmethod(lambda record: tuple(getattr(record, field) for field in fields))
 
 
 class _DataclassFields:
-    """Gives ``dataclasses.replace``, ``fields`` and ``asdict`` what they ask a class for; made when they ask."""
+    """Compatibility with ``dataclasses.replace``, ``fields`` and ``asdict``; generated on demand."""
 
     def __get__(self, record: object, kind: _RecordType) -> dict[str, Any]:
         from dataclasses import make_dataclass
@@ -72,7 +72,7 @@ class Record(metaclass=_RecordType):
     setters_: ClassVar[tuple[Callable[[Any, Any], None], ...]] = ()
     by_position_: ClassVar[bool] = True
     key_: ClassVar[Callable[[Any], tuple[Any, ...]]] = _key_of(())
-    """Gives the values of a record, in order."""
+    """Return the values of a record, in order."""
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
 
     def __init__(self, *values: Any, **named: Any) -> None:

@@ -39,14 +39,14 @@ Decider = Literal["human", "default", "solver", "command line", "standard layout
 
 
 class Origin(Record):
-    """The place that a value came from, and who decided it. A default has no place."""
+    """The span of a value, and who decided it. A default has no span."""
 
     decider: Decider
     span: Span | None = None
     text: str | None = None
     """A number as it is written, without unit; None for anything else."""
     direct: bool = True
-    """Whether the value is written at its place: not computed, and not the value of a `let`."""
+    """Whether the value is literal: not computed, and not the value of a `let`."""
 
 
 DEFAULT = Origin("default")

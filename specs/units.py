@@ -31,7 +31,7 @@ UNITS: Final[dict[str, tuple[Dimension, float]]] = {
 
 
 def format_bytes(count: float) -> str:
-    """The number of bytes in the largest binary unit that keeps at least one whole digit: ``72GiB``, ``1.5MiB``."""
+    """Format bytes in the largest binary unit that keeps at least one whole digit: ``72GiB``, ``1.5MiB``."""
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(count) >= size:
             return f"{_plain(count / size)}{unit}"
@@ -39,7 +39,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(duration: float) -> str:
-    """The duration in the largest of s, ms and us that keeps at least one whole digit: ``1.25s``, ``340us``."""
+    """Format a duration in the largest of s, ms and us that keeps at least one whole digit: ``1.25s``, ``340us``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(duration) >= size:
             return f"{_plain(duration / size)}{unit}"

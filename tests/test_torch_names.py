@@ -1,6 +1,6 @@
-"""House rule: private names of torch, and assignments to anything of torch, stand in the folders made for them alone.
+"""House rule: private names of torch, and assignments to torch's objects, are only in the folders for them.
 
-What is found, in every module of the package and in the benchmarks, by its syntax tree:
+Checked in the syntax tree of every module of the package and of the benchmarks:
 
 - imports of a private module of torch or of a private name in one of its modules;
 - attributes `torch…._name` that begin at an imported name, also through a variable (`aten = torch.ops.aten`);
@@ -8,8 +8,8 @@ What is found, in every module of the package and in the benchmarks, by its synt
 - assignments, deletions and calls of `setattr`, `delattr`, `patched_attribute` whose target begins at an imported name
   of torch; assignments into `sys.modules`; imports of `unittest.mock`.
 
-What it cannot see: public attributes set on an object of torch that came as an argument (`stage.forward_one_chunk =`),
-names that are computed (`getattr(module, name)`), and what is done through a variable of another function.
+Not detected: public attributes set on an object of torch that came as an argument (`stage.forward_one_chunk =`),
+names that are computed (`getattr(module, name)`), and accesses through a variable of another function.
 Operators under `torch.ops` are no private names: their schemas are torch's serialised interface. `torch.backends` holds
 settings that are documented to be set.
 """

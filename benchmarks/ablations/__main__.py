@@ -1,14 +1,16 @@
 """Published ablations of SimpleFSDP and DeepCompile beside simulated ones: `python -m benchmarks.ablations FOLDER`.
 
 FOLDER holds the published figures, as for `benchmarks.validation`, whose code states rows as plans. A published ratio
-is put beside that of two plans; nothing is tuned to it. Every plan is simulated once, in a process of its own. Times
-are predicted: no time of this machine is among the figures. Rows that no plan states are listed with the reason.
+is compared with the ratio of two simulated plans; nothing is tuned to it. Every plan is simulated once, in a process of
+its own. Times are predicted: no time of this machine is among the figures. Rows that no plan can state are listed with
+the reason.
 
-`--lint` only lints the plans. `--write` keeps each answer as it comes, so that a run that was interrupted goes on;
-answers of other code are kept too, and name it, unless `--anew` asks for all of them. Answers that
-`benchmarks.validation` has for rows of the same tables are taken from its results.
+`--lint` only lints the plans. `--write` saves each answer when it is there, so that an interrupted run can be resumed.
+Saved answers of older code are reused too, and are marked with that code's version, unless `--anew` asks for all of
+them. Answers that `benchmarks.validation` has for rows of the same tables are taken from its results.
 
-A published direction that the simulation does not share is listed and is no failure; a plan that is refused is one.
+An effect whose simulated direction differs from the published one is listed and is no failure; a plan that is refused
+is one.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ PAPERS: Final = {"simplefsdp": simplefsdp, "deepcompile": deepcompile}
 
 
 class Answers:
-    """Predictions by plan: those that are kept, and those that are made."""
+    """Predictions by plan: saved ones and new ones."""
 
     def __init__(self, kept: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
         self.kept, self.seconds, self.code = dict(kept), seconds, code_digest()
 
     def known(self, text: Text) -> Prediction | None:
-        """The answer for a plan, if it is there."""
+        """The answer for a plan, if there is one already."""
         if isinstance(text, Filled):
             first = self.known(text.first)
             if first is None or first.refused:
@@ -55,7 +57,7 @@ class Answers:
         return None if found is None else Prediction(**found["said"])
 
     def asked(self, text: str) -> Prediction:
-        """The answer for a plan, which is simulated if it is not there."""
+        """The answer for a plan, which is simulated if there is none yet."""
         key = key_of(text)
         if key not in self.kept:
             said = predict(text, seconds=self.seconds)
@@ -125,7 +127,7 @@ def _answer(answers: Answers, text: Text) -> Prediction:
 
 
 def _compared(claims: Iterable[Claim], answers: Answers) -> list[dict[str, Any]]:
-    """Claims of which every plan has an answer."""
+    """Claims all of whose plans have an answer."""
     rows = []
     for claim in claims:
         known = {text: answers.known(text) for pair in claim.pairs for text in (pair.changed, pair.baseline)}
@@ -198,7 +200,7 @@ def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answe
 
 
 def _with_first(text: Text, answers: Answers) -> list[str]:
-    """The plans that an answer needs, as far as they are known."""
+    """The plans that an answer needs, as far as they can be written already."""
     if isinstance(text, str):
         return [text]
     first = answers.known(text.first)

@@ -17,11 +17,11 @@ SAME: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A plan with a number that the simulation of another plan gives.
+    """A plan one number of which comes from the simulation of another plan.
 
     Attributes:
         first: the other plan.
-        then: writes the plan from what is predicted for the other one.
+        then: writes the plan, given the other one's prediction.
     """
 
     first: str
@@ -33,7 +33,7 @@ Text = str | Filled
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Plans with and without what is measured, and the settings in which they agree, in words."""
+    """Pairs of plans, with and without the measured feature, and the settings that they share, in words."""
 
     settings: str
     changed: Text
@@ -42,17 +42,17 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A published ratio.
+    """A published ratio of two measurements.
 
     Attributes:
-        rows: of the file that it is from.
+        rows: ids of its rows in the file of published figures.
         of: the paper's table or section.
-        what: is compared, in words.
-        metric: of which it is the ratio: changed by baseline.
+        what: the compared feature, in words.
+        metric: the measured quantity; the ratio is the changed run's by the baseline's.
         published: the ratio, or both ends of a range.
-        qualifier: the paper's: `average`, `up to`, …; empty for a measurement.
-        pairs: whose ratios stand beside it.
-        differs: how the plans differ from what ran.
+        qualifier: the paper's own: `average`, `up to`, …; empty for a measurement.
+        pairs: pairs of plans whose simulated ratios are compared with it.
+        differs: how the plans differ from the runs.
     """
 
     rows: tuple[str, ...]
@@ -98,7 +98,7 @@ def direction(value: float) -> int:
 
 
 def compared(claim: Claim, answers: Mapping[Text, Prediction]) -> dict[str, Any]:
-    """A claim beside what the simulator says, as JSON values."""
+    """A claim and its simulated ratios, as JSON values."""
     found = []
     for pair in claim.pairs:
         changed, baseline = answers[pair.changed], answers[pair.baseline]
@@ -127,7 +127,7 @@ def compared(claim: Claim, answers: Mapping[Text, Prediction]) -> dict[str, Any]
 
 
 def _summed(qualifier: str, ratios: Sequence[float]) -> float:
-    """One figure for several settings: the largest where the paper says `up to`, their mean otherwise."""
+    """One figure for several settings: the largest where the paper states `up to`, their mean otherwise."""
     return max(ratios) if qualifier.startswith("up to") else statistics.fmean(ratios)
 
 
@@ -137,7 +137,7 @@ def agrees(published: Sequence[float], predicted: float) -> bool:
 
 
 def figures(said: Prediction) -> dict[str, Any]:
-    """What is kept of a prediction beside a ratio."""
+    """The figures of a prediction that are reported beside a ratio."""
     if said.refused:
         return {"refused": said.refused}
     return {

@@ -2,8 +2,8 @@
 
 Read for this: sections 4 and 5 of the paper, and `deepspeed/compile/passes/{prefetch,selective_gather}.py` of
 DeepSpeed, and `benchmarks/deepcompile` of DeepSpeedExamples, the script of the paper's runs. 32 H100s of 80 GB in 4
-hosts with InfiniBand train Llama 3 70B; 16 of them, with offloading. Mixtral 8x7B trains on 32 of them too: so say the
-figure and the script, and its 30 GB of section 5.3 are too few for the 16 that the text names.
+hosts with InfiniBand train Llama 3 70B; 16 of them, with offloading. Mixtral 8x7B trains on 32 of them too, according
+to the figure and the script: its 30 GB of section 5.3 are too few for the 16 that the text names.
 
 - DeepSpeed's ZeRO-3 gathers parameter by parameter and starts the next one ahead: with products of this size its
   prefetch buffer of 50 million elements holds no second one. Norms stay whole (`stage3_param_persistence_threshold`).
@@ -40,7 +40,7 @@ FILE: Final = "seeds/deepcompile.csv"
 LIMIT: Final = int((80 - 7) * 0.9 * 1e9)
 """Bytes that DeepCompile fills: 80 GB without 7 GB and a tenth (section 5.3)."""
 _FULL: Final = 65.0
-"""GB that are taken where parameters are kept (section 5.3, in the row behind)."""
+"""GB in use where parameters stay unsharded (section 5.3, in the next row)."""
 PREFETCHED: Final = "4GB"
 BYTES_OF_EACH: Final = 2
 """Of a gathered parameter."""
@@ -66,12 +66,12 @@ class Model:
     """A model that the paper trains.
 
     Attributes:
-        name: the paper's.
-        text: family and preset of a plan, with what differs from it.
-        layers: blocks.
-        block: parameters of a block in its layers.
-        linear: the layers of all blocks, of which each module is a unit.
-        differs: how it differs from the one that ran.
+        name: the paper's name.
+        text: family and preset of a plan's model, with what differs from the preset.
+        layers: number of blocks.
+        block: parameters of a block in its linear layers.
+        linear: pattern of the linear layers of all blocks; each such module is a unit.
+        differs: how the plan's model differs from the one that ran.
     """
 
     name: str
@@ -293,7 +293,7 @@ def _offload(row: Row, what: str) -> Claim | Unstated:
 
 
 def _memory(row: Row) -> Claim | None:
-    """Section 5.3: what DeepCompile fills, by what ZeRO-3 takes; its limit is one of allocated memory."""
+    """Section 5.3: memory that DeepCompile uses, over that of ZeRO-3; its limit is one of allocated memory."""
     if not row.text("model"):  # of both models; the ratio stands with the other rows
         return None
     model = _model(row)

@@ -1,16 +1,16 @@
 """Regret of the simulator's first choice on measured sweeps: `python -m benchmarks.regret FOLDER`.
 
-FOLDER holds the files of published runs that `benchmarks.validation` reads. Rows are grouped by what a choice of
-configuration leaves as it is: the model, the devices and the sequences of a step. In each group the configuration whose
-predicted step is shortest is looked up in the measurements: how far is its throughput below the best one? Beside it
-stands the rule of thumb. A configuration that is predicted to run out of memory is not ranked.
+FOLDER holds the files of published runs that `benchmarks.validation` reads. Rows are grouped by what a search does not
+change: the model, the devices and the sequences of a step. In each group the configuration with the shortest predicted
+step is looked up in the measurements: how far is its throughput below the best one? The rule of thumb is listed beside
+it. A configuration that is predicted to run out of memory is not ranked.
 
 Each row becomes the plan that `benchmarks.validation` makes of it, and is lowered and simulated whole; long pipelines
-are taken from a line through two shorter ones. Predictions are kept in `results/regret_SOURCE.json` with the state of
-the code that made them; `--for 10` makes missing ones for ten minutes, and those whose plan is another now; `--anew`
-all of them, and `--contenders 0.1` those by older code that are within a tenth of the first of their group, until the
-first and what comes near it are of one state of the code. A group counts when all of its rows were asked; rows that
-cannot be stated, or have no answer within `--seconds`, are in no group, and are counted.
+are extrapolated linearly from two shorter ones. Predictions are saved in `results/regret_SOURCE.json` with the version
+of the code that made them. `--for 10` spends ten minutes on missing predictions and on those whose plan has changed;
+`--anew` renews all of them, and `--contenders 0.1` those by older code that are within a tenth of the first of their
+group, until the first and its near rivals are all of one version of the code. A group counts when all of its rows were
+predicted; rows that cannot be stated, or have no answer within `--seconds`, are in no group, and are counted.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def configuration_of(source: str, row: Row) -> Configuration:
 def stall(row: Row) -> float:
     """Seconds for each transfer between pipeline ranks that a step takes longer than its model's operations would.
 
-    These are counted at 35% of an H100's peak, with the pipeline's bubble; a rank with two neighbours has four
-    transfers for each micro batch, one with one neighbour two. In nanotron's sweep those of pipelines across hosts fall
-    into two heaps: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever is transferred. The README
-    has the likely cause, a version of nanotron that sleeps. No plan says which heap a run is of: runs that differ in
-    ZeRO's stage alone are of both (1368 and 0541, 38.0 and 2.5 s). Where tensor parallelism crosses hosts too, its
-    collectives would count, and nothing is told.
+    The model's operations are taken at 35% of an H100's peak, with the pipeline's bubble; a rank with two neighbours
+    has four transfers for each micro batch, one with one neighbour two. In nanotron's sweep those of pipelines across
+    hosts fall into two clusters: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever is transferred.
+    The README has the likely cause, a version of nanotron that sleeps. No plan determines to which cluster a run
+    belongs: runs that differ in ZeRO's stage alone are in both (1368 and 0541, 38.0 and 2.5 s). Where tensor
+    parallelism crosses hosts too, its collectives would count, and the result is None.
     """
     pp, seconds = row.whole("pp", 1), row.number("iter_time_s")
     parameters, micro_batches = row.number("n_params_b"), row.number("grad_accum")
@@ -160,7 +160,7 @@ def contender(
 
 
 def _ranked(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Predicted seconds of what is ranked: rows with an answer that are not predicted to run out of memory."""
+    """Predicted seconds of the rows to rank: those with an answer that are not predicted to run out of memory."""
     return {
         name: row["seconds"] for name, row in kept.items() if row["seconds"] is not None and row["fits"] is not False
     }

@@ -20,10 +20,10 @@ _AXES = re.compile(r"^mesh \(([^)]*)\)", re.MULTILINE)
 
 
 class Predictor:
-    """Predicts plans in a process of its own, which is ended and begun again when an answer takes too long.
+    """Predicts plans in a process of its own, which is restarted when an answer takes too long.
 
     Args:
-        seconds: after which a plan is given up.
+        seconds: limit for one plan.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -92,9 +92,9 @@ def figures(text: str, *, long: int = LONG) -> dict[str, Any]:
 
 
 def shorter(text: str, *, long: int = LONG) -> tuple[int, int, tuple[str, str]] | None:
-    """The micro batches of a long 1F1B pipeline, its ranks, and the plan with twice and thrice as many micro batches.
+    """The micro batches of a long 1F1B pipeline, its ranks, and the plan with two and three times as many of them.
 
-    Under 1F1B every further micro batch takes what the slowest rank takes for one, once all ranks are at work.
+    Under 1F1B every further micro batch takes as long as the slowest rank needs for one, once all ranks are busy.
     """
     axes, batch = _AXES.search(text), _BATCH.search(text)
     if axes is None or batch is None or "schedule = 1F1B" not in text:

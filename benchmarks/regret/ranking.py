@@ -1,11 +1,11 @@
-"""Rankings of measured configurations, and what their first ones lose against the best measured.
+"""Rankings of measured configurations, and the regret of each ranking's first choice.
 
 The *regret* of a ranking in a group is 1 - t / b: t is the measured throughput of the configuration that it puts first,
 b the highest measured throughput of the group. Where several configurations are first, t is their mean.
 
 The *rule of thumb* takes the smallest product of tensor and pipeline parallel degrees, and of those the largest micro
-batch. What still ties is taken in the order of the file, as the published figures of the rule do; nanotron's file is
-ordered by throughput, so that this order favours the rule, and the mean over what ties is given beside it.
+batch. Ties are broken by the order of the file, as in the published figures of the rule; nanotron's file is ordered by
+throughput, so that this order favours the rule, and the mean over ties is reported too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Configuration:
     """A measured configuration.
 
     Attributes:
-        id: of its row.
-        group: of the configurations that it competes with: equal model, devices and tokens of a step.
-        tier: how far its time can be trusted, as the file says; empty where it says nothing.
+        id: the row's id.
+        group: key of the configurations that it competes with: equal model, devices and tokens of a step.
+        tier: how far its time can be trusted, according to the file; empty where the file has no tiers.
         rate: measured tokens per second and device.
         model_parallel: tensor by pipeline parallel degree.
         micro_batch: sequences.
@@ -56,7 +56,7 @@ def by_rule(group: Sequence[Configuration]) -> list[Configuration]:
 
 
 def by_prediction(group: Sequence[Configuration], seconds: Mapping[str, float]) -> list[Configuration]:
-    """What a prediction of step times puts first; what has no time, as it is predicted not to fit, is not ranked."""
+    """The choice by predicted step time; configurations without a time, predicted not to fit, are not ranked."""
     return first([item for item in group if item.id in seconds], lambda item: seconds[item.id])
 
 
@@ -83,7 +83,7 @@ def rank_correlation(group: Sequence[Configuration], seconds: Mapping[str, float
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value from the smallest; values that tie have the mean of their places."""
+    """The rank of each value from the smallest; ties get the mean of their ranks."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 

@@ -1,14 +1,14 @@
 """Published training runs against the simulator: `python -m benchmarks.validation FOLDER --source torchtitan`.
 
-FOLDER holds files of published runs, as CSV with the columns that `sources` reads; `--file` reads another one with the
+FOLDER holds files of published runs, as CSV with the columns that `sources` reads; `--file` reads another file with the
 columns of the source. Each row becomes a plan that states what its framework does; the plan is linted, lowered and
-simulated, and its step time and memory are put beside the measurements. Nothing is tuned to a row. Rows that cannot be
-written as a plan, and plans that cannot be simulated, are counted with the reason; rows that the file itself marks as
-suspect or as duplicates are dropped.
+simulated, and its step time and memory are compared with the measurements. Nothing is tuned to a row. Rows that cannot
+be written as a plan, and plans that cannot be simulated, are counted with the reason; rows that the file itself marks
+as suspect or as duplicates are dropped.
 
 `--sample` draws rows by a fixed seed, from each kind of configuration in turn; nobody picks them. The result is written
-after each row, so that a run that was interrupted goes on with `--resume`; it holds each row's plan, for a person to
-read what was assumed. `--memory` says nothing of time, which answers several times faster.
+after each row, so that an interrupted run can be resumed by `--resume`; it holds each row's plan, so that a person can
+check the assumptions. `--memory` predicts no time, which is several times faster.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _of_row(
 def _answer(
     text: str, *, memory_only: bool, options: argparse.Namespace, known: dict[str, Any], code: str
 ) -> tuple[Prediction, str, str]:
-    """What is said of a plan, or was said before; its key, and the code that said it."""
+    """The prediction of a plan, new or saved, its key, and the version of the code that made it."""
     statements = text[text.index("\nmodel ") :]  # rows that differ in name and source are one plan
     key = hashlib.sha256((statements + "memory" * memory_only).encode()).hexdigest()
     kept, made_by = known.get(key, (None, code))
@@ -175,7 +175,7 @@ def _lasts(refused: str) -> bool:
 
 
 def _known(output: Path) -> dict[str, Any]:
-    """Answers of earlier runs whose results lie beside the output, and the code that gave them, by their key."""
+    """Answers of earlier runs whose results are beside the output, and the code that gave them, by their key."""
     found: dict[str, Any] = {}
     for path in (*sorted(output.parent.glob("*.json")), output):  # the output's own answers come last, and count
         try:
@@ -192,7 +192,7 @@ def _known(output: Path) -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """A digest of all code that a prediction depends on, so that answers of other code are not kept."""
+    """A digest of all code that a prediction depends on, so that answers of other code are not reused."""
     root = Path(legoai.__file__).parent
     digest = hashlib.sha256()
     for folder in ("specs", "dsl", "lowering", "cost", "runtime"):

@@ -1,4 +1,4 @@
-"""Errors of other tools on the same rows, and what is known of rows with large errors.
+"""Errors of other tools on the same rows, and explanations of rows with large errors.
 
 Explanations name what the simulator, or a plan, does not state; none of them was used to change a figure.
 """

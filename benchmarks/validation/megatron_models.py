@@ -11,10 +11,11 @@ out of numbers of the host, for experts that it does not have: a blocking copy e
 device has done everything before. A checkpoint there recomputes a block to its end; torch's stops where nothing more is
 needed, which here is the last dropout, so that the last product is recomputed too.
 
-Not stated: that the sequence lies in front of the batch outside of attention too, so that here attention copies what it
-reads where a micro batch has several sequences; dropout behind the embedding; the state of the random generators, which
-each dropout of attention and each checkpoint read and write, and of whose cost nothing is published; and that the
-backward of a TorchScript function is issued from C++, by an interpreter of whose cost neither is.
+Not stated: that outside of attention the sequence is the first dimension, before the batch, so that attention here
+copies its inputs where a micro batch has several sequences; dropout after the embedding; the state of the random
+generators, which each dropout of attention and each checkpoint read and write, and of whose cost nothing is published;
+and that the backward of a TorchScript function is issued from C++, by an interpreter whose cost is not published
+either.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class _Normalise(torch.autograd.Function):
 class _Attention(nn.Module):
     """`ParallelAttention`, without FlashAttention.
 
-    One layer makes queries, keys and values, of each head one after the other. Scores are made by one batched product
-    that scales them; `ScaledUpperTriangMaskedSoftmax` is one kernel; a tenth of the shares is dropped.
+    One layer computes queries, keys and values, of each head one after the other. One batched product computes
+    and scales the scores; `ScaledUpperTriangMaskedSoftmax` is one kernel; a tenth of the shares is dropped.
     """
 
     def __init__(self, config: Any) -> None:

@@ -5,11 +5,11 @@ Plans of published runs name these factories:
 
 `transformers` 4.46, of the autumn of 2024, repeats keys and values for the query heads that share them, computes T5's
 attention step by step, keeps all keys and values until the loss is known, as `use_cache` is on, and computes the loss
-inside of the model: on logits moved by one token, which for more than one sequence is a copy, in fp32 for Llama and
-Gemma, and as they are for GPT-2 and T5. Such a model gives its loss as the logit of the only class at every place, so
-that the trainer's own loss adds nothing. Composer computes the metrics of llm-foundry's models anew from the logits of
-each micro batch. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex
-numbers in fp32 and repeats keys and values.
+inside the model: on logits shifted by one token, which for more than one sequence is a copy, in fp32 for Llama and
+Gemma, and in their own dtype for GPT-2 and T5. Such a model returns its loss as the logit of a single class at every
+position, so that the trainer's own loss adds nothing. Composer computes the metrics of llm-foundry's models again from
+the logits of each micro batch. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex numbers
+in fp32 and repeats keys and values.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _WithTrainMetrics(GPT):
     """
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Give logits, and compute metrics that nobody reads here once their backward is done."""
+        """Return logits, and compute metrics that nobody reads here after their backward."""
         logits = super().forward(tokens, positions)
         if logits.requires_grad:
             kept = logits.detach()
@@ -124,10 +124,10 @@ def _metrics(logits: torch.Tensor, tokens: torch.Tensor) -> None:
 
 
 def llama_with_swiglu_in_one_kernel(preset: str, **dimensions: Any) -> nn.Module:
-    """Build our Llama whose SwiGLU keeps what it read and no more, as Megatron's kernel does.
+    """Build our Llama with a SwiGLU that saves its inputs only, like Megatron's kernel.
 
     Args:
-        preset: of `llama3`.
+        preset: a preset of `llama3`.
         dimensions: fields of its config to use instead.
     """
     model = Llama(resolve_config("llama3", preset, dimensions))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _StepwiseNorm(nn.RMSNorm):
-    """`torchtitan/models/norms.py`: every step is a kernel, and autograd keeps what each of them needs."""
+    """`torchtitan/models/norms.py`: every step is a kernel, and autograd saves each one's inputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dim."""
@@ -211,7 +211,7 @@ class _NextToken(nn.Module):
     """The loss of `LlamaForCausalLM` and its like, in the model."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give the loss at every place: int64 [B, T] to [B, T, 1]."""
+        """Return the loss at every position: int64 [B, T] to [B, T, 1]."""
         logits = super().forward(tokens)
         values = logits.float() if self.__dict__["loss_in_fp32"] else logits
         moved = values[:, :-1].contiguous()
@@ -224,7 +224,7 @@ class _SecondText(nn.Module):
     """The loss of `T5ForConditionalGeneration`, in the model."""
 
     def forward(self, tokens: torch.Tensor, decoder_tokens: torch.Tensor) -> torch.Tensor:
-        """Give the loss at every place: int64 [B, S] and [B, T] to [B, T, 1]."""
+        """Return the loss at every position: int64 [B, S] and [B, T] to [B, T, 1]."""
         logits = super().forward(tokens, decoder_tokens)
         loss = F.cross_entropy(logits.flatten(0, 1), decoder_tokens.flatten())
         _forget(self)
@@ -235,13 +235,13 @@ _CACHED = "keys_and_values"
 
 
 def _forget(model: nn.Module) -> None:
-    """Let go of the keys and values of all blocks, as the model's result is not kept."""
+    """Free the keys and values of all blocks, as the model's result is not kept."""
     for module in model.modules():
         module.__dict__.pop(_CACHED, None)
 
 
 def _registered() -> str:
-    """Make the attention of `transformers` 4.46 known to the installed one, and return its name."""
+    """Register the attention of `transformers` 4.46 with the installed version, and return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask, sdpa_mask
 

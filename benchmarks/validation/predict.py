@@ -30,7 +30,7 @@ _SHORT = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is said of one plan; or, with `refused`, why nothing is.
+    """Predicted figures of one plan; or, with `refused`, why there are none.
 
     Attributes:
         refused: a sentence; empty if there is an answer.
@@ -41,11 +41,11 @@ class Prediction:
         outside: bytes that torch does not count, on the fullest rank.
         capacity: bytes of the device.
         categories: bytes at the fullest rank's peak, by category.
-        phase: of that peak.
-        exposed: seconds of communication beside which nothing computes.
+        phase: phase of the step in which that peak lies.
+        exposed: seconds of communication that no computation hides.
         recompute: seconds.
         bubble: share of the step.
-        models: share of the operations' time by the model that gave it.
+        models: share of the operations' time, by the timing model that predicted it.
         took: seconds until the answer.
     """
 
@@ -66,13 +66,13 @@ class Prediction:
 
 
 def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> Prediction:
-    """Simulate a plan in a process of its own, which is ended when it takes too long.
+    """Simulate a plan in a process of its own, which is killed when it takes too long.
 
     Args:
         text: of the plan.
-        seconds: after which it is ended.
-        memory_only: say nothing of time. Nothing is priced then, and of a pipeline only the first and the last rank are
-            looked at: one holds most micro batches, the other the logits.
+        seconds: limit on the process's time.
+        memory_only: predict no time. Kernels are not timed then, and of a pipeline only the first and the last rank are
+            simulated: one holds most micro batches, the other the logits.
     """
     begun = time.perf_counter()
     answer = _apart(_remembered if memory_only else simulated, text, seconds=seconds)
@@ -99,12 +99,12 @@ def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
 
 
 def for_memory(text: str, plan: Plan) -> str:
-    """The plan with as few micro batches as hold the activations of one with many.
+    """The plan with the fewest micro batches that have the same peak of activations as many.
 
-    A rank of a pipeline of p ranks under 1F1B has at most p micro batches under way, and has had them when it has run
-    as many; with twice as many it has taken all parts of a step. torch's stages keep a buffer besides, to receive in,
-    for each micro batch of a step, and Megatron and nanotron one for each that is under way: so it is in the shorter
-    plan. Without a pipeline a step has five different micro batches at most.
+    A rank of a pipeline of p ranks under 1F1B has at most p micro batches in flight, and has reached that many when it
+    has run as many; with twice as many it has passed all phases of a step. torch's stages also keep a receive buffer
+    for each micro batch of a step, and Megatron and nanotron one for each that is in flight: so does the shorter plan.
+    Without a pipeline a step has five different micro batches at most.
     """
     micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
     enough = _SHORT if plan.pipeline is None else max(_SHORT, 2 * plan.mesh.pp)
@@ -114,7 +114,7 @@ def for_memory(text: str, plan: Plan) -> str:
 
 
 def _linted(text: str) -> tuple[Plan | None, dict[str, Any]]:
-    """The plan, if it has no errors, and what the linter found, as a prediction keeps it."""
+    """The plan, if it has no errors, and the linter's findings, as a prediction stores them."""
     linted = lint(text, "row.plan", directory=Path(tempfile.gettempdir()), variants=False)
     diagnostics = tuple(
         sorted({f"{item.severity} {item.code}" for item in linted.diagnostics if item.severity != "advice"})
@@ -168,7 +168,7 @@ def _remembered(text: str) -> dict[str, Any]:
 
 
 def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:
-    """What we keep of an estimate; of a shortened plan, its times for as many micro batches."""
+    """The figures of an estimate that are stored; for a shortened plan, its times for as many micro batches."""
     from legoai.api import estimate
 
     with tempfile.TemporaryDirectory() as folder:

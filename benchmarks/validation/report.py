@@ -1,7 +1,7 @@
 """Several results as one page: `python -m benchmarks.validation.report RESULTS.json… > validation.md`.
 
-Beside our errors stand those that other tools reached on the same data, run unmodified or as their authors state them,
-and what is known of each miss.
+Errors of other tools on the same data, run unmodified or as their authors state them, are listed beside ours, and so
+are explanations of misses.
 """
 
 from __future__ import annotations

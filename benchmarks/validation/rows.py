@@ -23,14 +23,14 @@ class Row:
     fields: Mapping[str, str]
 
     def text(self, name: str, default: str = "") -> str:
-        """The field as it stands, without blanks around it; ``default`` where it is empty or has no column."""
+        """The text of a field without surrounding blanks; ``default`` where it is empty or has no column."""
         return (self.fields.get(name) or "").strip() or default
 
     def whole(self, name: str, default: int | None = None) -> int:
         """The field as a whole number.
 
         Raises:
-            UnstatedError: it is empty and there is no default, or no number.
+            UnstatedError: it is empty and there is no default, or it is not a number.
         """
         text = self.text(name)
         if not text:
@@ -43,7 +43,7 @@ class Row:
             raise UnstatedError(f"`{name}` is no whole number: {text}") from None
 
     def number(self, name: str) -> float | None:
-        """The field as a number, or None where it is empty or says something else."""
+        """The field as a number, or None where it is empty or not a number."""
         try:
             return float(self.text(name).replace(",", ""))
         except ValueError:
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def dropped(self) -> str | None:
-        """Why the row is to be dropped, in the file's own word; None for a good row."""
+        """The file's own reason to drop the row; None for a good row."""
         notes = self.text("notes") + self.text("note")
         return next((word for word in ("SUSPECT", "DUPLICATE") if word in notes), None)
 

@@ -1,8 +1,8 @@
 """Stratified sample of rows from a file that is too long to be simulated whole.
 
-The rows are put into strata by what distinguishes one configuration from another: what ran, whether each kind of
-parallelism is there, checkpointing, precision. The strata take turns, in each the rows come in an order that a hash of
-their names gives. A longer sample begins with the shorter one.
+The rows are put into strata by the features of their configuration: framework, which kinds of parallelism are used,
+checkpointing, precision. The strata take turns; within each, rows are ordered by a hash of their names. A longer sample
+begins with the shorter one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def drawn(rows: Sequence[Row], count: int | None) -> list[Row]:
 
 
 def stratum(row: Row) -> tuple[str, ...]:
-    """What a row's configuration is like: its words as they stand, and whether it has each kind of parallelism."""
+    """The features of a row's configuration: its words, and whether it has each kind of parallelism."""
     parallel = tuple(name for name in _DEGREES if (row.number(name) or 1) > 1)
     return (*parallel, *(f"{name}={row.text(name)}" for name in _WORDS))
 

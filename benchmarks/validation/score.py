@@ -19,18 +19,18 @@ _BEYOND_DEVICE = "LP704"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A row's measurements beside what was said of it; None where there is no measurement or no answer.
+    """A row's measurements beside its predictions; None where there is no measurement or no answer.
 
     Attributes:
-        id: of the row.
-        group: what it is counted with, such as a tier of its source.
-        seconds: of a step, measured and said.
-        memory: bytes, measured and said; `kind` says of what.
+        id: the row's id.
+        group: the group that it is counted in, such as a tier of its source.
+        seconds: of a step, measured and predicted.
+        memory: bytes, measured and predicted, of the kind in `kind`.
         kind: `active` or `reserved`.
-        fits: whether it ran, and whether it was said to fit.
-        peer_seconds: measured, and what the source's own estimator said of the step.
+        fits: whether it ran, and whether it was predicted to fit.
+        peer_seconds: seconds of a step, measured, and estimated by the source's own tool.
         peer_memory: likewise of the memory.
-        ranks: memory of every rank that the source publishes, where it does; see `RankMemory`.
+        ranks: memory of every rank, where the source publishes it; see `RankMemory`.
     """
 
     id: str
@@ -67,12 +67,12 @@ def peer(row: Row) -> tuple[float | None, float | None]:
 
 
 def rank_memories(row: Row, rows: Sequence[Row], said: Prediction) -> tuple[RankMemory, ...]:
-    """Every rank's memory beside what was said of its place in the pipeline.
+    """Every rank's memory beside the prediction for its pipeline rank.
 
     Args:
         row: a run, whose notes name its case.
         rows: of all ranks of all cases; those that repeat the measurement of another case do not count.
-        said: of the run.
+        said: the prediction for the run.
     """
     case = _CASE.search(row.text("notes"))
     if case is None or said.refused or not said.active:
@@ -150,7 +150,7 @@ def tokens_of(row: Row) -> float | None:
 
 
 def group_of(row: Row) -> str:
-    """What a row is counted with: a tier that its notes give, or its GPU."""
+    """The group that a row is counted in: a tier that its notes give, or its GPU."""
     for part in row.text("notes").replace(";", " ").split():
         if part.startswith("time_tier="):
             return f"tier {part.removeprefix('time_tier=')}"
@@ -172,7 +172,7 @@ class Errors:
 
 
 def errors(pairs: Sequence[tuple[str, tuple[float, float]]]) -> Errors | None:
-    """Sum up pairs of what was measured and what was said, by row; None for none."""
+    """Statistics of pairs of measured and predicted values, by row; None for no pairs."""
     if not pairs:
         return None
     relative = {name: (said - real) / real for name, (real, said) in pairs}
@@ -189,7 +189,7 @@ def errors(pairs: Sequence[tuple[str, tuple[float, float]]]) -> Errors | None:
 
 
 def out_of_memory(found: Iterable[Comparison]) -> dict[str, Any]:
-    """How well "does not fit" was said, of rows that ran and rows that failed."""
+    """Precision and recall of the prediction "does not fit", on rows that ran and rows that failed."""
     cells = {(ran, fits): 0 for ran in (True, False) for fits in (True, False)}
     for item in found:
         if item.fits is not None:

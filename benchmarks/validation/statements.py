@@ -29,7 +29,7 @@ have it, DTensor computes the gradient for the whole vocabulary on every rank, w
 
 
 def overlapping(styles: str) -> str:
-    """Styles whose column-wise layers keep their sharded input, and hide their communication in backward."""
+    """Styles whose column-wise layers save their sharded input, and hide their communication in backward."""
     styles = styles.replace("to = replicate)", "to = replicate, overlap = backward)")
     return styles.replace("colwise(input = shard(1), ", "colwise(input = shard(1), overlap = backward, ")
 
@@ -56,10 +56,10 @@ KEEP_SHARDED_INPUTS = """checkpoint {
 
 
 def keeping_sharded_inputs(text: str) -> str:
-    """The same plan, saying what Megatron's column-wise layers keep: their inputs before they are gathered.
+    """The same plan, whose column-wise layers save their inputs before these are gathered, as Megatron's do.
 
-    Each layer gathers by itself, and once more in backward, where the frameworks gather once for all that read the
-    same: what is held is theirs, what is sent is not.
+    Each layer gathers its own input, and once more in backward, where the frameworks gather once for all layers with
+    the same input: the memory is that of the frameworks, the traffic is not.
     """
     text = text.replace("overlap = backward, ", "").replace(", overlap = backward", "")
     for line in _OF_BLOCKS:
@@ -87,16 +87,16 @@ class Stated:
     """A row as a plan.
 
     Attributes:
-        text: of the plan.
-        assumed: what the row does not say and the plan had to; a sentence each.
-        differs: what the framework does and no plan can say; a sentence each.
-        beside: bytes that the framework holds on the measured rank at the peak and that no statement gives, by name,
-            each derived from the framework's source and never from a measurement.
+        text: the plan's text.
+        assumed: settings that the row leaves open and the plan had to choose; a sentence each.
+        differs: what the framework does and no plan can state; a sentence each.
+        beside: bytes that the framework holds on the measured rank at the peak and that no statement accounts for, by
+            name, each derived from the framework's source and never from a measurement.
         beside_reserved: further bytes that only the allocator's segments hold, likewise.
         rank: the pipeline rank whose memory was measured; None for the fullest.
-        for_memory: the plan that holds what the framework holds, where that is another one than the plan that takes its
-            time; empty where one plan says both.
-        untimed: what the run did that makes its time another than the plan's; such a row is compared in memory alone.
+        for_memory: the plan with the framework's memory, where that is another one than the plan with its time; empty
+            where one plan has both.
+        untimed: why the run's time differs from the plan's; such a row is compared in memory only.
     """
 
     text: str
@@ -132,7 +132,7 @@ class Draft:
         rank: int | None = None,
         for_memory: Callable[[str], str] | None = None,
     ) -> Stated:
-        """The finished plan; ``for_memory`` makes of it the one that is asked for memory."""
+        """The finished plan; ``for_memory`` transforms it into the plan for memory."""
         head = [f"# {self.comment}"] if self.comment else []
         remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not said: {line}" for line in self.differs]
         text = "\n".join([*head, *remarks, f"plan {self.name}", "", *self.statements]) + "\n"

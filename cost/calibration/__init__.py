@@ -1,1 +1,1 @@
-"""Calibration: the speed of this machine, measured and written as a profile."""
+"""Calibration: measurement of this machine's speed, written as a profile."""

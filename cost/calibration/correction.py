@@ -1,4 +1,4 @@
-"""Corrections of a model by what was measured, and their errors on measurements that they did not see."""
+"""Corrections of a model by measurements, and their errors on held-out measurements."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from legoai.cost.calibration.movement import error_of
 
 T = TypeVar("T")
 Typical: TypeAlias = Callable[[Sequence[float]], float]
-"""The time that counts, of several of the same."""
+"""Statistic that represents repeated times of the same operation."""
 
 _NEAR: Final = 2.0
-"""Octaves from the last measured size within which its ratio holds, where nothing shows that it holds beyond."""
+"""Octaves beyond the last measured size for which its ratio is used, unless held-out sizes support it further."""
 FEWEST: Final = 4
-"""Shapes or sizes that must have been measured, to see whether those that were not are like them."""
+"""Fewest measured shapes or sizes with which a fit is tested on those left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What measured times are of a model's, by the size of what moves: the logarithm of the ratio is interpolated.
+    """Ratio of measured to modelled times by size in bytes, interpolated in logarithms.
 
     Attributes:
         sizes: base-2 logarithms of bytes, increasing.
         ratios: natural logarithms of measured over model.
-        holds: whether the ratio at either end holds beyond it, or only near it.
+        holds: whether the ratio at either end is used for all sizes beyond it, or only near it.
     """
 
     sizes: tuple[float, ...]
@@ -36,7 +36,7 @@ class Correction:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]], *, holds: bool, octaves: float) -> Correction:
-        """The medians of pairs of bytes and ratio, within bins of ``octaves``; 0 keeps every size by itself."""
+        """From pairs of bytes and ratio: the medians within bins of ``octaves``; 0 keeps every size."""
         bins: dict[float, list[tuple[float, float]]] = {}
         for size, ratio in pairs:
             place = math.log2(max(size, 1.0))
@@ -47,7 +47,7 @@ class Correction:
         return cls(tuple(x for x, _ in nodes), tuple(y for _, y in nodes), holds)
 
     def at(self, size: float) -> float:
-        """Measured over model for ``size`` bytes."""
+        """Return measured over modelled time for ``size`` bytes."""
         place = math.log2(max(size, 1.0))
         if place <= self.sizes[0]:
             return math.exp(self._beyond(self.ratios[0], self.sizes[0] - place))
@@ -64,24 +64,24 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Errors of the base and of what was fitted, on the same measurements, none of which was fitted."""
+    """Errors of the base and of a fit, on the same held-out measurements."""
 
     before: dict[str, Any]
     after: dict[str, Any]
 
     @classmethod
     def of(cls, measured: Sequence[float], base: Sequence[float], fitted: Sequence[float]) -> Trial:
-        """From the times themselves."""
+        """From measured and predicted times."""
         return cls(before=error_of(measured, base), after=error_of(measured, fitted))
 
     @property
     def better(self) -> bool:
-        """Whether what was fitted is nearer, in the median."""
+        """Whether the fit has the smaller median error."""
         return bool(self.after["rows"] and self.after["median"] < self.before["median"])
 
 
 def repeated(samples: Sequence[tuple[T, Sequence[float]]], base: Callable[[T], float], typical: Typical) -> Trial:
-    """Every second of the times of the same, held out: those of the others against the base."""
+    """Compare the base with a fit to every other repetition, on the held-out repetitions."""
     pairs = [(what, typical(times[::2]), typical(times[1::2])) for what, times in samples if times[1:]]
     return Trial.of(
         [held for _, _, held in pairs], [base(what) for what, _, _ in pairs], [known for _, known, _ in pairs]
@@ -93,7 +93,7 @@ def left_out(
     base: Callable[[T], float],
     fit: Callable[[list[tuple[T, float]]], Callable[[T], float]],
 ) -> Trial:
-    """Each shape or size held out by turns, and predicted by a fit to all others."""
+    """Leave out each shape or size in turn, and predict it by a fit to all others."""
     if len(samples) < FEWEST:
         return Trial.of([], [], [])
     fitted = [fit([*samples[:index], *samples[index + 1 :]])(what) for index, (what, _) in enumerate(samples)]

@@ -1,4 +1,4 @@
-"""Device file and profile from runs of the user's own."""
+"""Calibration from runs: a device file and a profile derived from the traces of training runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCo
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times
 from legoai.cost.calibration.observed.run_folder import RunFolder, RunFolderError, run_folder
 from legoai.cost.calibration.observed.trace_files import TraceFile
-from legoai.cost.calibration.runs import profile_beside, write_text
+from legoai.cost.calibration.runs import profile_path, write_text
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.cluster import PROFILE_SUFFIX
@@ -30,7 +30,7 @@ _SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The device and the profile that are updated."""
+    """The device and the profile to update."""
 
     device: Device
     document: dict[str, Any]
@@ -39,12 +39,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """What a calibration from runs made.
+    """Result of a calibration from runs.
 
     Attributes:
         base: name of the profile that was updated.
-        parts: what became of each part of it.
-        notes: what else there is to tell, a line each.
+        parts: result for each part of the profile.
+        notes: further remarks, one per line.
     """
 
     base: str
@@ -62,7 +62,7 @@ def calibrate_from(
         folders: of the runs, of one kind of device.
         base: the device to update: a name of the catalogue, or a device file with its profile beside it. By default
             the one that the first run's plan names.
-        progress: told what is read.
+        progress: called with a description of what is being read.
 
     Raises:
         RunFolderError: a folder has nothing to calibrate from, or does not fit the base.
@@ -92,17 +92,17 @@ def calibrate_from(
     network = _network(runs, found)
     parts += update_links(document, found.profile, collectives, network, on_device=on_device)
     if not parts:
-        raise RunFolderError(f"the traces of {runs[0].path} hold no operator that a profile knows")
+        raise RunFolderError(f"the traces of {runs[0].path} contain no operator that profiles cover")
     _sign(document, path.stem, found, parts, seen, collectives)
     checked(document)
-    write_document(profile_beside(path), document)
+    write_document(profile_path(path), document)
     write_text(path, _device_text(path.stem, found.device, runs, seen))
     notes = (*_notes(kernels, collectives, seen), *_another(found, seen), *_untouched(found, document, parts))
     return Calibrated(base=found.profile.name, parts=tuple(parts), notes=notes)
 
 
 def read_base(name: str) -> Base:
-    """A device and its profile, by a name of the catalogue or by the path of a device file.
+    """Return a device and its profile, by a name of the catalogue or by the path of a device file.
 
     Raises:
         CatalogueError: no such device.
@@ -120,7 +120,7 @@ def read_base(name: str) -> Base:
 
 
 def _named_base(run: RunFolder) -> str:
-    """The device that the run's plan names."""
+    """Return the device that the run's plan names."""
     file, name = run.cluster.get("profile"), run.cluster.get("device")
     if isinstance(file, str):
         return file
@@ -128,13 +128,13 @@ def _named_base(run: RunFolder) -> str:
         if isinstance(found, str) and found in profile_names():
             return found
     raise RunFolderError(
-        f"{run.path} does not tell which devices its plan is for, as its program was not started by `legoai run`; "
-        f"--base DEVICE says it: {', '.join(profile_names())}, or a device file"
+        f"{run.path} does not state which devices its plan is for, as its program was not started by `legoai run`; "
+        f"give --base DEVICE: {', '.join(profile_names())}, or a device file"
     )
 
 
 def _check(trace: TraceFile, base: Base) -> None:
-    """Refuse traces of another kind of device."""
+    """Reject traces of another kind of device."""
     if trace.on_device and base.device.kind == "cpu":
         name = (trace.device or {}).get("name", "a GPU")
         raise RunFolderError(
@@ -143,7 +143,7 @@ def _check(trace: TraceFile, base: Base) -> None:
     if not trace.on_device and base.device.kind != "cpu":
         raise RunFolderError(
             f"{trace.path} has no kernels of a GPU, and `{base.device.name}` is one: the run was on CPUs (--base cpu), "
-            "or CUPTI was not there for the profiler"
+            "or the profiler ran without CUPTI"
         )
 
 
@@ -161,7 +161,7 @@ def _network(runs: Sequence[RunFolder], base: Base) -> Network:
 
 
 class _Seen:
-    """What was read, for the sources."""
+    """Summary of the traces that were read, for the sources of figures."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -170,7 +170,7 @@ class _Seen:
         self.capacity = 0
 
     def note(self, run: RunFolder, trace: TraceFile) -> None:
-        """Take down one trace of a run."""
+        """Add one trace of a run."""
         said = trace.device or {}
         self.torch.add(str(run.start.get("torch", "")))
         self.processors[str(said.get("name") or run.start.get("processor") or "")] += 1
@@ -179,14 +179,14 @@ class _Seen:
 
     @property
     def processor(self) -> str:
-        """What most of the traces ran on."""
+        """The device of most of the traces."""
         return next((name for name, _ in self.processors.most_common() if name), "a processor without a name")
 
 
 def _sign(  # noqa: PLR0917
     document: dict[str, Any], name: str, base: Base, parts: Sequence[Part], seen: _Seen, collectives: CollectiveTimes
 ) -> None:
-    """Say in the document what it rests on."""
+    """Record in the document what its figures are based on."""
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     of_base = f"of the base, {base.profile.name}"
     for error in document["held_out"].values():
@@ -197,7 +197,7 @@ def _sign(  # noqa: PLR0917
             document["held_out"][part.name] = {**part.trial.after, **before}
     said = [f"{part.name}: {part.result}, {part.how}" for part in parts]
     source = {
-        "what": f"an update of the profile {base.profile.name}, whose figures stay for all that is not named here",
+        "what": f"an update of the profile {base.profile.name}, whose figures hold for all that is not named here",
         "from": f"legoai calibrate --from on {seen.processor}: {'; '.join(seen.steps)}",
         "dated": today,
         "torch": ", ".join(sorted(filter(None, seen.torch))) or None,
@@ -215,18 +215,18 @@ def _of_collectives(found: CollectiveTimes) -> str:
     if together:
         said.append(
             f"{together} that several ranks' traces show, each with the least of their times, as the last rank "
-            "to arrive waits for none"
+            "to arrive does not wait"
         )
     if alone:
         said.append(
-            f"{alone} that one trace alone shows or whose group is not told, whose times include what they waited for "
-            "others, so that the least of equal ones counts"
+            f"{alone} that one trace alone shows or whose group is not known, whose times include waiting for others, "
+            "so that the least of equal ones is used"
         )
     return "; ".join(said)
 
 
 def _device_text(name: str, base: Device, runs: Sequence[RunFolder], seen: _Seen) -> str:
-    """The base's device file with the name, the ranks of a host and the memory that the runs had."""
+    """Return the base's device file with the new name, and the ranks per host and memory of the runs."""
     per_host = next((run.ranks_per_host for run in runs if run.ranks_per_host), base.devices_per_host)
     return text_of(
         base, name=name, description=f"{seen.processor}, calibrated from {base.name}", devices_per_host=per_host,
@@ -247,14 +247,14 @@ def _notes(kernels: KernelTimes, collectives: CollectiveTimes, seen: _Seen) -> S
         names = ", ".join(name for name in sorted(kernels.unknown, key=lambda name: -kernels.unknown[name])[:_SHOWN])
         more = " and others" if len(kernels.unknown) > _SHOWN else ""
         share = (total - known) / total if total else 0.0
-        notes.append(f"not used: {share:.0%} of the kernels' time, of which the traces tell too little: {names}{more}")
+        notes.append(f"not used: {share:.0%} of the kernels' time, for which the traces lack details: {names}{more}")
     for reason, count in collectives.unknown.most_common():
         notes.append(f"not used: {count} collectives: {reason}")
     return notes
 
 
 def _another(base: Base, seen: _Seen) -> Sequence[str]:
-    """A warning where the traces are of another device than the catalogue's that is updated."""
+    """Return a warning where the traces are of another device than the catalogue's device that is updated."""
     name, maker = base.device.name, seen.processor
     if base.device.kind == "cpu" or name not in profile_names() or name.partition("_")[0] in maker.lower():
         return []
@@ -262,7 +262,7 @@ def _another(base: Base, seen: _Seen) -> Sequence[str]:
 
 
 def _untouched(base: Base, document: Mapping[str, Any], parts: Sequence[Part]) -> Sequence[str]:
-    """What keeps the base's figures because no trace shows it."""
+    """Return notes on parts that keep the base's figures because no trace shows them."""
     named = {part.name.partition(",")[0] for part in parts}
     kinds: dict[str, list[str]] = {}
     for kind in ("products", "attention", "movement"):

@@ -20,7 +20,7 @@ from legoai.cost.profiles import from_document
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)
 CPU_FLOPS: Final = 2.0**33
-"""Of the largest product that is measured on a cpu: about a tenth of a second of one core."""
+"""FLOPs of the largest product that is measured on a CPU: about a tenth of a second of one core."""
 GPU_PRODUCT_SIZES: Final = (256, 1024, 4096, 8192)
 SEQUENCES: Final = (128, 512, 2048)
 HELD_OUT: Final = 5
@@ -51,7 +51,7 @@ def _shapes(device: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _spread() -> Iterator[tuple[int, int, int, int]]:
-    """Shapes spread evenly over the logarithms of m, n and k from 16 to 8192, however many are taken.
+    """Yield shapes spread evenly over the logarithms of m, n and k from 16 to 8192, for any number of shapes.
 
     The additive recurrence of the plastic number's analogue in three dims (Roberts 2018, "The unreasonable
     effectiveness of quasirandom sequences"), whose ratio solves x^4 = x + 1.
@@ -65,21 +65,21 @@ def _spread() -> Iterator[tuple[int, int, int, int]]:
 
 
 def hash_of(values: Sequence[int]) -> int:
-    """A fixed shuffle: the same on every machine and in every run."""
+    """Return a fixed pseudo-random key, the same on every machine and in every run."""
     return int.from_bytes(hashlib.sha256(repr(tuple(values)).encode()).digest()[:4], "big")
 
 
 def matrix_products(
     timer: Timer, rate: str, seconds: float, bandwidth: float, progress: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A curve and a table of products of one rate, and the table's error on shapes that it does not hold."""
+    """Return a curve and a table of products of one rate, and the table's error on held-out shapes."""
     progress(f"matrix products, {rate}")
     budget = Budget.of(seconds)
     torch.backends.cuda.matmul.allow_tf32 = rate == "tf32"
     found: list[tuple[Product, float]] = []
     item = {"fp64": 8, "fp32": 4, "tf32": 4}.get(rate, 2)
     for batch, m, n, k in _shapes(timer.device):
-        if not timer.goes_on(budget):
+        if not timer.has_time_left(budget):
             break
         moved = item * batch * (m * k + k * n + m * n)
         run = out_of_cache(_products(timer.device, rate, (batch, m, n, k)), moved, least=len(_LAYOUTS))
@@ -104,11 +104,11 @@ def matrix_products(
 
 
 _LAYOUTS: Final = ((False, True), (False, False), (True, False))
-"""Which operands of a linear layer's products lie by columns: of the output, the input's gradient, the weights'."""
+"""Which operands of a linear layer's products are column-major: of the output, the input's gradient, the weight's."""
 
 
 def _products(device: str, rate: str, shape: tuple[int, int, int, int]) -> Callable[[], Callable[[], object]]:
-    """What makes operands and a run of one product; on a cpu by turns in the layouts of a linear layer's products."""
+    """Return a factory of one product and its operands; on a CPU alternating between the layouts of a linear layer."""
     batch, m, n, k = shape
     a, b = _tensor((batch, m, k), rate, device), _tensor((batch, k, n), rate, device)
     if batch > 1:
@@ -124,7 +124,7 @@ def _products(device: str, rate: str, shape: tuple[int, int, int, int]) -> Calla
 
 
 def _laid_out(matrix: torch.Tensor, by_columns: bool) -> torch.Tensor:
-    """A copy of a matrix, by rows or by columns."""
+    """Return a copy of a matrix, row-major or column-major."""
     return matrix.t().contiguous().t() if by_columns else matrix.clone()
 
 
@@ -136,7 +136,7 @@ def _product_model(curve: dict[str, Any], rows: Sequence[tuple[Product, float]])
 
 
 def _only(model: dict[str, Any], rate: str) -> Any:
-    """A profile of nothing but one model of products."""
+    """Return a profile that holds only one model of products."""
     movement = {key: {"rate": 1.0, "floor": 0.0} for key in MOVEMENTS}
     return from_document(
         {
@@ -147,12 +147,12 @@ def _only(model: dict[str, Any], rate: str) -> Any:
 
 
 def attention_rows(timer: Timer, rate: str, *, backward: bool, seconds: float) -> list[tuple[Attention, float]]:
-    """Seconds of this device's fused attention, over heads, sequence and mask."""
+    """Measure the seconds of this device's fused attention, over heads, sequence and mask."""
     budget = Budget.of(seconds)
     rows: list[tuple[Attention, float]] = []
     shapes = [(heads, length, width) for length in SEQUENCES for heads in (4, 16) for width in (64, 128)]
     for (heads, length, width), causal in ((shape, causal) for shape in shapes for causal in (True, False)):
-        if not timer.goes_on(budget):
+        if not timer.has_time_left(budget):
             break
         query, key, value = (
             _tensor((1, heads, length, width), rate, timer.device).requires_grad_(backward) for _ in range(3)
@@ -173,7 +173,7 @@ def attention_rows(timer: Timer, rate: str, *, backward: bool, seconds: float) -
 
 
 def attention_model(rows: Sequence[tuple[Attention, float]], peak: float, bandwidth: float) -> dict[str, Any]:
-    """A table of what was measured, and a curve through its best."""
+    """Return a table of the measurements, and a curve through the best of them."""
     best = {mask: max((w.flops / t / peak for w, t in rows if w.causal == mask), default=0.1) for mask in (True, False)}
     curve = {
         "peak": peak,

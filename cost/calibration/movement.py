@@ -1,4 +1,4 @@
-"""Measured rates of kernels on this machine that mostly move bytes."""
+"""Measured rates of memory-bound kernels on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOVEMENTS: Final = (
 def movements(
     timer: Timer, seconds: float, progress: Callable[[str], None]
 ) -> tuple[float, dict[str, Any], dict[str, Any]]:
-    """Bandwidth of the largest size, a three-segment line for each kind, and their errors on every other size."""
+    """Return the bandwidth of the largest size, a three-segment line for each kind, and errors on every other size."""
     budget = Budget.of(seconds)
     largest = 2**24 if timer.device == "cpu" else 2**28
     curves: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def _movement_seconds(curve: dict[str, Any], moved: float) -> float:
 
 
 def _movement_kinds(device: str, largest: int) -> dict[str, Callable[[int], tuple[Callable[[], object], int]]]:
-    """For each kind, what makes a run over a number of elements, and the bytes that it moves."""
+    """Return for each kind a factory of a run over a number of elements, and the bytes that it moves."""
     item = ITEM_BYTES["float32"]
     noise = torch.randn(largest, device=device)
 
@@ -124,10 +124,11 @@ def _movement_kinds(device: str, largest: int) -> dict[str, Callable[[int], tupl
 
 
 def three_segments(points: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The dissertation's line of section 4.4 through pairs of bytes and seconds, in order of size.
+    """Fit the line of the dissertation's section 4.4 to pairs of bytes and seconds, in order of size.
 
-    The third segment's rate is that of the largest size. The two elbows are tried at every pair of measured sizes, the
-    slopes between them follow from continuity and least squares, and the least absolute logarithmic error decides.
+    The third segment's rate is that of the largest size. The two breakpoints are tried at every pair of measured sizes;
+    the slopes between them follow from continuity and least squares; the fit with the least absolute logarithmic error
+    is used.
     """
     sizes = [math.log(moved) for moved, _ in points]
     times = [math.log(seconds) for _, seconds in points]
@@ -157,7 +158,7 @@ def three_segments(points: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def error_of(measured: Sequence[float], predicted: Sequence[float]) -> dict[str, Any]:
-    """Number of measurements, and median, mean and 90th percentile of |predicted/measured - 1|."""
+    """Return the number of measurements, and the median, mean and 90th percentile of |predicted/measured - 1|."""
     if not measured:
         return {"rows": 0}
     errors = sorted(abs(p / m - 1) for p, m in zip(predicted, measured, strict=True))

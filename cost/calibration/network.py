@@ -18,11 +18,11 @@ from legoai.cost.trace.records import CollectiveKind
 def collectives(
     group: dist.ProcessGroup, device: str, seconds: float, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """The collectives among the ranks of ``group``, by kind and number of ranks; all ranks measure together.
+    """Measure the collectives among the ranks of ``group``, by kind and number of ranks; called on all ranks.
 
-    A time is that of the slowest rank, and of several repetitions the least; on a cpu, whose cores the ranks share with
-    each other and with gloo's own threads, the median. On a cpu also parts of the group are measured, as mesh axes cut
-    it: all parts of equal size at the same time.
+    A time is that of the slowest rank, and the minimum of several repetitions; on a CPU, whose cores the ranks share
+    with each other and with gloo's threads, the median. On a CPU subgroups are measured too, as the axes of a mesh form
+    them: all subgroups of equal size at the same time.
     """
     world = dist.get_world_size(group)
     parts = [count for count in range(2, world) if world % count == 0 and device == "cpu"]
@@ -36,7 +36,7 @@ def collectives(
 
 
 def _part_of(group: dist.ProcessGroup, count: int) -> dist.ProcessGroup:
-    """The part to which this rank belongs, of those of ``count`` neighbours."""
+    """Return this rank's subgroup of ``count`` neighbouring ranks."""
     everyone = dist.get_process_group_ranks(group)
     parts = [dist.new_group(everyone[first : first + count]) for first in range(0, len(everyone), count)]
     own = parts[dist.get_rank(group) // count]
@@ -51,7 +51,7 @@ def _among(
     seconds: float,
     progress: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """The collectives among the ranks of ``group``, one of those into which ``everyone`` is cut."""
+    """Measure the collectives among the ranks of ``group``, one of the subgroups of ``everyone``."""
     ranks = dist.get_world_size(group)
     largest = 2**24 if device == "cpu" else 2**30
     sizes = [2**power for power in range(10, int(math.log2(largest)) + 1, 2)]
@@ -88,7 +88,7 @@ def _among(
 
 
 def _together(run: Callable[[], object], seconds: float, group: dist.ProcessGroup, device: str) -> float:
-    """The slowest rank's time over repetitions, whose number is the same on all: the least, on a cpu the median."""
+    """Time repetitions, equally many on all ranks, by the slowest rank; return the minimum, on a CPU the median."""
     run()
     begin = time.perf_counter()
     run()
@@ -109,7 +109,7 @@ def _together(run: Callable[[], object], seconds: float, group: dist.ProcessGrou
 
 
 def _collective(kind: CollectiveKind, size: int, group: dist.ProcessGroup, device: str) -> Callable[[], object] | None:
-    """A run of one collective on a buffer of ``size`` bytes in fp32; None where the backend has none."""
+    """Return a run of one collective on a buffer of ``size`` bytes in fp32; None where the backend lacks it."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     count = size // 4 // ranks * ranks
     whole, part = torch.zeros(count, device=device), torch.zeros(count // ranks, device=device)

@@ -1,4 +1,4 @@
-"""What does this machine do: measure its kernels and collectives, and write them as a profile."""
+"""Calibration of this machine: its kernels and collectives measured and written as a profile."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def calibrate(
 
     With a process ``group`` the collectives among its ranks are measured too, and all its ranks must call this; only
     rank 0's result is whole. The ranks of a cpu share its cores and its memory: all measure every kernel at the same
-    time, and the profile tells how fast one of as many ranks is while the others work too.
+    time, and the profile states the speed of one of as many ranks while the others work too.
 
     Args:
         device: torch's device type.
         name: of the profile: the catalogue's device, or another.
         seconds: to take, about.
-        progress: told what is measured.
+        progress: called with a description of what is being measured.
         group: the ranks on this machine.
     """
     rank = dist.get_rank(group) if group is not None else 0
@@ -70,7 +70,7 @@ def calibrate(
         "kernel_gap_seconds": {"value": 0.0, "source": "part of every time that was measured here"},
     }
     if device == "cpu":
-        progress("what the host does between two kernels")
+        progress("host time between two kernels")
         constants["dispatch_seconds"] = {"value": 0.0, "source": "on a cpu an operation is its own dispatch"}
         constants["kernel_gap_seconds"] = {"value": host_seconds(timer, share / 4), "source": HOST_SOURCE}
     if device == "cuda":
@@ -97,7 +97,7 @@ def calibrate(
 
 
 def machine(device: str, *, ranks: int) -> dict[str, Any]:
-    """What was measured, and with what."""
+    """Return a description of what was measured, and on what."""
     described = torch.cuda.get_device_name() if device == "cuda" else processor_name()
     return {
         "what": f"kernels and collectives of {ranks} ranks of one host" if ranks > 1 else "kernels of one process",
@@ -114,7 +114,7 @@ HOST_SOURCE: Final = (
 
 
 def host_seconds(timer: Timer, budget: float) -> float:
-    """Seconds that modules, autograd and Python take for each operator beside the operator itself."""
+    """Return the seconds of modules, autograd and Python for each operator, beyond the operator itself."""
     layer = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SiLU(), torch.nn.Linear(2, 2), torch.nn.SiLU())
     inputs = torch.ones(2, 2)
 

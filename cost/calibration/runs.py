@@ -24,11 +24,11 @@ PROFILE_SUFFIX: Final = ".json.gz"
 
 
 class NoDeviceError(ValueError):
-    """The device that was asked for is not here, or not often enough."""
+    """The requested device is missing, or there are too few of it."""
 
 
-def profile_beside(device_file: Path) -> Path:
-    """Where the profile of a device file is: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
+def profile_path(device_file: Path) -> Path:
+    """Return the path of a device file's profile: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
     return device_file.with_suffix(PROFILE_SUFFIX)
 
 
@@ -40,23 +40,23 @@ def calibrate_machine(
     processes: int,
     progress: Callable[[str], None],
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Measure this machine, write ``path`` and the profile beside it, and return the errors held out.
+    """Measure this machine, write ``path`` and the profile beside it, and return the errors of held-out measurements.
 
     Args:
         path: the device file to write.
         device: `cpu`, `cuda`, or None for a gpu where there is one.
         seconds: to take, about.
         processes: among which collectives are measured; with one there are none.
-        progress: told what is measured.
+        progress: called with a description of what is being measured.
 
     Raises:
-        NoDeviceError: no such device is here, or fewer than the processes ask for.
+        NoDeviceError: there is no such device here, or fewer than processes.
         OSError: a file cannot be written.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and torch.cuda.device_count() < processes:
         raise NoDeviceError(f"{processes} processes need {processes} gpus, and there are {torch.cuda.device_count()}")
-    target = profile_beside(path)
+    target = profile_path(path)
     if device == "cpu":
         keep_freed_memory()
     if processes == 1:
@@ -73,13 +73,13 @@ def _in_processes(target: Path, device: str, name: str, seconds: float, processe
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         arguments = (processes, str(store), str(target), device, name, seconds)
-        # A forked process has torch imported; CUDA forbids forking once it is used.
+        # A forked process need not import torch again; CUDA forbids forking once it is used.
         method = "fork" if device == "cpu" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
         start_processes(_member, arguments, nprocs=processes, start_method=method)  # type: ignore[no-untyped-call]
 
 
 def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> None:
-    """One process of a calibration: all take part in the collectives, the first writes the result."""
+    """Run one process of a calibration: all take part in the collectives, the first writes the result."""
     device, name, seconds = rest
     torch.set_num_threads(threads_per_process(processes) if device == "cpu" else torch.get_num_threads())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
@@ -90,7 +90,7 @@ def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> N
     try:
         group = dist.group.WORLD
         assert group is not None
-        said = _tell if rank == 0 else _silent
+        said = _report if rank == 0 else _silent
         document = calibrate(device=device, name=name, seconds=seconds, group=group, progress=said)
         if rank == 0:
             write_document(Path(target), document)
@@ -100,12 +100,12 @@ def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> N
 
 
 def _loopback() -> str:
-    """The interface to itself, which is what processes on one machine use."""
+    """Return the name of the loopback interface, which processes on one machine use."""
     names = {name for _, name in socket.if_nameindex()}
     return next((name for name in ("lo", "lo0") if name in names), "")
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     import sys
 
     print(f"legoai: {text}", file=sys.stderr, flush=True)
@@ -116,7 +116,7 @@ def _silent(text: str) -> None:
 
 
 def device_file(name: str, device: str, document: Mapping[str, Any], processes: int) -> str:
-    """The device in the catalogue's schema, its rates as they were measured."""
+    """Return the device in the catalogue's schema, with its measured rates."""
     source = document["sources"][0]
     said = f"{source['from']}, {source['dated']}, torch {source['torch']}".replace('"', "'").replace("\\", "/")
     rates = {rate: model["curve"]["peak"] for rate, model in sorted(document["products"].items()) if "curve" in model}
@@ -152,12 +152,12 @@ def device_file(name: str, device: str, document: Mapping[str, Any], processes: 
 
 
 def _host_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all.
+    """Write a file atomically.
 
     Raises:
         OSError: it cannot be written.

@@ -15,25 +15,25 @@ import torch
 import torch.distributed as dist
 
 _TOGETHER: float = 5e-3
-"""Seconds of one repetition where ranks share the host: longer than a slice of the scheduler (3 ms on Linux)."""
+"""Seconds of one repetition where ranks share the host: longer than a time slice of the scheduler (3 ms on Linux)."""
 
 CACHE_BYTES: Final = 2**27
-"""More than twice the last-level caches of what is calibrated: 32 MiB of one EPYC core complex, 50 MB of an H100."""
+"""More than twice the last-level caches of calibrated devices: 32 MiB of one EPYC core complex, 50 MB of an H100."""
 _MOST_SETS: Final = 512
-"""Of operands; small ones stay in a cache in a training step too."""
+"""Most sets of operands; small operands stay in a cache in a training step too."""
 
 
 def out_of_cache(make: Callable[[], Callable[[], object]], moved: float, *, least: int = 1) -> Callable[[], object]:
-    """A run by turns on as many sets of operands as fill the caches twice.
+    """Return a run that cycles through enough sets of operands to exceed the caches twice.
 
-    A training step reads most of what it reads long after it was written, and writes where nothing was for long.
-    Repeated on one set of operands, a kernel finds them in a cache, and its result has the place of the one before: it
-    seems several times as fast. The results are kept as long as the operands rest.
+    A training step reads most data long after it was written. Repeated on one set of operands, a kernel would find them
+    in a cache, and its result would reuse the same memory, so that it would seem several times as fast. Results are
+    kept as long as their operands are not used again.
 
     Args:
-        make: makes a set of operands and returns a run on it.
+        make: allocates a set of operands and returns a run on it.
         moved: bytes that a run moves.
-        least: sets to make of operands that are larger than the caches.
+        least: fewest sets of operands, for operands that are larger than the caches.
     """
     sets = max(least, min(_MOST_SETS, math.ceil(CACHE_BYTES / moved)))
     runs = itertools.cycle([make() for _ in range(sets)])
@@ -44,13 +44,13 @@ def out_of_cache(make: Callable[[], Callable[[], object]], moved: float, *, leas
         return results[-1]
 
     for _ in range(sets):
-        run()  # the system gives memory for the results when it is first touched
+        run()  # the operating system maps the memory of the results on first access
     return run
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds that a calibration may still take; measurements end when their share is over."""
+    """Remaining seconds of a calibration; a measurement ends when its share is spent."""
 
     deadline: float
 
@@ -60,25 +60,25 @@ class Budget:
         return cls(time.perf_counter() + seconds)
 
     def left(self) -> float:
-        """Seconds that are left; never negative."""
+        """Seconds that remain; never negative."""
         return max(0.0, self.deadline - time.perf_counter())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """Measures on a device.
+    """Timer of functions on a device.
 
     Attributes:
         device: torch's device type.
-        group: ranks that share what they compute with: the cores and the memory of one host. All of them run the same
-            at the same time, as they do in a training, and a time is what it is then. None measures this process alone.
+        group: ranks that share the cores and the memory of one host. All of them run the same function at the same
+            time, as in training, and a time is measured under that load. None measures this process alone.
     """
 
     device: str
     group: dist.ProcessGroup | None = None
 
     def seconds(self, run: Callable[[], object], budget: float) -> float:
-        """Seconds of ``run`` within about ``budget`` seconds: the median of repetitions."""
+        """Return the median seconds of ``run`` over repetitions within about ``budget`` seconds."""
         if self.group is None:
             return measure(run, self.device, budget)
         run()
@@ -95,8 +95,8 @@ class Timer:
             times.append((time.perf_counter() - start) / inner)
         return statistics.median(times)
 
-    def goes_on(self, budget: Budget) -> bool:
-        """Whether a budget has something left, by the clock of the first rank."""
+    def has_time_left(self, budget: Budget) -> bool:
+        """Whether a budget is not spent, by the clock of the first rank."""
         if self.group is None:
             return budget.left() > 0.0
         left = torch.tensor([budget.left()], dtype=torch.float64)
@@ -104,17 +104,17 @@ class Timer:
         return bool(left > 0.0)
 
     def _agreed(self, value: float) -> float:
-        """The largest of the ranks' values; all ranks are there when it is known."""
+        """Return the maximum of the ranks' values; also a barrier of the ranks."""
         largest = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
         return float(largest)
 
 
 def measure(run: Callable[[], object], device: str, budget: float) -> float:
-    """The median of the seconds of ``run``, over repetitions within ``budget`` seconds.
+    """Return the median seconds of ``run``, over repetitions within ``budget`` seconds.
 
-    Each repetition runs often enough to last half a millisecond. The least would be that of a clock which the machine
-    cannot hold for long, and of a moment in which nothing else ran; a training has neither.
+    Each repetition runs often enough to last half a millisecond. The minimum would reflect a clock rate that the
+    machine cannot sustain, and a moment in which nothing else ran; training has neither.
     """
     finish = torch.cuda.synchronize if device == "cuda" else _nothing
     run()

@@ -1,9 +1,9 @@
-"""Update of a profile by what a run measured, as far as it predicts measurements that it did not see.
+"""Update of a profile by the measurements of a run, as far as the fit predicts held-out measurements.
 
-Each part of the profile goes its own way: where the fit is not nearer than the base to what was held out, the base's
-stays. A product or an attention that was observed gets what it took. Of those that were not, the base's times are
-scaled by one factor, or interpolated between observed neighbours, whichever is nearer to shapes that are left out by
-turns. What moves bytes, and collectives, are corrected by size.
+Each part of the profile is updated on its own: where the fit does not predict held-out measurements better than the
+base, the base's figures stay. Observed products and attentions get their measured times. For other shapes, the base's
+times are scaled by one factor, or interpolated between observed neighbours, whichever predicts left-out shapes better.
+Memory-bound kernels and collectives are corrected by size.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ T = TypeVar("T")
 _Model = TypeVar("_Model", Product, Attention)
 
 _REACH: Final = 0.25
-"""Octaves around an observed shape that its time answers for."""
+"""Octaves around an observed shape for which its time is used."""
 _FAR: Final = 2.0
-"""The same, where shapes that are left out show that their neighbours predict them."""
+"""The same, where neighbours predict shapes that are left out."""
 _GRID: Final = tuple(2.0**power for power in range(8, 34))
 _OCTAVES: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What became of a part of a profile.
+    """Result of the update for a part of a profile.
 
     Attributes:
         name: as among the errors of a profile's held-out measurements.
         seen: shapes or sizes that were measured.
         result: `measured`, `scaled` or `kept`.
-        how: in words.
+        how: description of the result.
         trial: the errors of base and fit; None where nothing could be held out.
     """
 
@@ -57,8 +57,8 @@ class Part:
 def update_kernels(document: Document, base: Profile, found: KernelTimes, *, on_device: bool) -> list[Part]:
     """Update products, attention, movement and the host's times in place.
 
-    Of several times of the same kernel the median counts on a GPU. On a CPU the mean does: its ranks and threads share
-    the cores by turns, and a step takes the sum of what each turn leaves.
+    Of several times of the same kernel the median is used on a GPU. On a CPU it is the mean: its ranks and threads take
+    turns on the cores, and a step takes the sum over all turns.
     """
     typical = statistics.median if on_device else statistics.fmean
     products: dict[str, dict[Product, list[float]]] = defaultdict(dict)
@@ -131,7 +131,7 @@ def _update_model(  # noqa: PLR0917
 def _other_shapes(
     name: str, model: Document, known: Sequence[tuple[_Model, float]], base: Profile, near: _Neighbours
 ) -> Part:
-    """Scale a model for shapes that were not observed, or let observed neighbours answer for them."""
+    """Scale a model for shapes that were not observed, or interpolate between observed neighbours."""
 
     def before(work: _Model) -> float:
         return seconds_of(work, base)[0]
@@ -143,7 +143,7 @@ def _other_shapes(
         few = (
             f"fewer than {FEWEST} shapes were seen"
             if len(known) < FEWEST
-            else "neither a factor nor neighbours are nearer"
+            else "neither a factor nor neighbours predict better"
         )
         return Part(name=label, seen=len(known), result="kept", how=few, trial=by_factor)
     factor = _factor(known, before)
@@ -151,13 +151,13 @@ def _other_shapes(
     how, trial = f"{factor:.3g} times the base's", by_factor
     if observed and by_near.after["median"] < by_factor.after["median"]:
         observed["reach"] = _FAR
-        how, trial = f"between observed ones within {_FAR:g} octaves, else {how}", by_near
+        how, trial = f"interpolated between observed ones within {_FAR:g} octaves, else {how}", by_near
     return Part(name=label, seen=len(known), result="scaled", how=how, trial=trial)
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Interpolation between observed shapes, as a profile's table does it."""
+    """Interpolation between observed shapes, like a profile's table."""
 
     formula: Callable[[Any], float]
     point: Callable[[Any], list[float]]
@@ -171,7 +171,7 @@ class _Neighbours:
         }
 
     def of(self, known: Sequence[tuple[_Model, float]], beyond: Callable[[_Model], float]) -> Callable[[_Model], float]:
-        """Seconds by those that are known, and where none is near, by another model."""
+        """Return a predictor that interpolates known shapes, and uses another model where none is near."""
         table = Table.read(self.table(known, _FAR))
 
         def seconds(work: _Model) -> float:
@@ -188,10 +188,10 @@ def _sizes_of(work: Product | Attention) -> tuple[int, ...]:
 
 
 def _own_model(models: Document, key: str, base: Profile) -> tuple[Document, Callable[[Any], float]] | None:
-    """A copy of the model that answers for ``key`` in the base, and its formula."""
+    """Return a copy of the base's model for ``key``, and its formula."""
     source = models.get(key)
     if source is None and " " in key:
-        source = models.get(" ".join(["flash2", *key.split()[1:]]))  # as the base does where it has no other
+        source = models.get(" ".join(["flash2", *key.split()[1:]]))  # as the base falls back
     if source is not None and "like" in source:
         source = {**models[source["like"]], "derived": source["derived"]}
         source.pop("observed", None)
@@ -208,12 +208,12 @@ def _own_model(models: Document, key: str, base: Profile) -> tuple[Document, Cal
 
 
 def _factor(known: Sequence[tuple[Any, float]], before: Callable[[Any], float]) -> float:
-    """The median of measured over base, each shape alike."""
+    """Return the median of measured over base times, each shape weighted equally."""
     return statistics.median(time / before(work) for work, time in known)
 
 
 def _scaled(known: Sequence[tuple[_Model, float]], base: Profile) -> Callable[[_Model], float]:
-    """The base with its model scaled, as it would answer."""
+    """Return the base's prediction with its model scaled."""
     factor = _factor(known, lambda work: seconds_of(work, base)[0])
 
     def scaled(models: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -255,15 +255,15 @@ def corrected(
     octaves: float,
     typical: Typical,
 ) -> tuple[Part, Correction | None]:
-    """A correction of a model by size; None where the base is as near to what was held out.
+    """Correct a model by size; no correction where the base predicts held-out measurements as well.
 
     Args:
         name: of the part.
-        samples: what was measured, and how long it took each time.
-        before: the base's seconds.
-        size_of: bytes.
-        octaves: of sizes that are taken together.
-        typical: the time that counts, of several.
+        samples: what was measured, with its times.
+        before: the base's prediction in seconds.
+        size_of: bytes of a sample.
+        octaves: width of the bins of sizes.
+        typical: statistic of several times.
     """
 
     def fit(known: Sequence[tuple[T, float]], *, holds: bool) -> Correction:
@@ -278,7 +278,7 @@ def corrected(
     known = [(what, typical(times)) for what, times in samples]
     trial = left_out(known, before, answers)
     if trial.better:
-        how = "corrected by size; beyond the measured sizes as at the last"
+        how = "corrected by size; beyond the measured sizes as at the last one"
         return Part(name=name, seen=len(known), result="measured", how=how, trial=trial), fit(known, holds=True)
     twice = [(what, typical(times[::2]), typical(times[1::2])) for what, times in samples if times[1:]]
     if twice:
@@ -296,12 +296,12 @@ def corrected(
 
 def _why_kept(trial: Trial, what: str) -> str:
     if not trial.after["rows"]:
-        return f"each {what} was seen once, so that nothing could be held out"
-    return "what was fitted is not nearer to what was held out"
+        return f"each {what} was measured once, so that nothing could be held out"
+    return "the fit does not predict held-out measurements better"
 
 
 def _host_parts(document: Document, found: KernelTimes, *, on_device: bool) -> Iterator[Part]:
-    """The host's seconds for each operator."""
+    """Update the host's seconds for each operator."""
     if not on_device:
         yield from _host_part(
             document, "kernel_gap_seconds", found.host.get("gap", []), statistics.fmean,
@@ -338,10 +338,10 @@ def _host_part(
 
 
 def checked(document: Document) -> Profile:
-    """The profile of an updated document.
+    """Return the profile of an updated document.
 
     Raises:
-        ProfileError: it breaks the schema.
+        ProfileError: it violates the schema.
     """
     from legoai.cost.profiles.schema import check  # imports pydantic
 

@@ -1,4 +1,4 @@
-"""Update of a profile's collectives by those that a run measured, on one host and between hosts."""
+"""Update of a profile's collectives by the measurements of a run, on one host and between hosts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def update_links(
 ) -> list[Part]:
     """Update collectives in place.
 
-    The least of equal ones counts on a GPU, as what else ran there could only slow them; the median on a CPU, as
-    where a calibration measures them, but for those of which it is not known how long they waited.
+    Of equal collectives the minimum is used on a GPU, as other work there could only slow them down; on a CPU it is the
+    median, as in a calibration, except for collectives whose waiting time is not known.
     """
     matched: dict[tuple[CollectiveKind, Placement], dict[int, list[float]]] = defaultdict(dict)
     waited: dict[tuple[CollectiveKind, Placement], dict[int, list[float]]] = defaultdict(dict)
@@ -33,7 +33,7 @@ def update_links(
     parts = []
     for kind, on in sorted({*matched, *waited}, key=str):
         sizes = matched.get((kind, on)) or waited[kind, on]
-        if on_device:  # the least counts of both
+        if on_device:  # the minimum covers both
             sizes = {**waited.get((kind, on), {}), **sizes}
         typical: Typical = min if on_device or (kind, on) not in matched else statistics.median
         one = _Observed(kind, on, sizes, typical)
@@ -47,7 +47,7 @@ def update_links(
 
 
 class _Observed(NamedTuple):
-    """What was seen of one collective at one placement: its seconds by size, and which of equal ones counts."""
+    """Measurements of one collective at one placement: its seconds by size, and the statistic of equal ones."""
 
     kind: CollectiveKind
     on: Placement
@@ -61,17 +61,17 @@ class _Observed(NamedTuple):
         return f"fabric {self.kind} of {self.on.hosts} x {self.on.per_host}"
 
     def kept(self, how: str) -> Part:
-        """The part where the base stays."""
+        """Return the part with the base's figures."""
         return Part(name=self.name, seen=len(self.sizes), result="kept", how=how, trial=None)
 
     def corrected(self, before: Callable[[float], float]) -> tuple[Part, Correction | None]:
-        """The part, and how it corrects what the base says of a size."""
+        """Return the part, and the correction of the base's times by size."""
         measured = sorted(self.sizes.items())
         return corrected(self.name, measured, before, float, octaves=0.0, typical=self.typical)
 
 
 def _inside(document: Document, base: Profile, seen: _Observed, network: Network) -> Part:
-    """Correct the curve of one collective among so many ranks of one host."""
+    """Correct the curve of one collective for a number of ranks of one host."""
     kind, on = seen.kind, seen.on
 
     def before(size: float) -> float:
@@ -98,14 +98,14 @@ def _inside(document: Document, base: Profile, seen: _Observed, network: Network
 
 
 def _nearest(links: Document, kind: CollectiveKind, ranks: int) -> dict[str, Any]:
-    """The curve that the base begins from: that of the collective, or of the one that it uses instead."""
+    """Return the curve to correct: that of the collective, or of the one that the base uses instead."""
     curves = next(links[name] for name in (kind, "all_gather", "all_reduce") if name in links)
     found: dict[str, Any] = curves[min(curves, key=lambda count: (abs(int(count) - ranks), int(count)))]
     return found
 
 
 def _between(document: Document, base: Profile, seen: _Observed, network: Network) -> Part:
-    """Correct the times of one collective over hosts at one placement; other placements stay the fabric's."""
+    """Correct the times of one collective over hosts at one placement; others keep the fabric's model."""
     assert network.fabric is not None
     kind, on = seen.kind, seen.on
 

@@ -1,10 +1,10 @@
-"""AsyncTP: matrix products in pieces beside the collective that they need or feed.
+"""AsyncTP: matrix products decomposed into chunks that overlap the collective before or after them.
 
-Inductor's own pass finds the products and makes one operator of each with its all-gather or reduce-scatter. What such
-an operator does on a GPU is in `torch.distributed._symmetric_memory`: each rank reads its peers' pieces over the links
-with its copy engine, on two streams by turns, and computes with one piece while the next one comes. The same pieces are
-recorded here, on the same streams. Not recorded are the barriers between the ranks, which take some microseconds each,
-and the workspace that the peers read, which is not of torch's allocator.
+Inductor's own pass finds the products and fuses each with its all-gather or reduce-scatter into one operator. The GPU
+implementation of such an operator is in `torch.distributed._symmetric_memory`: each rank reads its peers' chunks over
+the links with its copy engine, on two alternating streams, and computes with one chunk while the next one arrives. The
+same chunks are recorded here, on the same streams. Not recorded are the barriers between the ranks, which take some
+microseconds each, and the workspace that the peers read, which is not from torch's allocator.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ aten = torch.ops.aten
 _SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 
 _SIDE: Final[weakref.WeakKeyDictionary[Capture, Stream]] = weakref.WeakKeyDictionary()
-"""The second stream of each simulation; torch has one for all such operators."""
+"""The second stream of each simulation; torch uses one for all such operators."""
 
 
 @contextlib.contextmanager
 def symmetric_memory() -> Iterator[None]:
-    """Let a program ask for AsyncTP on the simulated device, and forget afterwards that it did."""
+    """Let a program enable AsyncTP on the simulated device, and undo that on exit."""
     groups: dict[str, Any] = {}
     try:
         with (
@@ -51,7 +51,7 @@ def symmetric_memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_with_nccl() -> Iterator[None]:
-    """Let inductor's pass work in a build of PyTorch without CUDA and NCCL."""
+    """Make inductor's pass work in a build of PyTorch without CUDA and NCCL."""
     path = f"{_SYMMETRIC_MEMORY}:make_contiguous_for_perm"
     with_strides = original(path)
 
@@ -67,15 +67,16 @@ def as_with_nccl() -> Iterator[None]:
 
 
 def is_in_pieces(function: OpOverload) -> bool:
-    """Whether an operator is one of those that compute and communicate in pieces."""
+    """Whether an operator is one of those that overlap computation and communication chunk by chunk."""
     return function.namespace == "symm_mem" and function._schema.name.partition("::")[2] in _READERS
 
 
 def pieces_of(function: OpOverload, origin: torch.fx.Node, module: str) -> Pieces:
-    """What an operator of inductor's pass does, piece by piece.
+    """Return the chunks of an operator of inductor's pass.
 
     Raises:
-        SimulationError: its pieces are not cut along the first dimension in memory, as those of sequence parallelism.
+        SimulationError: its chunks are not split along the first dimension in memory, unlike those of sequence
+            parallelism.
     """
     values = tree_map(lambda item: item.meta["val"] if isinstance(item, torch.fx.Node) else item, _arguments(origin))
     return _READERS[function._schema.name.partition("::")[2]](values, origin.meta["val"], module)
@@ -89,7 +90,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _gathered(values: dict[str, Any], out: Any, module: str) -> Pieces:
-    """An all-gather, and products of what is gathered."""
+    """An all-gather, and products of the gathered tensor."""
     shard = values["A"]
     _refuse_columns(shard, values["gather_dim"])
     flat = _flat(shard.shape)
@@ -140,7 +141,7 @@ _READERS: Final[dict[str, Callable[[dict[str, Any], Any, str], Pieces]]] = {
 
 def _refuse_columns(tensor: torch.Tensor, dim: int) -> None:
     if dim % tensor.dim() == tensor.dim() - 1:
-        raise SimulationError("a product that is cut beside a collective along its last dimension is not captured")
+        raise SimulationError("a product that is split beside a collective along its last dimension is not supported")
 
 
 def _flat(shape: Sequence[int]) -> tuple[int, int]:
@@ -175,7 +176,7 @@ def _work(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], m
 
 
 def run(capture: Capture, pieces: Pieces, record: Callable[[Work], None]) -> None:
-    """Record what an operator does, in the order and on the streams of PyTorch's own.
+    """Record the chunks of an operator, in the order and on the streams of PyTorch's implementation.
 
     Args:
         capture: takes the records of copies and of waits.
@@ -210,7 +211,7 @@ def run(capture: Capture, pieces: Pieces, record: Callable[[Work], None]) -> Non
 
 
 def temporary_of(pieces: Pieces) -> torch.Tensor | None:
-    """The tensor that an operator makes and drops: the gathered input that nobody keeps, or all partial results."""
+    """The temporary tensor of an operator: the gathered input if it is not an output, or all partial results."""
     slot = pieces.temporary
     return None if slot is None else torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype, device=SIM)
 
@@ -227,7 +228,7 @@ def _record_all(works: Sequence[Work], record: Callable[[Work], None]) -> None:
 
 
 def _copy(capture: Capture, pieces: Pieces, ranks: tuple[int, int], axis: str) -> None:
-    """Record that a copy engine reads a piece of a peer."""
+    """Record that a copy engine reads a chunk of a peer."""
     shape, dtype = pieces.piece.shape, pieces.piece.dtype
     work = capture.work_count
     capture.work_count += 1

@@ -1,4 +1,4 @@
-"""Properties of a GPU that inductor asks the driver for, from the device of a plan."""
+"""GPU properties for inductor, from the device of a plan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _THREADS_PER_MULTIPROCESSOR: Final = {
 
 
 def properties_of(gpu: Device | None) -> DeviceProperties:
-    """Return what inductor is told of a device.
+    """Return the device properties that inductor uses.
 
-    Inductor splits long sums by the number of multiprocessors and of their threads. Where the device does not state its
-    multiprocessors, they are those of the catalogue's first device of the same compute capability.
+    Inductor splits long reductions by the number of multiprocessors and of their threads. Where the device does not
+    state its multiprocessors, they are those of the catalogue's first device of the same compute capability.
 
     Args:
         gpu: the plan's device.
 
     Raises:
-        SimulationError: it is not given, or states no compute capability, or one that is not known.
+        SimulationError: it is not given, or its compute capability is not stated or unknown.
     """
     if gpu is None:
-        raise SimulationError("a program that is compiled for a GPU needs to be told which one")
+        raise SimulationError("a program that is compiled for a GPU needs the plan to name the GPU")
     capability = gpu.processor.compute_capability if gpu.processor is not None else None
     if capability is None or capability not in _THREADS_PER_MULTIPROCESSOR:
         known = ", ".join(_THREADS_PER_MULTIPROCESSOR)

@@ -1,8 +1,8 @@
 """Tracing and compilation of a module for the simulated device, and execution of the compiled graph.
 
-In place of dynamo the module's own forward is traced with its parameters and arguments, which gives the graph that
-dynamo hands on where nothing breaks it. What follows is PyTorch's own: AOT autograd makes the joint graph with
-inductor's decompositions, the partitioner chooses what is saved, and inductor schedules kernels.
+Instead of dynamo, the module's own forward is traced with its parameters and arguments, which gives the graph that
+dynamo produces where there is no graph break. The rest is PyTorch's own: AOT autograd makes the joint graph with
+inductor's decompositions, the partitioner chooses saved tensors, and inductor schedules kernels.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ Runner = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What decides how a module is compiled.
+    """Options of a module's compilation.
 
     Attributes:
         inductor: whether its kernels are inductor's; otherwise the graphs run operator by operator (`aot_eager`).
-        replayed: whether the kernels of a call are launched as one CUDA graph, which takes the host no time for each.
+        replayed: whether the kernels of a call are launched as one CUDA graph, without host time for each.
     """
 
     inductor: bool
@@ -66,20 +66,21 @@ class Options:
 
     @classmethod
     def of(cls, backend: Any, mode: str | None, kind: Kind) -> Options:
-        """Return what a backend and a mode of `torch.compile` mean on a kind of device.
+        """Return the options for a backend and a mode of `torch.compile` on a kind of device.
 
-        Modes that choose kernels by measuring are taken to choose those of libraries; see `assumptions.of_compilation`.
+        Modes that choose kernels by measuring are assumed to choose those of libraries; see
+        `assumptions.of_compilation`.
 
         Raises:
-            SimulationError: it is not captured.
+            SimulationError: the combination is not supported.
         """
         if backend not in ("inductor", "aot_eager"):
-            raise SimulationError(f"torch.compile with the backend {backend} is not captured")
+            raise SimulationError(f"torch.compile with the backend {backend} is not supported")
         return cls(inductor=backend == "inductor", replayed=kind == "cuda" and mode in _WITH_CUDA_GRAPHS)
 
 
 def is_of_unit(hook: Any) -> bool:
-    """Whether a hook is one of an FSDP unit, which dynamo does not trace; those of several modules are wrapped."""
+    """Whether a hook belongs to an FSDP unit, which dynamo does not trace; hooks of joined units are wrapped."""
     while hook is not None:
         if isinstance(getattr(hook, "__self__", None), FSDPState):
             return True
@@ -101,7 +102,7 @@ class Call:
     constants: list[Any] = field(default_factory=list)
 
     def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
-        """Call the module with these parameters, buffers and arguments, and return the tensors of its result."""
+        """Call the module with these parameters, buffers and arguments, and return the tensors of its output."""
         state = dict(zip(self.names, given, strict=False))
         leaves = list(self.leaves)
         for place, value in zip(self.places, given[len(self.names) :], strict=True):
@@ -114,7 +115,7 @@ class Call:
 
 
 class Graph:
-    """The compiled graph of modules that are alike."""
+    """The compiled graph of structurally equal modules."""
 
     def __init__(self, capture: Capture, kind: Kind, gpu: Device | None, options: Options) -> None:
         self.capture = capture
@@ -125,11 +126,11 @@ class Graph:
         self.call: Call
 
     def trace(self, call: Call, given: list[torch.Tensor]) -> None:
-        """Trace a call of a module, and compile its forward and backward; nothing of it is recorded."""
+        """Trace a call of a module, and compile its forward and backward, without recording anything."""
         from legoai.runtime.torch_internals.aot import aot_function, min_cut_rematerialization_partition
 
         def partition(graph: Any, inputs: Any, **options: Any) -> Any:
-            # A recomputed operator that may be random would keep the generator's state, a few bytes of the host.
+            # A recomputed random operator would save the generator's state, a few bytes on the host.
             with patched("torch._functorch.partitioners:functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
                 return min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
 
@@ -168,7 +169,7 @@ class Graph:
                     donated_buffer=True, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True
                 ),
             ):
-                self.compiled(*_alike(given))
+                self.compiled(*_copies(given))
         finally:
             capture.paused = before
         call.module = call.forward = None  # type: ignore[assignment]
@@ -183,18 +184,18 @@ class Graph:
         return tree_unflatten(out, call.out_spec)
 
     def compile(self, graph: torch.fx.GraphModule, *, is_backward: bool) -> Runner:
-        """Compile a graph of `aten` operators, and return what takes its arguments in a list, which it empties.
+        """Compile a graph of `aten` operators; return a runner that takes its arguments in a list, which it empties.
 
         Args:
-            graph: of forward or of backward, or of both; changed.
-            is_backward: whether what it takes may be overwritten where autograd needs it no more.
+            graph: of forward, of backward, or of both; changed.
+            is_backward: whether inputs may be overwritten where autograd no longer needs them.
         """
         if not self.options.inductor:
             runner: Runner = functools.partial(_run_operators, graph)
         else:
             from legoai.cost.compilation.inductor import schedule
 
-            # Some backward graphs are compiled when they are first called, in the middle of a step.
+            # Some backward graphs are compiled on their first call, in the middle of a step.
             before, self.capture.paused = self.capture.paused, True
             try:
                 planned = schedule(graph, self.kind, self.gpu, is_backward=is_backward)
@@ -211,8 +212,8 @@ class Graph:
         return _Run(self.capture, planned, args, replayed=self.options.replayed).take()
 
 
-def _alike(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like some, on other memory: a graph keeps those of its trace, and is kept for further simulations."""
+def _copies(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of tensors on other memory: a graph keeps its example inputs, and outlives the simulation."""
     memory: dict[int, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
 
@@ -227,7 +228,7 @@ def _alike(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         whole = held[: held.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
         return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
 
-    def alike(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is DTensor:
             local = plain(tensor._local_tensor)
             return DTensor(local, tensor._spec, requires_grad=tensor.requires_grad)  # type: ignore[no-untyped-call]
@@ -239,12 +240,12 @@ def _alike(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return found.requires_grad_(tensor.requires_grad)
 
     for tensor in given:
-        made.setdefault(id(tensor), alike(tensor))
+        made.setdefault(id(tensor), copy_of(tensor))
     return [made[id(tensor)] for tensor in given]
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    """Stand before the hooks of a checkpoint around the module, which count what is saved."""
+    """Run before the hooks of a checkpoint around the module, which count saved tensors."""
     return tensor
 
 
@@ -259,7 +260,7 @@ def _run_operators(graph: torch.fx.GraphModule, args: list[Any]) -> list[Any]:
 
 
 class _Run:
-    """One run of a schedule: makes the tensors that its kernels would make, and records these."""
+    """One execution of a schedule: allocates the tensors that its kernels would allocate, and records the kernels."""
 
     def __init__(self, capture: Capture, planned: Schedule, args: list[Any], *, replayed: bool) -> None:
         self.capture = capture
@@ -270,7 +271,7 @@ class _Run:
         args.clear()
 
     def take(self) -> list[Any]:
-        """Take all steps, and return the results."""
+        """Execute all steps, and return the outputs."""
         capture = self.capture
         outside, capture.compiled = capture.compiled, True
         capture.paused = True
@@ -316,7 +317,7 @@ class _Run:
         return found.as_strided(item.shape, item.stride, item.offset)
 
     def _communicate(self, call: Communication) -> None:
-        """Call a collective, or the wait for one, so that it is recorded as where nothing is compiled."""
+        """Call a collective, or the wait for one, so that it is recorded as without compilation."""
         args, kwargs = self._value(call.args), {name: self._value(item) for name, item in call.kwargs.items()}
         self.capture.paused = self.paused
         try:
@@ -354,7 +355,7 @@ class _Run:
                 attributes={**work.attributes, **self.attributes},
                 module=".".join(part for part in (capture.module, work.module) if part),
                 phase=capture.phase,
-                # Little Python is left around fused kernels; other kernels are called from code in Python.
+                # There is little Python around fused kernels; other kernels are called from Python code.
                 python=capture.phase != "backward" and not work.op.startswith("fused("),
             )
         )
@@ -362,7 +363,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _tracing_hooks(module: nn.Module) -> Iterator[None]:
-    """While a module is traced, leave out what runs outside of its graph, and note which module makes a node."""
+    """While a module is traced, leave out hooks outside its graph, and note the module of each node."""
     kept = []
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         own = {key: hook for key, hook in hooks.items() if is_of_unit(hook)}
@@ -381,7 +382,7 @@ def _tracing_hooks(module: nn.Module) -> Iterator[None]:
         entered.pop().__exit__(None, None, None)
 
     try:
-        # Hooks of all modules share the numbers of each module's own, which count from 0.
+        # Global hooks and a module's own hooks share numbers; each module counts from 0.
         with (
             patched(_BEFORE_ALL, OrderedDict({-1: enter})),
             patched(_AFTER_ALL, OrderedDict({-1: leave})),
@@ -396,7 +397,7 @@ def _tracing_hooks(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
-    """While a module is traced, let checkpoints inside of it tell the partitioner what to recompute, as dynamo does."""
+    """While a module is traced, let checkpoints within it tag nodes for the partitioner, as dynamo does."""
     wrappers = [inner for inner in module.modules() if isinstance(inner, CheckpointWrapper)]
     with contextlib.ExitStack() as stack:
         for number, wrapper in enumerate(wrappers):
@@ -408,14 +409,14 @@ def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
 def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a checkpointed function with the tags of `torch._higher_order_ops.wrap.TagActivationCheckpoint`.
 
-    What is entered tags each operator as its policy says, and with the number of the checkpoint to which it belongs. A
-    checkpoint without a policy is one that recomputes everything.
+    The entered context tags each operator by its policy, and with the number of its checkpoint. A checkpoint without a
+    policy recomputes everything.
     """
     contexts = getattr(checkpoint, "keywords", {}).get("context_fn")
     if contexts is None:
         contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: _RECOMPUTE)
     forward = contexts()[0]
     forward.ac_graph_id = number
-    # Entering it sets both, and leaving it leaves them.
+    # The context sets both on entry, and does not reset them.
     with restored_items("torch.fx.traceback:current_meta", "ac_graph_id", "recompute"), forward:
         return function(*args, **kwargs)

@@ -1,11 +1,10 @@
 """Inductor's schedule of a graph: its kernels, and the lifetime of each buffer.
 
-Inductor itself is asked: its lowerings, its scheduler and the fusion rules of its backend run on the graph as they
-would on the plan's GPU (whose properties the catalogue states) or on a CPU, up to where code would be generated. Of its
-passes over the graph those run that need no device: no-ops and pointless casts are removed, random numbers become its
-own, and updates are made in place. Not run are the patterns that it would look for by example (a hand-written
-attention, a sum of two matrix products, padding of matrices) and the choice between libraries and templates that it
-makes by measuring.
+Inductor's own lowerings, scheduler and fusion rules of its backend run on the graph as they would on the plan's GPU
+(whose properties the catalogue states) or on a CPU, up to code generation. Of its graph passes, those run that need no
+device: no-ops and pointless casts are removed, random numbers are replaced by inductor's, and updates are made in
+place. Two things do not run: pattern matching by example (a hand-written attention, a sum of two matrix products,
+padding of matrices), and the choice between libraries and templates by measurement.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _DEVICE: Final[dict[Kind, str]] = {"cuda": "cuda:0", "cpu": "cpu"}
 
 
 def prepare(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None) -> None:
-    """Run inductor's passes over the joint graph of forward and backward, as it does before it splits the two.
+    """Run inductor's passes over the joint graph of forward and backward, as it does before it splits the graph.
 
     Args:
         graph: of `aten` operators; changed.
-        kind: whose kernels are made.
+        kind: of device, which decides the kernels.
         gpu: the device, if it is one.
     """
     mode = _on_device(graph, kind)
@@ -68,19 +67,19 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None, *, is_
 
     Args:
         graph: of forward or of backward; changed.
-        kind: whose kernels are made.
+        kind: of device, which decides the kernels.
         gpu: the device, if it is one.
-        is_backward: whether what the graph takes may be overwritten where autograd needs it no more.
+        is_backward: whether inputs may be overwritten where autograd no longer needs them.
 
     Raises:
-        SimulationError: inductor cannot lower the graph, or makes of it what has no record.
+        SimulationError: inductor cannot lower the graph, or its schedule contains something that has no record.
     """
     mode = _on_device(graph, kind)
     given = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     with contextlib.ExitStack() as stack:
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(config.patch(pattern_matcher=False, force_disable_caches=True))
-        stack.enter_context(warnings.catch_warnings())  # of a run, which tells them
+        stack.enter_context(warnings.catch_warnings())  # the same warnings appear in a run
         warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
         if kind == "cuda":
             stack.enter_context(_as_on(kind, gpu))
@@ -96,7 +95,7 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None, *, is_
 
 
 def _on_device(graph: torch.fx.GraphModule, kind: Kind) -> FakeTensorMode:
-    """Say that the graph's tensors are on a device that inductor knows."""
+    """Move the graph's tensors to a device that inductor knows."""
     mode = TracingContext.get().fake_mode
     assert mode is not None
     device = torch.device(_DEVICE[kind])
@@ -117,10 +116,10 @@ def _on_device(graph: torch.fx.GraphModule, kind: Kind) -> FakeTensorMode:
 
 @contextlib.contextmanager
 def _as_on(kind: Kind, gpu: Device | None) -> Iterator[None]:
-    """Let inductor find the properties of a GPU, and its backend, where there is none."""
+    """Let inductor find the properties of a GPU, and its backend, on a machine without one."""
 
     def copy(target: torch.Tensor, source: torch.Tensor, *_: Any) -> torch.Tensor:
-        source.expand(target.shape)  # all that the passes want to know is whether this is possible
+        source.expand(target.shape)  # the passes only need to know whether this is possible
         return target
 
     def backend_of(scheduler: Any, _: torch.device) -> CUDACombinedScheduling:

@@ -1,7 +1,7 @@
 """Compiled modules on the simulated device.
 
-The hooks of FSDP units, which dynamo leaves out of the graph, run before and after it, and modules that are alike share
-one graph. What would break the graph, and what a real run would get wrong, is refused.
+The hooks of FSDP units, which dynamo leaves out of the graph, run before and after it. Structurally equal modules share
+one graph. Graph breaks, and modules that a real run would compute wrongly, are rejected.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from legoai.specs.cluster import Device
 
 @contextlib.contextmanager
 def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iterator[None]:
-    """Let modules, and regions of a step's graph, that are compiled while this is entered run as compiled ones do.
+    """While entered, let compiled modules, and compiled regions of a step's graph, run as compiled.
 
     Args:
-        capture: takes the records.
-        kind: whose kernels are made.
-        gpu: the plan's device, whose properties inductor asks for; a program that is not compiled by it needs none.
+        capture: recorder of the rank.
+        kind: of device, which decides the kernels.
+        gpu: the plan's device, whose properties inductor needs; None if the program does not use inductor.
     """
     compiler = _Compiler(capture, kind, gpu)
     try:
@@ -56,14 +56,14 @@ def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iter
 
 def _options(backend: Any, mode: str | None, options: Mapping[str, Any] | None, kind: Kind) -> Options:
     if options:
-        raise SimulationError(f"torch.compile with options {', '.join(options)} is not captured")
+        raise SimulationError(f"torch.compile with options {', '.join(options)} is not supported")
     return Options.of(backend, mode, kind)
 
 
 _MANAGED: Final = "_is_fsdp_managed_module"
 
 _GRAPHS: Final[dict[Any, Graph]] = {}
-"""The graphs of this process; those over DTensors belong to one simulation, whose process groups they name."""
+"""The graphs of this process; graphs over DTensors belong to one simulation, whose process groups they name."""
 
 _SIMULATIONS: Final = itertools.count()
 
@@ -91,28 +91,28 @@ class _Compiler:
     ) -> Any:
         """Return a callable that runs a module's forward as compiled; the arguments are those of `torch.compile`.
 
-        Shapes do not vary in a simulation, so that `dynamic` makes no difference.
+        Shapes do not vary in a simulation, so `dynamic` makes no difference.
         """
         if disable:
             return model
         if others:
-            raise SimulationError(f"torch.compile with {', '.join(others)} is not captured")
+            raise SimulationError(f"torch.compile with {', '.join(others)} is not supported")
         _import_compiler(backend)
         module = getattr(model, "__self__", None)
         if isinstance(model, types.FunctionType):
             module = _Function(model)
             model = module._call_impl
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
-            raise SimulationError("only functions, and modules that are compiled by `module.compile()`, are captured")
+            raise SimulationError("only functions, and modules compiled by `module.compile()`, are supported")
         chosen = _options(backend, mode, options, self.kind)
         return _CompiledModule(self, module, model, chosen, fullgraph=fullgraph)
 
 
 def _import_compiler(backend: Any) -> None:
-    """Import what compiles before the first step, as `torch.compile` does.
+    """Import the compiler's modules before the first step, as `torch.compile` does.
 
-    `torch.fx.wrap`, which these modules call, leaves its frame in a cycle, and with it the frames of all callers, which
-    in the middle of a step hold activations until the cyclic garbage collector runs.
+    `torch.fx.wrap`, which these modules call, leaves its frame in a reference cycle, and with it the frames of all
+    callers. In the middle of a step these would keep activations alive until the cyclic garbage collector runs.
     """
     importlib.import_module("legoai.runtime.torch_internals.aot")
     if backend == "inductor":
@@ -120,7 +120,7 @@ def _import_compiler(backend: Any) -> None:
 
 
 class _Function(nn.Module):
-    """A function without parameters, such as a loss, as the module that compilation asks for."""
+    """A function without parameters, such as a loss, as a module that can be compiled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Function(nn.Module):
 
 
 class _CompiledModule:
-    """What a compiled module is called by."""
+    """Call of a compiled module."""
 
     def __init__(
         self, compiler: _Compiler, module: nn.Module, forward: Callable[..., Any], options: Options, *, fullgraph: bool
@@ -144,7 +144,7 @@ class _CompiledModule:
         self.fullgraph = fullgraph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run hooks that see every call, then those of FSDP units, and inside of them the graph."""
+        """Run hooks that observe every call, then those of FSDP units, and within them the graph."""
         module = self.module
         before, after = _unit_hooks(module)
         for hook in forward_pre_hooks_of_all_modules().values():
@@ -178,7 +178,7 @@ class _CompiledModule:
         compiler = self.compiler
         key = (
             (compiler.kind, compiler.gpu), self.options, compiler.simulation if _distributed(given) else None,
-            _structure(self.module), tuple(map(_told, given)), _constants(leaves), spec, _ambient(),
+            _structure(self.module), tuple(map(_tensor_key, given)), _constants(leaves), spec, _ambient(),
         )  # fmt: skip
         graph = _GRAPHS.get(key)
         if graph is None:
@@ -193,9 +193,9 @@ class _CompiledModule:
         inside = [path for path, inner in self.module.named_modules() if path and isinstance(inner, FSDPModule)]
         if inside:
             raise SimulationError(
-                f"a compiled module whose graph breaks at the unit {inside[0]} is not captured; compile the units"
+                f"a compiled module whose graph breaks at the unit {inside[0]} is not supported; compile the units"
             )
-        # As dynamo knows the modules that a unit manages.
+        # Dynamo identifies the modules that a unit manages in the same way.
         if self.options.replayed and any(getattr(inner, _MANAGED, False) for inner in self.module.modules()):
             raise SimulationError(
                 "CUDA graphs of modules whose parameters units gather to another place each time are not captured "
@@ -209,7 +209,7 @@ class _CompiledModule:
 
 
 def _multiplies_by_group(module: nn.Module) -> bool:
-    """Whether a module holds experts of `transformers`, of a dtype in which compiled ones have no grouped product."""
+    """Whether a module holds experts of `transformers` in a dtype for which compilation has no grouped product."""
     chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
     return (
         chosen == "grouped_mm"
@@ -238,8 +238,8 @@ def _in_flight(tensor: torch.Tensor) -> bool:
     return isinstance(local, AsyncCollectiveTensor)
 
 
-def _told(tensor: torch.Tensor) -> Any:
-    """Return what of a tensor decides how it is compiled."""
+def _tensor_key(tensor: torch.Tensor) -> Any:
+    """Return the properties of a tensor that affect its compilation."""
     common = type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor.device
     if isinstance(tensor, DTensor):
         return *common, tensor.placements, tensor.device_mesh, tensor._local_tensor.shape
@@ -259,10 +259,10 @@ def _ambient() -> tuple[Any, ...]:
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
-    """Return what of a module dynamo would guard: classes, and the numbers, words and functions that they hold.
+    """Return the properties of a module that dynamo would guard: classes, numbers, strings and functions.
 
-    The number of a layer, under the name that Hugging Face's models give it, is left out: it finds the layer's place in
-    a cache, which training has not.
+    The index of a layer, under the name that Hugging Face's models give it, is left out: it selects the layer's entry
+    in a cache, which training does not use.
     """
     found: list[Any] = []
     for path, inner in module.named_modules():
@@ -277,10 +277,10 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _identity(value: Any, depth: int = 0) -> Any:
-    """Return what makes two values the same to a module that holds them; of objects that is their class."""
+    """Return the identity of a value for the module that holds it; for objects that is their class."""
     if isinstance(value, bool | int | float | str | type | torch.dtype | types.BuiltinFunctionType | OpOverload | None):
         return value
-    if depth > 8:  # functions may hold each other
+    if depth > 8:  # functions may reference each other
         return type(value)
     if isinstance(value, tuple):
         return tuple(_identity(item, depth + 1) for item in value)
@@ -290,7 +290,7 @@ def _identity(value: Any, depth: int = 0) -> Any:
         keywords = tuple((name, _identity(item, depth + 1)) for name, item in sorted(value.keywords.items()))
         return _identity(value.func, depth + 1), _identity(value.args, depth + 1), keywords
     if isinstance(value, types.FunctionType):
-        # Functions that are made anew for each block, such as policies of checkpoints, are equal in what they hold.
+        # Functions created for each block, such as checkpoint policies, are equal if what they hold is equal.
         return value.__code__, tuple(
             _identity(item, depth + 1) for item in inspect.getclosurevars(value).nonlocals.items()
         )

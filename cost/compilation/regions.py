@@ -1,4 +1,4 @@
-"""Compiled regions of a step's graph on the simulated device: scheduled by inductor, as compiled modules are."""
+"""Compiled regions of a step's graph on the simulated device, scheduled by inductor like compiled modules."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _RUNNERS: Final[dict[Any, tuple[Graph, Runner]]] = {}
 
 @contextlib.contextmanager
 def compiled_regions(capture: Capture, kind: Kind, gpu: Device | None) -> Iterator[None]:
-    """Let regions that are compiled while this is entered run as their kernels would.
+    """While entered, let compiled regions run as the kernels of their schedule.
 
     Args:
-        capture: takes the records.
-        kind: whose kernels are made.
-        gpu: the plan's device, whose properties inductor asks for.
+        capture: recorder of the rank.
+        kind: of device, which decides the kernels.
+        gpu: the plan's device, whose properties inductor needs.
     """
 
     def compiled(source: Source) -> Runner:
@@ -47,7 +47,7 @@ def compiled_regions(capture: Capture, kind: Kind, gpu: Device | None) -> Iterat
 
 
 def _compiled(graph: Graph, source: Source) -> Runner:
-    """Compile a region; nothing of it is recorded."""
+    """Compile a region, without recording anything."""
     decompositions, once = {}, None
     if graph.options.inductor:
         from legoai.runtime.torch_internals.regions import fx_graph_cse, select_decomp_table
@@ -70,7 +70,7 @@ def _compiled(graph: Graph, source: Source) -> Runner:
 
 
 def _name_modules(graph: fx.Graph, path: str) -> None:
-    """Tell the scheduler on whose behalf each node works, below the module of the region."""
+    """Set the module of each node, below the module of the region, for the scheduler."""
     for node in graph.nodes:
         place = place_of(node)
         if place is not None:

@@ -1,4 +1,4 @@
-"""Schedule of a compiled graph: its kernels in their order, and the lifetime of each buffer."""
+"""Schedule of a compiled graph: its kernels in order, and the lifetime of each buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legoai.cost.trace.records import TensorType
 from legoai.runtime.torch_internals.operators import OpOverload
 
 MODULE: Final = "legoai module"
-"""The key of a node's custom metadata that names the module, below the compiled one, on whose behalf it works."""
+"""The key of a node's custom metadata that names its module, relative to the compiled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One kernel, as :class:`legoai.cost.trace.records.Kernel` has it; ``module`` is below the compiled one."""
+    """One kernel, like :class:`legoai.cost.trace.records.Kernel`; ``module`` is relative to the compiled one."""
 
     op: str
     inputs: tuple[TensorType, ...]
@@ -48,9 +48,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An operator that is called as it is: a collective, or the wait for one, or products group by group.
+    """A call of an operator that is not compiled: a collective, the wait for one, or products group by group.
 
-    ``result`` names what it returns; None where it works in place.
+    ``result`` names its output; None where it works in place.
     """
 
     function: OpOverload
@@ -62,18 +62,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Products in pieces beside the collective that they need or feed, by :mod:`legoai.cost.compilation.async_tp`.
+    """Chunked products that overlap a collective, by :mod:`legoai.cost.compilation.async_tp`.
 
     Attributes:
         group: name of the process group.
-        gathers: whether an all-gather feeds the products; else their result is reduced and scattered.
-        piece: what is copied from each peer.
-        products: of one piece.
-        first: the copy of the rank's own piece to where peers read it.
-        last: the sum of the pieces that came.
-        kept: whether what is gathered is a result.
-        temporary: what is made, and dropped at the end.
-        module: below the compiled one.
+        gathers: whether an all-gather precedes the products; otherwise a reduce-scatter follows them.
+        piece: the chunk that is copied from each peer.
+        products: of one chunk.
+        first: the copy of the rank's own chunk to where peers read it.
+        last: the sum of the chunks that arrived.
+        kept: whether the gathered tensor is an output.
+        temporary: tensor that is allocated, and freed at the end.
+        module: relative to the compiled one.
     """
 
     group: str
@@ -89,13 +89,13 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What happens in one place of the schedule.
+    """One step of the schedule.
 
     Attributes:
         makes: buffers that are allocated.
-        aliases: (new, old): buffers that lie in the memory of others.
-        work: a kernel, a call of an operator, products in pieces, or nothing.
-        drops: buffers that are needed no more.
+        aliases: (new, old): buffers that reuse the memory of others.
+        work: a kernel, a call of an operator, chunked products, or nothing.
+        drops: buffers that are freed.
     """
 
     makes: tuple[Slot, ...] = ()

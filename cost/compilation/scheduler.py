@@ -1,4 +1,4 @@
-"""Decisions of inductor's scheduler: kernels, their buffers, and the lifetime of these."""
+"""Conversion of inductor's scheduler state: kernels, their buffers, and buffer lifetimes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from legoai.runtime.torch_internals.operators import OpOverload, tree_map
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the schedule of a lowered graph.
+    """Converts the schedule of a lowered graph.
 
     Args:
         lowering: of the graph.
@@ -46,7 +46,7 @@ class Reader:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What has fused and ordered the graph's nodes."""
+        """The scheduler that fused and ordered the graph's nodes."""
         return self.lowering.scheduler
 
     def read(self) -> Schedule:
@@ -60,7 +60,7 @@ class Reader:
         )
 
     def _value(self, value: Any) -> Any:
-        """Return a tensor, or what else an operator takes and a graph returns."""
+        """Return the slot of a tensor, or any other argument or output as it is."""
         if isinstance(value, ir.NoneAsConstantBuffer):
             return None
         if isinstance(value, ir.ShapeAsConstantBuffer):
@@ -70,7 +70,7 @@ class Reader:
         if isinstance(value, ir.OpaqueObjectState):
             return Given(value.get_name())
         if isinstance(value, ir.NonTensorObj):
-            raise SimulationError(f"a graph with {type(value).__name__} is not captured")
+            raise SimulationError(f"a graph with {type(value).__name__} is not supported")
         return self._slot(value)
 
     def _slot(self, value: Any) -> Slot:
@@ -95,7 +95,7 @@ class Reader:
                 yield self._extern(member.node, drops)
 
     def _fresh(self, buffer: Any) -> Iterator[Slot]:
-        """Yield the buffer that holds this one, if it is not there yet."""
+        """Yield the buffer that holds this one, if it is not allocated yet."""
         layout = buffer.get_output_spec()
         if isinstance(layout, ir.NonOwningLayout):
             yield from self._fresh(_held(layout))
@@ -149,8 +149,8 @@ class Reader:
     def _accessed(self, node: BaseSchedulerNode, *, reads: bool) -> int:
         """Return the bytes that a kernel reads or writes.
 
-        Inductor takes each fused group for one of 10⁹ elements: it counts no tensor for more, which logits exceed, and
-        all of a tensor of which a few elements are gathered.
+        Inductor treats each fused group as one of 10⁹ elements: it counts no tensor as larger, which logits exceed, and
+        counts a tensor in full of which a few elements are gathered.
         """
         counted = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
         spans = [_elements_of(member) for member in node.get_nodes() if isinstance(member, SchedulerNode)]
@@ -169,9 +169,9 @@ class Reader:
     def _overwritten(
         self, group: BaseSchedulerNode, member: BaseSchedulerNode, buffer: Any, drops: Sequence[str], taken: set[str]
     ) -> str | None:
-        """Return the buffer in whose memory inductor's `decide_inplace_update` puts this one, if in any.
+        """Return the buffer whose memory inductor's `decide_inplace_update` reuses for this one; None if there is none.
 
-        It is one that is read for the last time, element by element as this one is written, and of its size and dtype.
+        It has the same size and dtype, and is read for the last time, elementwise as this one is written.
         """
         own = self._slot(buffer)
         (write,) = [dep for dep in member.read_writes.writes if dep.name == buffer.get_name()] or (None,)
@@ -240,7 +240,7 @@ class Reader:
         return Step(makes=makes, work=_work(function, known, origin), drops=drops)
 
     def _origin(self, kernel: Any) -> torch.fx.Node:
-        """Return the node of the graph whose operator a library's kernel computes."""
+        """Return the node of the graph whose operator a library kernel computes."""
         function = getattr(kernel, "op_overload", None)
         candidates = [kernel.get_origin_node(), *kernel.get_origins()]
         matching = {
@@ -252,7 +252,7 @@ class Reader:
             and _same_operator(node.target, function)
         }
         if not matching:
-            raise SimulationError(f"inductor calls {function or type(kernel).__name__}, which is not captured")
+            raise SimulationError(f"inductor calls {function or type(kernel).__name__}, which is not supported")
         latest: torch.fx.Node = max(matching, key=lambda node: self.order.get(node, -1))
         return latest
 
@@ -264,7 +264,7 @@ class Reader:
         if fresh:
             self.made.add(kernel.get_name())
         elif known.treatment == "collective" and not function._schema.is_mutable:
-            raise SimulationError(f"{known.name} of several tensors in a compiled module is not captured")
+            raise SimulationError(f"{known.name} of several tensors in a compiled module is not supported")
         call = Call(
             function=function,
             args=tuple(args),
@@ -289,12 +289,12 @@ class Reader:
 
 
 def _meta(item: Any) -> Any:
-    """Return the tensor that a node of a graph makes."""
+    """Return the output tensor of a node of a graph."""
     return item.meta["val"] if isinstance(item, torch.fx.Node) else item
 
 
 def _held(layout: ir.NonOwningLayout) -> Any:
-    """Return the buffer of which a tensor is a part: that of a concatenation."""
+    """Return the buffer of which a tensor is a part, as in a concatenation."""
     held: Any = layout.view
     while not isinstance(held, ir.Buffer):
         held = held.data
@@ -302,7 +302,7 @@ def _held(layout: ir.NonOwningLayout) -> Any:
 
 
 def _same_operator(one: OpOverload, other: OpOverload) -> bool:
-    """Whether two are one, but for the place of the result: `mm` and `mm.out`, `all_reduce` and `all_reduce_`."""
+    """Whether two operators are variants of one: `mm` and `mm.out`, `all_reduce` and `all_reduce_`."""
     return one._schema.name.rstrip("_") == other._schema.name.rstrip("_")
 
 
@@ -317,7 +317,7 @@ def _work(function: OpOverload, known: Operator, origin: torch.fx.Node) -> Work:
 
 
 def _draw_of_seeds(seeds: Slot) -> Work:
-    """Return the kernel that draws the seeds of a graph's random numbers, such as those of dropout, once for all."""
+    """Return the kernel that draws the seeds of all random numbers of a graph, such as those of dropout."""
     count = _elements(seeds) * seeds.dtype.itemsize
     return Work(
         op="aten.randint", inputs=(), outputs=(_type(seeds),), flops=0, bytes_read=0, bytes_written=count,
@@ -334,7 +334,7 @@ def _type(slot: Slot) -> TensorType:
 
 
 def _elements_of(node: SchedulerNode) -> int:
-    """Return over how many elements a node runs, reduced ones included."""
+    """Return the number of elements over which a node runs, including reduced ones."""
     return math.prod(int(size) for sizes in node.get_ranges() for size in sizes)
 
 
@@ -345,7 +345,8 @@ def _elements(slot: Slot) -> int:
 def _name_of_group(origins: Sequence[torch.fx.Node]) -> str:
     """Return `fused(aten.mul, aten.add)`: the operators in the graph's order, each once, without views.
 
-    A tensor that is laid out for a product bears the product among its origins, which is none of the group's.
+    A tensor that is copied to another layout for a product has the product among its origins, which is not in the
+    group.
     """
     names: dict[str, None] = {}
     for node in origins:
@@ -357,7 +358,7 @@ def _name_of_group(origins: Sequence[torch.fx.Node]) -> str:
 
 
 def _module_of(origins: Sequence[torch.fx.Node]) -> str:
-    """Return the innermost module in which all of some nodes are."""
+    """Return the innermost module that contains all of some nodes."""
     paths = [str((node.meta.get("custom") or {}).get(MODULE, "")).split(".") for node in origins]
     common: list[str] = []
     for parts in zip(*paths, strict=False):

@@ -9,7 +9,7 @@ from legoai.cost.kernels.work import Attention, Product
 
 
 def product_features(product: Product, processors: int) -> tuple[float, ...]:
-    """What the forest of products looks at; the names are `PRODUCT_FEATURES`."""
+    """Return the features of products; their names are `PRODUCT_FEATURES`."""
     b, m, n, k = product.batch, product.m, product.n, product.k
     waves = []
     for rows, columns in ((64, 64), (128, 128), (128, 256)):
@@ -27,7 +27,7 @@ PRODUCT_FEATURES: Final = (
 
 
 def attention_features(attention: Attention, processors: int) -> tuple[float, ...]:
-    """What the forest of attention looks at; the names are `ATTENTION_FEATURES`."""
+    """Return the features of attention; their names are `ATTENTION_FEATURES`."""
     blocks = attention.batch * attention.heads * math.ceil(attention.queries / 128) / processors
     return (
         math.log2(attention.queries),

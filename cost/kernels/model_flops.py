@@ -1,4 +1,4 @@
-"""Floating-point operations that a model asks for, however it is trained."""
+"""Floating-point operations of a model in one step, independent of how it is trained."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CAPTURED: Final = "3 times the forward products that were captured, on all ranks
 
 
 def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[Item]]) -> tuple[float, str]:
-    """Operations that the model itself asks for in one optimizer step, on all devices, and by which convention.
+    """Return the floating-point operations of the model in one optimizer step, on all devices, and the convention.
 
     For the built-in decoders they follow from the model (:func:`~legoai.dsl.analysis.flops.flops_per_token`). For other
-    models it is three times the products of the forward that a rank was seen to run, times the ranks; what several
-    ranks repeat counts as often. Recomputation never counts.
+    models it is three times the products of a captured rank's forward, times the ranks; work that several ranks repeat
+    counts for each of them. Recomputation never counts.
 
     Args:
         plan: the plan.
@@ -36,14 +36,14 @@ def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[Item]])
 
 
 class ForwardFlops:
-    """Operations of a segment's kernels in forward."""
+    """Forward FLOPs of a segment's kernels."""
 
     def __init__(self, segment: Segment) -> None:
         self.total = sum(map(_forward, segment.records))
 
 
 def _forward(item: Item) -> int:
-    """Operations of an item of a trace in forward."""
+    """Return the forward FLOPs of an item of a trace."""
     if isinstance(item, Instance):
         return item.segment.summary(ForwardFlops).total
     return item.flops if isinstance(item, Kernel) and item.phase == "forward" else 0

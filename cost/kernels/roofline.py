@@ -75,7 +75,7 @@ class ProductCurve:
         return self.floor + max(compute, product.bytes / self.bandwidth)
 
     def limit(self, product: Product) -> float:
-        """The time below which a product cannot stay when others precede and follow it; 0 where it is not known."""
+        """Return the minimum time of a product between others; 0 where it is not known."""
         return 0.0 if self.sustained is None else product.flops / (self.peak * self.sustained)
 
     def waste(self, product: Product) -> float:

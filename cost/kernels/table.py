@@ -12,7 +12,7 @@ from typing import Any
 class Table:
     """Measured points, and at each the logarithm of measured time over that of a formula.
 
-    What is interpolated is that ratio, which varies little between neighbours, not the time, which varies with size.
+    The interpolated quantity is that ratio, which varies little between neighbours, and not the time.
 
     Attributes:
         points: base-2 logarithms of the coordinates.
@@ -27,7 +27,7 @@ class Table:
     columns: tuple[tuple[float, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Turn the points round."""
+        """Transpose the points."""
         object.__setattr__(self, "columns", tuple(zip(*self.points, strict=True)))
 
     @classmethod

@@ -123,13 +123,13 @@ _KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
 )  # fmt: skip
 _PATTERNS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 _OPS: Final = 4096
-"""Operators whose class is kept: there are some hundreds, and fused groups."""
+"""Size of the cache of operator classes: there are some hundreds of operators, and fused groups."""
 
 
 def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
-    """What ``kernel`` asks of the device; with ``tf32`` single-precision products use the tensor cores.
+    """Return the work of ``kernel``; with ``tf32`` single-precision products use the tensor cores.
 
-    An operator that is none of the known ones moves its bytes, and has the floating-point operations that it states.
+    An unknown operator moves its bytes, and has the floating-point operations that its record states.
     """
     name = _short(kernel.op)
     if name in _PRODUCTS:
@@ -167,7 +167,7 @@ def is_product(op: str) -> bool:
 
 @functools.lru_cache(_OPS)
 def kind_of(op: str) -> MovementKind:
-    """The class of an operator that is bound by memory; a fused group is what its costliest member is."""
+    """Return the class of a memory-bound operator; a fused group has the class of its costliest member."""
     for kind, pattern in _PATTERNS:
         if pattern.search(op) and not (kind in ("fill", "copy") and op.startswith("fused(")):
             return kind

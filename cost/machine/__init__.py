@@ -1,1 +1,1 @@
-"""Devices and networks that a plan runs on, and what one operation costs there."""
+"""Devices and networks that a plan runs on, and the cost of single operations on them."""

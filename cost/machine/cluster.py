@@ -18,13 +18,13 @@ PROFILE_SUFFIX: Final = ".json.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine:
-    """A cluster, and what is known of its speed.
+    """A cluster, and its measured speed.
 
     Attributes:
         cluster: the hosts, their devices, and the fabric between them.
         profile: of the device.
         network: of the cluster.
-        expandable_segments: whether segments of torch's allocator grow on its devices.
+        expandable_segments: whether torch's allocator uses expandable segments on its devices.
     """
 
     cluster: Cluster
@@ -43,10 +43,10 @@ class Machine:
         return None if found is None else found.value
 
     def host(self) -> Host:
-        """How fast operations are put on streams here, and what communication takes from computation.
+        """Times of launching operations here, and the slowdown of computation by communication.
 
-        On a cpu the host computes itself. The time of a kernel that was measured there holds that of its dispatch; the
-        two lie beside each other here, so that the longer counts, and not both.
+        On a cpu the host computes itself. The measured time of a kernel includes that of its dispatch; the simulator
+        runs both concurrently, so that the longer one counts, and not both.
         """
         return Host(
             dispatch_seconds=self.constant("dispatch_seconds") or 0.0,
@@ -70,19 +70,19 @@ class Machine:
 
 
 def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Machine:
-    """What a plan's `cluster` statement names.
+    """Return the machine that a plan's `cluster` statement names.
 
     Args:
         use: the statement.
-        world: ranks of the plan's mesh. A single host has as many devices as ranks, where it does not say.
+        world: ranks of the plan's mesh. A single host without a stated number of devices has one for each rank.
         directory: of the plan, from which its profile file is found.
         override: instead of the plan's device another one: a name of the catalogue, a device file (`NAME.toml`, with
             its profile `NAME.json.gz` beside it, as `legoai calibrate` writes them), or a profile (`NAME.json.gz`)
             of the plan's own device.
 
     Raises:
-        ProfileError: a profile that is not there or not readable.
-        CatalogueError: a device that is not known or not complete.
+        ProfileError: a profile is missing or not readable.
+        CatalogueError: a device is unknown or incomplete.
     """
     cluster = cluster_of(use, world, directory=directory, override=override)
     found = _profile_of(use, directory) if override is None else _overriding_profile(override)
@@ -90,7 +90,7 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
 
 
 def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Cluster:
-    """The cluster alone, of which no speed need be known. Arguments and errors are those of :func:`machine_of`."""
+    """Return the cluster only, without a profile. Arguments and errors are those of :func:`machine_of`."""
     if override is None or override.endswith(PROFILE_SUFFIX):
         own = _device_of(use, directory)
     else:
@@ -115,10 +115,10 @@ def _profile_of(use: ClusterUse, directory: Path) -> Profile:
     if use.device != "profile":
         return profile(use.device)
     assert use.profile is not None, "a diagnostic of lint"
-    return _beside(directory / use.profile)
+    return _profile_of_file(directory / use.profile)
 
 
-def _beside(path: Path) -> Profile:
+def _profile_of_file(path: Path) -> Profile:
     """The profile beside a device file; where there is none, the shipped one of the device's name."""
     measured = path.with_suffix(PROFILE_SUFFIX)
     if measured.exists():
@@ -127,12 +127,12 @@ def _beside(path: Path) -> Profile:
     if name in profile_names():
         return profile(name)
     raise ProfileError(
-        f"{path.name} describes the device, but how fast it is stands in {measured.name} beside it, which is not "
-        "there; `legoai calibrate` writes both"
+        f"{path.name} describes the device, but its profile {measured.name} is missing beside it; "
+        "`legoai calibrate` writes both"
     )
 
 
 def _overriding_profile(override: str) -> Profile:
     if override.endswith(".toml"):
-        return _beside(Path(override))
+        return _profile_of_file(Path(override))
     return load(Path(override)) if override.endswith(PROFILE_SUFFIX) else profile(override)

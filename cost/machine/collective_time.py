@@ -29,7 +29,7 @@ _MIRRORED: Final[Mapping[CollectiveKind, CollectiveKind]] = {
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
 }
-"""A ring's reduce-scatter moves what its all-gather does, the other way round."""
+"""A ring's reduce-scatter moves the same bytes as its all-gather, in the other direction."""
 _BARRIER_BYTES: Final = 4
 
 Answer: TypeAlias = tuple[float, str]
@@ -41,7 +41,7 @@ class Network:
     """A cluster's links and fabric.
 
     ``bandwidth`` is one device's share of its adapter, in bytes per second; 0 for a single host. ``answers`` holds
-    estimates that were given, for speed.
+    estimates that were computed, for speed.
     """
 
     devices_per_host: int
@@ -51,10 +51,10 @@ class Network:
 
 
 def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: Profile | None = None) -> Network:
-    """The network of ``cluster``, its fabric as shipped unless a model of it is given, with what a profile observed.
+    """Return the network of ``cluster``, with its fabric as shipped unless given, and a profile's observations.
 
     Raises:
-        ProfileError: nothing is known of the fabric.
+        ProfileError: there is no model of the fabric.
         CatalogueError: the catalogue has no bandwidth for the fabric.
     """
     if cluster.hosts == 1:
@@ -71,13 +71,13 @@ def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: 
 
 
 def estimate(collective: Collective, network: Network, profile: Profile, *, straggler: bool = True) -> Answer:
-    """Seconds that ``collective`` takes once all its ranks are there, and which model said so.
+    """Return the seconds that ``collective`` takes once all its ranks have arrived, and the model that estimated them.
 
-    The first that has an answer gives it: `measured table` for a placement that was measured, `statistical` where a
-    regression was fitted for the fabric, `analytical`. A model of another device or fabric says so:
+    The first model that applies is used: `measured table` for a placement that was measured, `statistical` where a
+    regression was fitted for the fabric, `analytical`. A model of another device or fabric is marked as derived:
     `analytical, derived`.
 
-    With ``straggler``, time is that of the 75th percentile of runs where their spread was measured, else of the least.
+    With ``straggler``, time is the 75th percentile of runs where their spread was measured, otherwise the minimum.
 
     Raises:
         ProfileError: the profile has no measurement of any collective on the device's own links.
@@ -94,7 +94,7 @@ def estimate(collective: Collective, network: Network, profile: Profile, *, stra
 def seconds_on(
     on: Placement, kind: CollectiveKind, bytes: float, network: Network, profile: Profile, *, straggler: bool = True
 ) -> Answer:
-    """As :func:`estimate`, for a group that lies ``on`` the hosts so."""
+    """As :func:`estimate`, for a group with a placement ``on`` the hosts."""
     size = float(_BARRIER_BYTES if kind == "barrier" else bytes)
     like = _LIKE.get(kind, kind)
     if on.ranks == 1 or size == 0:
@@ -111,7 +111,7 @@ def seconds_on(
 
 
 def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> Answer:
-    """On one host: between the measured numbers of ranks, in proportion to the logarithm."""
+    """On one host: interpolated between the measured numbers of ranks, by the logarithm."""
     curves = _curves(kind, profile)
     below = max((count for count in curves if count <= ranks), default=min(curves))
     above = min((count for count in curves if count >= ranks), default=max(curves))
@@ -124,7 +124,7 @@ def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> 
 
 
 def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve: LinkCurve) -> Answer:
-    """Of the curve for ``measured`` ranks; where ``ranks`` are more or fewer, with their own bytes and hops."""
+    """From the curve for ``measured`` ranks; for other numbers of ``ranks``, scaled by their bytes and hops."""
     suffix = ", derived" if curve.derived else ""
 
     def formula(bytes: float) -> float:
@@ -140,7 +140,7 @@ def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve
 
 
 def _between(kind: CollectiveKind, size: float, on: Placement, network: Network, profile: Profile) -> Answer:
-    """Over hosts: the best algorithm, its slower link deciding."""
+    """Over hosts: the best algorithm, limited by its slower link."""
     fabric = network.fabric
     assert fabric is not None
     table = fabric.measured.get((kind, on.hosts, on.per_host))
@@ -166,7 +166,7 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
 
 
 def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> float:
-    """Seconds of a byte over one device's link, for a message of ``size`` bytes."""
+    """Seconds per byte over one device's link, for a message of ``size`` bytes."""
     if ranks == 1:
         return 0.0
     curves = _curves(kind, profile)
@@ -175,7 +175,7 @@ def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profil
 
 
 def _curves(kind: CollectiveKind, profile: Profile) -> Mapping[int, LinkCurve]:
-    """By number of ranks; a broadcast, where it was not measured, is as an all-gather."""
+    """Curves by number of ranks; a broadcast that was not measured takes those of an all-gather."""
     for name in (kind, "all_gather", "all_reduce"):
         if name in profile.links:
             return profile.links[name]

@@ -1,12 +1,12 @@
 """Contention between a kernel and a collective that run at the same time on one device.
 
 A collective occupies multiprocessors, one for each channel, for as long as it runs. A kernel of many independent blocks
-is then slower by the share of the multiprocessors that is left. Matrix products of Hopper's library are not of that
-kind: as many blocks as there are multiprocessors divide all tiles among them from the start, so that those that find
-no place run after the others. How much that takes was measured, and a profile states it.
+slows down by the share of the multiprocessors that is left. Matrix products of Hopper's library differ: they launch as
+many persistent blocks as there are multiprocessors, which divide all tiles among them from the start, so that blocks
+without a free multiprocessor run after the others. The resulting slowdown was measured, and a profile states it.
 
-A collective reads from memory each byte that it sends and writes each that it receives, at least. What only moves bytes
-is slowed by that.
+A collective reads from memory at least each byte that it sends, and writes each that it receives. Kernels limited by
+memory bandwidth are slowed by that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from legoai.cost.trace.records import Collective
 PROCESSORS = "collective_processors"
 """The profile's constant: multiprocessors that a collective occupies."""
 PRODUCTS = "product_slowdown"
-"""The profile's constant: the time of a product beside a collective over its time alone, where that was measured."""
+"""The profile's constant: time of a matrix product beside a collective, divided by its time alone, if measured."""
 
 
 def beside_collectives(work: Work, profile: Profile) -> float | None:
-    """The time of a kernel while a collective occupies multiprocessors, over its time alone.
+    """Return the time of a kernel while a collective occupies multiprocessors, divided by its time alone.
 
-    None where the profile does not state how many a collective occupies. What moves bytes needs but a few.
+    None where the profile does not state how many a collective occupies. Kernels that only move bytes need few of them.
     """
     taken = profile.constants.get(PROCESSORS)
     if taken is None or not profile.products:
@@ -40,14 +40,14 @@ def beside_collectives(work: Work, profile: Profile) -> float | None:
 
 
 def memory_share(bytes: float, seconds: float, profile: Profile) -> float:
-    """The share that a kernel of ``bytes`` bytes in ``seconds`` has of the rate at which copies run, at most 1."""
+    """Return the share of the copy bandwidth that a kernel of ``bytes`` bytes in ``seconds`` uses, at most 1."""
     if seconds <= 0:
         return 0.0
     return min(1.0, bytes / seconds / profile.movement["copy"][0].rate)
 
 
 def memory_of_collective(collective: Collective, seconds: float, profile: Profile) -> float:
-    """The share that a collective has of the rate at which copies run: each byte sent is read, each received written.
+    """Return the share of the copy bandwidth that a collective uses: each byte sent is read, each received one written.
 
     0 where the profile does not state how many multiprocessors a collective occupies.
     """

@@ -16,21 +16,21 @@ LEARNED: Final = "learned"
 ROOFLINE: Final = "roofline"
 
 Answer: TypeAlias = tuple[float, str]
-"""Seconds, and the name of the model that gave them."""
+"""Seconds, and the name of the model that estimated them."""
 
 
 class NoModelError(ValueError):
-    """A profile has no rate for what a kernel does."""
+    """A profile has no rate for a kernel."""
 
 
 def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
-    """Seconds that ``kernel`` takes on the device of ``profile``, and which model said so.
+    """Return the seconds that ``kernel`` takes on the device of ``profile``, and the model that estimated them.
 
-    The first of a chain that has an answer gives it: `measured table`, `learned`, `roofline`. A model that was measured
-    on another device and scaled says so: `learned, derived`.
+    The first model of a chain that applies is used: `measured table`, `learned`, `roofline`. A model that was measured
+    on another device and scaled is marked as derived: `learned, derived`.
 
     Args:
-        kernel: what runs.
+        kernel: the kernel.
         profile: of the device.
         tf32: whether single-precision products use the tensor cores.
 
@@ -41,7 +41,7 @@ def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
 
 
 def seconds_of(work: Work, profile: Profile) -> Answer:
-    """As :func:`estimate`, for what a kernel does; answers are kept in the profile."""
+    """As :func:`estimate`, given the work of a kernel; estimates are cached in the profile."""
     known = profile.answers.get(work)
     if known is None:
         match work:
@@ -99,9 +99,9 @@ def _chain(
     *,
     carried: bool = False,
 ) -> Answer:
-    """What was observed, then table, then forest, each a ratio to ``formula``, then the formula.
+    """Apply the observations of runs, then the table, then the forest (each a ratio to ``formula``), then the formula.
 
-    The forest answers inside its range, and where a measurement is near: between far ones it would give any of them.
+    The forest is used within its range and near a measurement: between distant ones its result would be arbitrary.
     """
     suffix = ", derived" if model.derived or carried else ""
     if model.observed is not None:
@@ -121,7 +121,7 @@ def _chain(
 
 
 def _unfused(attention: Attention, profile: Profile) -> Answer:
-    """Attention that writes its scores: two products forward or four backward, and passes over the scores."""
+    """Attention that materialises its scores: two products forward or four backward, and passes over the scores."""
     passes = 2 if attention.backward else 1
     batch = attention.batch * attention.heads
     scores = 4 * batch * attention.queries * attention.keys

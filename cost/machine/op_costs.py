@@ -18,7 +18,7 @@ from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, Tens
 
 _KERNELS: Final = (Kernel, HostKernel)
 _MANY: Final = 16
-"""Tensors of an operation on lists of them: to compare more takes longer than to compute what the operation costs."""
+"""Most tensors of a list operation by which its cost is cached: comparing more takes longer than computing the cost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,21 +27,21 @@ class OpCosts:
 
     Attributes:
         machine: where they run.
-        known: costs that were given, but for those of kernels.
-        kernels: those of kernels, which are the same on every machine with the profile.
-        gap: seconds between two kernels that are queued.
-        copies: bytes per second between host and device by direction, and the model that says so.
+        known: computed costs, apart from those of kernels.
+        kernels: computed costs of kernels, which are the same on every machine with the profile.
+        gap: seconds between two queued kernels.
+        copies: bytes per second between host and device by direction, and the model that estimated them.
     """
 
     machine: Machine
     known: dict[object, Cost] = field(default_factory=dict)
     kernels: dict[object, Cost] = field(default_factory=dict)
     seen: dict[object, tuple[Timed, Cost]] = field(default_factory=dict)
-    """The same by the identity of what an operation has, with the operation, which keeps that alive."""
+    """Computed costs by the identity of an operation's fields, with the operation, which keeps them alive."""
     gap: float = 0.0
     copies: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     host: Profile | None = None
-    """Of the processor that computes what is in host memory; read when it is first asked for."""
+    """Profile of the processor for operators on host memory; loaded on first use."""
 
     def __post_init__(self) -> None:
         self.kernels = _of_kernels(self.machine.profile)
@@ -49,10 +49,10 @@ class OpCosts:
         self.copies = {name: _copy_rate(self.machine, name) for name in ("host_to_device", "device_to_host")}
 
     def __call__(self, record: Timed) -> Cost:
-        """The cost of an operation when nothing runs beside it.
+        """Return the cost of an operation when nothing runs beside it.
 
         Raises:
-            NoModelError: the profile has no rate for what a kernel does.
+            NoModelError: the profile has no rate for a kernel.
             ProfileError: the profile has no measurement of collectives.
         """
         same = _identity(record)
@@ -103,7 +103,7 @@ class OpCosts:
         return collective_time.estimate(record, self.machine.network, self.machine.profile)
 
     def _peer_copy(self, record: Collective) -> tuple[float, str]:
-        """Over the link, by a copy engine; as a send where the profile does not say how fast that is."""
+        """Time over the link by a copy engine; that of a send where the profile does not state the engine's rate."""
         share = self.machine.constant("peer_copy_share")
         if share is None:
             return self._communication(record)
@@ -111,7 +111,7 @@ class OpCosts:
         return self.gap + record.bytes / rate, kernel_time.ROOFLINE
 
     def _on_host(self, record: HostKernel) -> Cost:
-        """The time of an operator on the host: that of the catalogue's `cpu`, as no profile knows the device's own."""
+        """Time of an operator on the host: that of the catalogue's `cpu`, as profiles do not describe hosts."""
         if self.host is None:
             self.host = self.machine.profile if self.machine.device.kind == "cpu" else profile("cpu")
         seconds, model = kernel_time.estimate(_on_device(record), self.host)
@@ -120,7 +120,7 @@ class OpCosts:
     def _copy(self, copy: Copy) -> Cost:
         if copy.direction == "device_to_device" or self.machine.device.kind == "cpu":
             cost = self._on_processors(_as_kernel(copy))
-            # What is on a cpu is on its host already: nothing is moved between the two.
+            # On a CPU, device memory is host memory: nothing is copied between the two.
             seconds = cost.seconds - self.gap if copy.direction == "device_to_device" else 0.0
             return replace(cost, seconds=seconds)
         rate, model = self.copies[copy.direction]
@@ -130,12 +130,12 @@ class OpCosts:
 
 @functools.lru_cache(maxsize=4)
 def _of_kernels(profile: Profile) -> dict[object, Cost]:
-    """Costs of kernels that were given, by what decides them: a search asks for the same ones time and again."""
+    """Computed costs of kernels, by what they depend on: a search asks for the same ones repeatedly."""
     return {}
 
 
 def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:
-    """Bytes per second between host and device: measured, else the datasheet's of the link."""
+    """Bytes per second between host and device: measured, or else from the datasheet of the link."""
     measured = machine.constant(f"{direction}_bytes_per_second")
     if measured is not None:
         return measured, kernel_time.MEASURED
@@ -157,7 +157,7 @@ def _as_kernel(copy: Copy) -> Kernel:
 
 
 def _identity(record: Timed) -> object:
-    """A key that is cheap, and equal only for operations that cost the same: repeated ones share what they have."""
+    """A cheap key, equal only for operations that cost the same: repeated operations share their fields."""
     if isinstance(record, _KERNELS):
         return (
             type(record), record.op, id(record.inputs), id(record.outputs), id(record.attributes), record.flops,

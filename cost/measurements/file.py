@@ -13,11 +13,11 @@ FORMAT: Final = 1
 
 
 class ProfileError(ValueError):
-    """A profile that is not there, not readable, or not complete."""
+    """A profile is missing, not readable, or incomplete."""
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], str]:
-    """The JSON object of a file, compressed or not, and the beginning of its content's SHA-256.
+    """Return the JSON object of a file, compressed or not, and the start of its content's SHA-256.
 
     Raises:
         ProfileError: the file cannot be read, or holds no JSON object of this format.
@@ -37,7 +37,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a profile as a whole or not at all, compressed where the name ends in `.gz`, and the same every time.
+    """Write a profile atomically, compressed where the name ends in `.gz`, and deterministically.
 
     Raises:
         OSError: it cannot be written.

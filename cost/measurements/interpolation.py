@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds at measured sizes, between which logarithms are interpolated.
+    """Seconds at measured sizes, interpolated in logarithms.
 
-    Above the largest, time grows with size. Below the smallest it stays, which is where latency is all.
+    Above the largest size, time grows in proportion. Below the smallest it stays constant, as latency dominates.
     """
 
     sizes: tuple[float, ...]
@@ -21,7 +21,7 @@ class Measured:
 
     @classmethod
     def read(cls, points: Sequence[Sequence[float]]) -> Measured | None:
-        """From pairs of bytes and seconds; None where there is none.
+        """Read pairs of bytes and seconds; None for no pairs.
 
         Raises:
             ValueError: sizes that do not increase, or a time that is not positive.
@@ -34,10 +34,10 @@ class Measured:
         return cls(sizes=sizes, seconds=seconds)
 
     def at(self, bytes: float, formula: Callable[[float], float] | None = None) -> float | None:
-        """Seconds of ``bytes`` bytes; None more than four octaves from a measured size on either side.
+        """Return the seconds of ``bytes`` bytes; None more than four octaves from a measured size on either side.
 
-        Between two sizes the ratio to ``formula`` is interpolated where there is one, since time bends where latency
-        gives way to bandwidth; and time itself where there is none.
+        Between two sizes the ratio to ``formula`` is interpolated where there is one, since the slope of time changes
+        where bandwidth begins to dominate latency; otherwise time itself.
         """
         if bytes > self.sizes[-1]:
             reach = 16 if len(self.sizes) > 2 else 2

@@ -1,1 +1,1 @@
-"""Memory of a trace: active, reserved by the caching allocator, and taken of the device in all."""
+"""Device memory of a trace: active, reserved by the caching allocator, and in total."""

@@ -1,9 +1,9 @@
 """CUDA's caching allocator: the memory that it reserves for the storages of a trace.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes are rounded to 512 bytes;
-blocks of at most 1 MiB come from segments of 2 MiB, larger ones below 10 MiB from segments of 20 MiB, and others from
-segments of their own, rounded to 2 MiB; the smallest free block of the same stream that fits is taken, and is split if
-what remains is of use; neighbours that are free are joined; segments are kept until memory runs out.
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings. Sizes are rounded to 512 bytes.
+Blocks of at most 1 MiB come from segments of 2 MiB, larger ones below 10 MiB from segments of 20 MiB, and others from
+segments of their own, rounded to 2 MiB. A request takes the smallest free block of the same stream that fits, which is
+split if the remainder is large enough. Adjacent free blocks are merged. Segments are kept until memory runs out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LARGE_FROM: Final = 10 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 SEGMENT_STEP: Final = 2 * MIB
 ADDRESS_BITS: Final = 40
-"""Of a block's number, below its size."""
+"""Width of the address in a block's number; the size is above it."""
 ADDRESS: Final = 2**ADDRESS_BITS - 1
 GIVEN_BACK: Final = -1
-"""In the place of a size: the storage is given back."""
+"""Stands for a size: the storage is freed."""
 
 PoolKey: TypeAlias = tuple[int, bool]
 """Stream, and whether the blocks are small."""
@@ -40,7 +40,7 @@ def round_block(size: int) -> int:
 
 
 def segment_size(block: int) -> int:
-    """Return the bytes that are taken from the device when no free block fits.
+    """Return the bytes that are allocated from the device when no free block fits.
 
     >>> [segment_size(n) // MIB for n in (MIB, 2 * MIB, 10 * MIB, 11 * MIB)]
     [2, 20, 10, 12]
@@ -58,27 +58,27 @@ def pool_key(stream: int, size: int) -> PoolKey:
 
 
 class OutOfMemoryError(RuntimeError):
-    """The device has no memory for a request, even when all cached segments are given back."""
+    """The device has no memory for a request, even after all cached segments were freed."""
 
 
 class Pool:
     """The blocks of one stream, small or large.
 
-    A block is one number: its size above the bits of its address, both in units of 512 bytes. So the smallest block
-    that fits, and of equal ones that of the lowest address, is found by bisection, and hundreds of thousands of
-    requests make no objects.
+    A block is one integer: its size in the high bits and its address in the low ones, both in units of 512 bytes. So
+    the smallest block that fits, and among equal ones that of the lowest address, is found by bisection, and hundreds
+    of thousands of requests allocate no objects.
 
     Attributes:
-        free: blocks that are free, ascending.
-        starts: each of them by its address.
-        ends: each of them by its end.
-        used: blocks that are in use, by the handles of their storages.
-        segments: the end of each segment by its address; between two of them lies a unit that is of neither.
+        free: free blocks, ascending.
+        starts: free blocks by address.
+        ends: free blocks by end.
+        used: blocks in use, by the handles of their storages.
+        segments: the end of each segment by its address; two segments are separated by a unit that belongs to neither.
         top: address of the next segment.
         reserved: bytes of the segments.
-        grow: is asked for the bytes of a segment before it is taken from the device; it asks for them again where it
-            gives something back first.
-        expands: whether the segment of a block may grow, so that not always the smallest block that fits is taken.
+        grow: called before a segment is allocated from the device, with a function that returns the segment's bytes;
+            the function is called again if cached segments were freed first.
+        expands: whether a free block may grow, so that the smallest block that fits is not always chosen.
     """
 
     __slots__ = ("ends", "expands", "free", "grow", "least", "reserved", "segments", "starts", "top", "used")
@@ -93,18 +93,18 @@ class Pool:
         self.segments: dict[int, int] = {}
         self.top = self.reserved = 0
         self.least = 1 if small else SMALL // BLOCK + 1
-        """Units of what remains of a block from which on it is split off."""
+        """Fewest units of a block's remainder that are split off."""
 
     def serve(self, handles: Iterable[int], sizes: Iterable[int], used: dict[int, int] | None = None) -> None:
-        """Serve requests one by one.
+        """Serve requests in order.
 
         Args:
             handles: of the storages.
-            sizes: of the blocks, in units, at least 1; `GIVEN_BACK` for a storage that is given back.
-            used: blocks that are in use, by these handles; by default :attr:`used`.
+            sizes: of the blocks, in units, at least 1; `GIVEN_BACK` for a storage that is freed.
+            used: blocks in use, by these handles; by default :attr:`used`.
 
         Raises:
-            OutOfMemoryError: one does not fit.
+            OutOfMemoryError: a request does not fit.
         """
         free, starts, ends = self.free, self.starts, self.ends
         least, expands = self.least << ADDRESS_BITS, self.expands
@@ -118,7 +118,7 @@ class Pool:
                 before = ends.pop(start, None)
                 if before is not None:
                     del free[bisect_left(free, before)]
-                    block += before - start  # its size is added, and its address put in the place of this one
+                    block += before - start  # adds its size, and replaces the address
                     start = before & ADDRESS
                 after = starts.pop(end, None)
                 if after is not None:
@@ -137,7 +137,7 @@ class Pool:
             del starts[start]
             if left >= least:
                 used[handle] = wanted | start
-                left += size  # its address is that behind the block
+                left += size  # the address of the remainder
                 starts[start + size] = ends[start + (block >> ADDRESS_BITS)] = left
                 insort(free, left)
             else:
@@ -145,7 +145,7 @@ class Pool:
                 del ends[start + (block >> ADDRESS_BITS)]
 
     def put(self, free: Sequence[int]) -> None:
-        """Let other blocks be free, of the same segments.
+        """Replace the free blocks of the segments.
 
         Args:
             free: ascending.
@@ -155,11 +155,11 @@ class Pool:
         self.ends = {(block & ADDRESS) + (block >> ADDRESS_BITS): block for block in free}
 
     def best(self, place: int) -> int:
-        """Return the place of the free block that is taken, from that of the smallest that fits on."""
+        """Return the index of the free block to use, given the index of the smallest that fits."""
         return place
 
     def segment(self, size: int) -> int:
-        """Take the segment from the device that serves a block of a size."""
+        """Allocate from the device the segment for a block of a size."""
         wanted = segment_size(size * BLOCK)
         if self.grow is not None:
             self.grow(lambda: wanted)
@@ -172,7 +172,7 @@ class Pool:
         return block
 
     def release(self) -> int:
-        """Give back the segments of which nothing is in use; return their bytes."""
+        """Free the segments without a block in use; return their bytes."""
         before = self.reserved
         for start, end in list(self.segments.items()):
             block = (end - start) << ADDRESS_BITS | start
@@ -183,17 +183,17 @@ class Pool:
 
 
 class CachingAllocator:
-    """The allocator of one device.
+    """The caching allocator of one device.
 
     Args:
         capacity: bytes for segments; None for no limit.
-        kind: of its pools.
+        kind: class of its pools.
 
     Attributes:
         pools: by stream, and whether their blocks are small.
         reserved: bytes taken from the device.
-        peak_reserved: the most that `reserved` was.
-        retries: how often cached segments were given back because memory had run out.
+        peak_reserved: the maximum of `reserved`.
+        retries: how often cached segments were freed because memory had run out.
     """
 
     def __init__(self, *, capacity: int | None = None, kind: type[Pool] = Pool) -> None:
@@ -215,7 +215,7 @@ class CachingAllocator:
         return found
 
     def release_cached(self) -> None:
-        """Give back the segments of which nothing is in use, as `torch.cuda.empty_cache` does."""
+        """Free the segments without a block in use, as `torch.cuda.empty_cache` does."""
         self.reserved -= sum(pool.release() for pool in self.pools.values())
 
     def _grow(self, wanted: Callable[[], int]) -> None:

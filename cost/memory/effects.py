@@ -1,6 +1,7 @@
 """Effects of a segment on storages and active memory.
 
-The block of a storage is one number: its bytes, as the allocator rounds them, above its stream.
+The block of a storage is one integer: its bytes, as the allocator rounds them, in the high bits, and its stream in the
+low ones.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase,
 from legoai.cost.trace.segments import Instance, Segment, outside_index
 
 _STREAM_BITS: Final = 16
-"""Of a block's number, below its bytes."""
+"""Width of the stream in a block's number; the bytes are above it."""
 _STREAM: Final = 2**_STREAM_BITS - 1
 
 
@@ -35,10 +36,10 @@ def stream_of(block: int) -> int:
 
 
 class Slots:
-    """Slots of storages, whose numbers in an instance are looked up together.
+    """Slots of storages whose numbers in an instance are looked up together.
 
     Attributes:
-        slots: those that the segment makes, and then the others.
+        slots: those that the segment defines, followed by the others.
     """
 
     def __init__(self, slots: Iterable[int]) -> None:
@@ -50,12 +51,12 @@ class Slots:
         self._outside = _getter([outside_index(slot) for slot in outside])
 
     def numbers(self, instance: Instance) -> tuple[int, ...]:
-        """Return the numbers for which the slots stand, in their order."""
+        """Return the numbers of the slots in an instance, in order."""
         return self._own(instance.own[0]) + self._outside(instance.outside)
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Return a function of a sequence that gives what is at some indices."""
+    """Return a function that returns the items of a sequence at some indices."""
     if not indices:
         return lambda _: ()
     if len(indices) == 1:
@@ -66,19 +67,19 @@ def _getter(indices: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one instance of a segment does to active memory, in bytes, counted from what is active before it.
+    """Effect of one instance of a segment on active memory, in bytes relative to what is active before it.
 
     Attributes:
-        change: what is active more, or less, behind it.
-        most: the most that is active while it lasts; 0 where it never is more than before.
-        index: the record of the segment at which that is first reached.
+        change: increase of active memory after the instance.
+        most: maximum increase during the instance; 0 where it never exceeds the start.
+        index: the record of the segment at which that maximum is first reached.
         most_phase: the phase of that record.
-        by_phase: the most behind each change, by phase.
+        by_phase: maximum increase after each change, by phase.
         phase: in which it ends.
-        before: the blocks that it finds, of the storages that were there before it and end or change their size.
-        living: slots of storages that live on, of those that it makes or changes.
-        blocks: of these, behind it.
-        ended: slots of storages that were there before it and are gone behind it.
+        before: blocks before the instance of storages that existed before it and end or are resized by it.
+        living: slots of the storages that it allocates or resizes and that are alive after it.
+        blocks: the blocks of these after it.
+        ended: slots of storages that existed before it and that it frees.
     """
 
     change: int
@@ -93,20 +94,20 @@ class Effect:
     ended: Slots
 
     def apply(self, instance: Instance, held: dict[int, int]) -> None:
-        """Let storages of an instance live and end, in a table of their blocks."""
+        """Update a table of the blocks of living storages by an instance."""
         for number in self.ended.numbers(instance):
             del held[number]
         held.update(zip(self.living.numbers(instance), self.blocks, strict=True))
 
 
 class _Change(NamedTuple):
-    """What a record does to a storage.
+    """Effect of one record on a storage.
 
     Attributes:
         record: its index in the segment.
         slot: of the storage.
-        block: of the storage behind it; None where it is gone.
-        phase: in which it is; None for that in which the segment begins.
+        block: of the storage after the record; None where it is freed.
+        phase: of the record; None for the phase in which the segment begins.
     """
 
     record: int
@@ -116,14 +117,14 @@ class _Change(NamedTuple):
 
 
 class MemoryEffects:
-    """What a segment does to storages.
+    """Effects of a segment on storages.
 
     Attributes:
-        changes: of its storages, in their order.
-        changed: slots of storages that were there before and end or change their size.
-        survivors: slots of storages that live on, with their allocation, if it is the segment's, and their bytes.
-        categories: the records that tell what a storage holds, each with its slot.
-        categorised: the slots of these storages, of those that the segment does not make.
+        changes: of its storages, in order.
+        changed: slots of storages that existed before and are freed or resized.
+        survivors: slots of storages that are alive afterwards, with their allocation, if the segment has it, and bytes.
+        categories: the records that categorise a storage, each with its slot.
+        categorised: the slots of these storages, of those that the segment does not define.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -162,11 +163,11 @@ class MemoryEffects:
         self._effects: dict[tuple[Phase, tuple[int, ...]], Effect] = {}
 
     def effect(self, before: tuple[int, ...], phase: Phase) -> Effect:
-        """Return the effect of an instance, which is computed once for all that begin alike.
+        """Return the effect of an instance; computed once for all instances with the same start.
 
         Args:
             before: the blocks of the storages of :attr:`changed`.
-            phase: of the record before it.
+            phase: of the preceding record.
         """
         key = phase, before
         found = self._effects.get(key)
@@ -176,15 +177,15 @@ class MemoryEffects:
 
 
 def effect_of(instance: Instance, held: Mapping[int, int], phase: Phase) -> Effect:
-    """Return what an instance does to active memory.
+    """Return the effect of an instance on active memory.
 
     Args:
         instance: of a segment.
-        held: blocks of the storages that are there.
-        phase: of the record before it.
+        held: blocks of the living storages.
+        phase: of the preceding record.
 
     Raises:
-        ValueError: it names a storage that does not live.
+        ValueError: the instance uses a storage that is not alive.
     """
     effects = instance.segment.summary(MemoryEffects)
     try:

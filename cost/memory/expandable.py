@@ -1,10 +1,10 @@
 """Expandable segments of CUDA's caching allocator: one segment for each pool, which grows page by page.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with `expandable_segments:True`: each stream has one range of
-addresses for small and one for large blocks, into which memory is mapped in pages of 2 MiB or 20 MiB. The smallest free
-block that fits is taken, where a block that can grow counts as large as it can become; else the lowest place is taken
-where free and unmapped memory is enough, and so many pages are mapped as are missing. Whatever remains of a block is
-split off. Where memory runs out, pages in which nothing lies are unmapped, wherever they are.
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with `expandable_segments:True`. Each stream has one address
+range for small and one for large blocks, into which memory is mapped in pages of 2 MiB or 20 MiB. A request takes the
+smallest free block that fits; a block that can grow counts with the size that it can grow to. Otherwise it takes the
+lowest address at which free and unmapped memory together suffice, and the missing pages are mapped. Any remainder of a
+block is split off. When memory runs out, all pages without a block in use are unmapped, wherever they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from legoai.cost.memory.allocator import ADDRESS, ADDRESS_BITS, BLOCK, LARGE_SEGMENT, SMALL_SEGMENT, Pool
 
 _ENDLESS = 2**ADDRESS_BITS
-"""Behind all addresses, in units: the range is larger than the device's memory."""
+"""End of all addresses, in units: the range is larger than the device's memory."""
 
 
 class ExpandablePool(Pool):
@@ -23,7 +23,7 @@ class ExpandablePool(Pool):
 
     Attributes:
         page: units that are mapped together.
-        holes: between two mapped pages: the end of each by its beginning, ascending.
+        holes: unmapped ranges between two mapped pages: the end of each by its start, ascending.
     """
 
     __slots__ = ("holes", "page")
@@ -35,23 +35,23 @@ class ExpandablePool(Pool):
         self.least, self.expands = 1, True
 
     def best(self, place: int) -> int:
-        """Return the place of the free block that is taken, from that of the smallest that fits on."""
+        """Return the index of the free block to use, given the index of the smallest that fits."""
         free = self.free
         while place + 1 < len(free) and self._reach(free[place + 1]) < self._reach(free[place]):
             place += 1
         return place
 
     def _reach(self, block: int) -> int:
-        """Return the units of a free block with those of unmapped memory behind it."""
+        """Return the units of a free block together with the unmapped memory after it."""
         end = (block & ADDRESS) + (block >> ADDRESS_BITS)
         return (block >> ADDRESS_BITS) + self._unmapped(end)
 
     def _unmapped(self, start: int) -> int:
-        """Return the units of unmapped memory that begins at an address."""
+        """Return the units of unmapped memory that starts at an address."""
         return _ENDLESS if start == self.top else self.holes.get(start, start) - start
 
     def segment(self, size: int) -> int:
-        """Map as many pages as a block of a size needs where it is to lie."""
+        """Map the pages that a block of a size needs at its address."""
         if self.grow is not None:
             self.grow(lambda: sum(stop - start for start, stop in self._missing(size)) * BLOCK)
         pages = list(self._missing(size))
@@ -60,7 +60,7 @@ class ExpandablePool(Pool):
         return self._join(pages[-1][1])
 
     def _missing(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the pages that are to be mapped for a block of a size, in their order."""
+        """Yield the pages to map for a block of a size, in order."""
         start = self._place(size)
         end, at = start + size, start
         while at < end:
@@ -73,7 +73,7 @@ class ExpandablePool(Pool):
                 at += pages
 
     def _place(self, size: int) -> int:
-        """Return the lowest address from which on free and unmapped memory, of which there is some, is enough."""
+        """Return the lowest address at which free memory, with some unmapped memory, suffices."""
         for hole in (*self.holes, self.top):
             before = self.ends.get(hole)
             start = at = hole if before is None else before & ADDRESS
@@ -88,7 +88,7 @@ class ExpandablePool(Pool):
         raise AssertionError("the segment has no end")
 
     def _map(self, start: int, stop: int) -> None:
-        """Map pages, as a free block by itself."""
+        """Map pages, as one free block."""
         if start == self.top:
             self.top = stop
         else:
@@ -101,7 +101,7 @@ class ExpandablePool(Pool):
         self.reserved += (stop - start) * BLOCK
 
     def _join(self, end: int) -> int:
-        """Join the free blocks around an address up to which pages were mapped, and take the whole out of the free."""
+        """Merge the free blocks around the end of newly mapped pages, and remove the result from the free blocks."""
         start = end
         while (before := self.ends.pop(start, None)) is not None:
             start = before & ADDRESS
@@ -115,12 +115,12 @@ class ExpandablePool(Pool):
         return block
 
     def _take(self, block: int) -> None:
-        """Let a block be free no more."""
+        """Remove a block from the free ones."""
         del self.starts[block & ADDRESS]
         del self.free[bisect_left(self.free, block)]
 
     def release(self) -> int:
-        """Unmap the pages in which nothing is in use; return their bytes."""
+        """Unmap the pages without a block in use; return their bytes."""
         before, page = self.reserved, self.page
         for block in list(self.free):
             begin, size = block & ADDRESS, block >> ADDRESS_BITS
@@ -138,7 +138,7 @@ class ExpandablePool(Pool):
         return before - self.reserved
 
     def _unmap(self, start: int, stop: int) -> None:
-        """Make a hole of some pages, which joins those beside it."""
+        """Turn pages into a hole, merged with adjacent holes."""
         self.reserved -= (stop - start) * BLOCK
         joined: dict[int, int] = {}
         last = -1

@@ -1,7 +1,7 @@
-"""Storages of a trace, followed once for all that is told of them.
+"""Walk of a trace that records every change of its storages, shared by all analyses of memory.
 
-What is active, what the allocator is asked for and what blocks hold is told of the same storages, of which a trace of
-many blocks has hundreds of thousands. So they are followed once for each trace, instance by instance.
+Active memory, requests to the allocator and the contents of blocks are derived from the same storages, of which the
+trace of a deep model has hundreds of thousands. So each trace is walked once, instance by instance.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, length
 
 _TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
-"""Records from which the phases of a step and its memory are told."""
+"""Types of records that determine the phases of a step and its memory."""
 _TOLD: Final = 3
-"""Rounds from which on some may be left out: the first names what was not made by one like it."""
+"""Fewest rounds for which some are skipped: the first may use numbers that no other round defines."""
 
 
 class Seen(NamedTuple):
-    """An item of a trace, with what it does to memory.
+    """An item of a trace, with its effect on memory.
 
     Attributes:
         place: index of the item.
         start: sequence number of its first record.
-        item: an instance, or a record from which something is told.
+        item: an instance, or a record that affects memory or phase.
         before: bytes that are active before it.
-        behind: behind it.
-        phase: behind it.
+        behind: bytes that are active after it.
+        phase: after it.
         effect: of an instance.
-        had: the block of a record's storage before it; None where there was none, and of other records.
+        had: the block of a record's storage before it; None where there was none, and for other records.
     """
 
     place: int
@@ -48,12 +48,12 @@ class Seen(NamedTuple):
 
 
 class Followed:
-    """What a trace does to storages.
+    """Effects of a trace on storages.
 
-    Rounds that find what the one before them found are left out: they do the same.
+    Rounds of which the preceding one had the same effect are skipped.
 
     Attributes:
-        seen: the items from which something is told, in their order.
+        seen: the items that affect memory or phase, in order.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -62,7 +62,7 @@ class Followed:
         self._phase: Phase = "other"
         self._active = 0
         self._copies: list[tuple[int, dict[int, int]]] = []
-        """What is there before some of them, from which it is told anywhere without following all before it."""
+        """Living storages before some of the items: the state at any item is computed from the closest of them."""
         items, rounds = trace.items, trace.rounds
         starts = list(itertools.accumulate(map(length, items), initial=0))
         if rounds is None or rounds.count < _TOLD:
@@ -82,7 +82,7 @@ class Followed:
         self._follow(items, starts, range(rounds.stop, len(items)))
 
     def held_before(self, place: int) -> dict[int, int]:
-        """Return the blocks of the storages that are there before one of the items that were seen.
+        """Return the blocks of the storages that are alive before one of the items in :attr:`seen`.
 
         Args:
             place: index among :attr:`seen`.
@@ -101,7 +101,7 @@ class Followed:
         """Follow some items."""
         held, seen, active, phase = self._held, self.seen, self._active, self._phase
         self._copies.append((len(seen), dict(held)))
-        changed = 0  # since then: no more is copied than changes
+        changed = 0  # changes since the last copy of the state: copying costs no more than applying as many changes
         for place in places:
             item = items[place]
             kind = type(item)
@@ -130,16 +130,16 @@ class Followed:
 
 
 def change(held: dict[int, int], record: Allocate | Free | Resize, number: int) -> int:
-    """Let a storage live, change its size or end, in a table of blocks; return how many more bytes are active.
+    """Allocate, resize or free a storage in a table of blocks; return the increase of active bytes.
 
     Args:
         held: the block of each storage.
-        record: which says so.
+        record: the change.
         number: of the storage.
     """
     if isinstance(record, Free):
         return -bytes_of(held.pop(number))
-    # One that is made anew has taken nothing before.
+    # A storage that is allocated anew took no memory before.
     before = 0 if isinstance(record, Allocate) else bytes_of(held[number])
     held[number] = block = block_of(record.bytes, record.stream)
     return bytes_of(block) - before

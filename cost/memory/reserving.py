@@ -1,15 +1,15 @@
-"""Reserved memory of a trace: its storages in the caching allocator, each pool by itself.
+"""Reserved memory of a trace: its storages in the caching allocator, each pool on its own.
 
-Pools share nothing but the device's capacity, so that where this is enough each is served alone, and what repeats in it
-is served once:
+Pools share nothing but the device's capacity. Where the capacity suffices, each pool is therefore served alone, and
+repetition in it is served once:
 
-- What requests come to depends on the blocks of the pool that are free, and on those that are given back. Where a pool
-  is found as it was when the same was asked before, as from one micro batch to the next, the same blocks are given
-  without a look at what is free.
-- Where a round of the trace leaves a pool as it found it, so do all further rounds.
+- The outcome of requests depends on the free blocks of the pool, and on the blocks that are freed. Where a pool is in
+  the same state as when the same requests were made before, for example a micro batch earlier, the same blocks are used
+  without a search of the free ones.
+- Where a round of the trace leaves a pool in the state in which it found it, so do all further rounds.
 
-Where memory runs out, all pools are served together, request by request, since segments that are given back then are
-those of all of them.
+Where memory runs out, all pools are served together, request by request, because the allocator then frees cached
+segments of all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.cost.trace.trace import Trace
 
 _PERIODS: Final = 4
-"""Rounds behind which a pool is looked for as it was: small storages may take turns in two places."""
+"""Rounds after which a pool is compared with its earlier state: small storages may alternate between two addresses."""
 
 Homes: TypeAlias = tuple[PoolKey | None, ...]
 Asked: TypeAlias = tuple[tuple[int, ...], ...]
@@ -48,11 +48,11 @@ Asked: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """What the allocator took for a whole trace.
+    """Result of the allocator for a whole trace.
 
     Attributes:
-        peak_reserved: bytes, as `torch.cuda.max_memory_reserved()` would say; without a limit where it does not fit.
-        retries: how often memory ran out and cached segments were given back; 0 where it does not fit.
+        peak_reserved: bytes, as of `torch.cuda.max_memory_reserved()`; where the trace does not fit, without a limit.
+        retries: how often memory ran out and cached segments were freed; 0 where the trace does not fit.
         fits: whether all requests were served.
     """
 
@@ -62,14 +62,14 @@ class Reserved:
 
 
 class _Requests:
-    """What some records ask of one pool.
+    """Requests of some records to one pool.
 
     Attributes:
         slots: of the storages, of each request.
         sizes: in units, or `GIVEN_BACK`.
-        ended: slots of storages that were there before and are given back.
-        held: slots of storages of the pool, of those that are named, that are there behind it.
-        asked: what is asked, whichever slots are named.
+        ended: slots of storages that existed before and are freed.
+        held: slots of those storages of the pool that are alive afterwards.
+        asked: the requests, independent of slots.
     """
 
     def __init__(self, asked: Sequence[tuple[PoolKey, int, int]]) -> None:
@@ -91,11 +91,11 @@ class _Requests:
         )  # fmt: skip
 
     def serve(self, pool: Pool, blocks: Sequence[int]) -> tuple[int, ...]:
-        """Serve the requests one by one.
+        """Serve the requests in order.
 
         Args:
-            pool: that is asked.
-            blocks: those of :attr:`ended`.
+            pool: that serves them.
+            blocks: the blocks of :attr:`ended`.
 
         Returns:
             The blocks of :attr:`held`.
@@ -106,7 +106,7 @@ class _Requests:
 
 
 def _numbers(slots: Slots, item: Item) -> tuple[int, ...]:
-    """The numbers of an item's storages for which slots stand."""
+    """The numbers of slots in an item."""
     if isinstance(item, Instance):
         return slots.numbers(item)
     assert isinstance(item, Allocate | Free | Resize)
@@ -114,14 +114,14 @@ def _numbers(slots: Slots, item: Item) -> tuple[int, ...]:
 
 
 class _Step(NamedTuple):
-    """Requests that a pool has served.
+    """Requests that a pool has served, with its state.
 
     Attributes:
-        asked: what was asked.
-        given_back: the blocks that were given back, of storages that were there before.
-        top: address of the next segment before it.
-        free: the blocks that were free before it.
-        held: the blocks of the storages that were there behind it.
+        asked: the requests.
+        given_back: the freed blocks of storages that existed before.
+        top: address of the next segment before them.
+        free: the free blocks before them.
+        held: the blocks of the storages that are alive after them.
     """
 
     asked: Asked
@@ -132,16 +132,16 @@ class _Step(NamedTuple):
 
 
 class _Served:
-    """A pool by itself, which takes note of what it has served.
+    """A pool on its own, with a history of the requests that it served.
 
-    While it is found as it was before, only the blocks in use are changed, and those that are free are as they were
-    before a step that it knows.
+    While the pool repeats its history, only the blocks in use are updated; the free blocks are those recorded before a
+    known step.
 
     Args:
         pool: without blocks.
 
     Attributes:
-        pool: its blocks that are in use; also those that are free, unless it is found as it was.
+        pool: its blocks in use; its free blocks too, unless it repeats its history.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -152,7 +152,7 @@ class _Served:
 
     @property
     def free(self) -> list[int]:
-        """The blocks that are free."""
+        """The free blocks."""
         return self.pool.free if self._at is None else self._steps[self._at].free
 
     def serve(self, requests: _Requests, item: Item) -> None:
@@ -168,7 +168,7 @@ class _Served:
             if known is None or not self._is(known, requests, blocks) or steps[known].free != free:
                 known = None
                 if self._at is not None:
-                    # What follows was not found behind the last step; none asks for nothing.
+                    # The next request does not continue the last step; a step with no requests keeps the two apart.
                     steps.append(_Step((), (), top, list(self.pool.free), ()))
                     self.pool.put(free)
                     self._at = None
@@ -178,12 +178,12 @@ class _Served:
                 steps.append(_Step(requests.asked, blocks, top, before, held))
         if known is not None:
             held = steps[known].held
-            # Behind the last step, what is free is what the pool says.
+            # After the last step, the free blocks are those of the pool.
             self._at = known + 1 if known + 1 < len(steps) else None
         used.update(zip(_numbers(requests.held, item), held, strict=True))
 
     def _is(self, place: int, requests: _Requests, blocks: tuple[int, ...]) -> bool:
-        """Whether a step asked the same, and gave back the same blocks."""
+        """Whether a step had the same requests and freed the same blocks."""
         step = self._steps[place]
         return step.given_back == blocks and (step.asked is requests.asked or step.asked == requests.asked)
 
@@ -193,13 +193,13 @@ Routed: TypeAlias = tuple[tuple[PoolKey, _Requests], ...]
 
 
 class _Route:
-    """Where requests go.
+    """Assignment of requests to pools.
 
     Args:
         asked: each with its pool, the slot of its storage, and its size in units or `GIVEN_BACK`.
 
     Attributes:
-        apart: those of each pool by itself.
+        apart: the requests of each pool.
     """
 
     def __init__(self, asked: Sequence[tuple[PoolKey, int, int]]) -> None:
@@ -211,12 +211,12 @@ class _Route:
 
     @functools.cached_property
     def in_order(self) -> Routed:
-        """Those that follow each other in one pool together."""
+        """Requests in order; consecutive requests of one pool are joined."""
         return tuple((key, _Requests(list(found))) for key, found in itertools.groupby(self._asked, itemgetter(0)))
 
 
 class _Routes:
-    """The pools that a segment's requests go to, which depends on those of the storages that it gives back."""
+    """The pools of a segment's requests, which depend on the pools of the storages that it frees."""
 
     def __init__(self, segment: Segment) -> None:
         effects = segment.summary(MemoryEffects)
@@ -225,7 +225,7 @@ class _Routes:
         self._known: dict[Homes, _Route] = {}
 
     def of(self, before: Sequence[int]) -> _Route:
-        """Return the route of an instance that finds some blocks, of the storages that it changes."""
+        """Return the route of an instance, given the blocks of the storages that it changes."""
         homes = tuple(map(_home, before))
         found = self._known.get(homes)
         if found is None:
@@ -234,7 +234,7 @@ class _Routes:
 
 
 def _home(block: int | None) -> PoolKey | None:
-    """Return the pool of a storage's block; None of one without memory."""
+    """Return the pool of a storage's block; None for a block without memory."""
     size = 0 if block is None else bytes_of(block)
     return None if block is None or not size else (stream_of(block), size <= SMALL)
 
@@ -243,8 +243,8 @@ def _route(asked: Sequence[tuple[int, int | None]], homes: dict[int, PoolKey | N
     """Return the route of requests.
 
     Args:
-        asked: slots of storages, each with its block behind the request; None where it is gone.
-        homes: pools of the storages that are there before, by slot.
+        asked: slots of storages, each with its block after the request; None where it is freed.
+        homes: pools of the storages that existed before, by slot.
     """
     requests: list[tuple[PoolKey, int, int]] = []
     for slot, block in asked:
@@ -259,12 +259,12 @@ def _route(asked: Sequence[tuple[int, int | None]], homes: dict[int, PoolKey | N
 
 @functools.cache
 def _alone(before: int | None, behind: int | None) -> _Route:
-    """Return the route of a record by itself, whose storage has these blocks."""
+    """Return the route of a single record, given the blocks of its storage before and after it."""
     return _route([(0, behind)], {0: _home(before)})
 
 
 def _routes(seen: Sequence[Seen]) -> dict[int, _Route]:
-    """Return the routes of the items that ask for something, by their places."""
+    """Return the routes of the items that make requests, by the items' indices."""
     found: dict[int, _Route] = {}
     of_effects: dict[int, _Route] = {}
     for one in seen:
@@ -281,12 +281,12 @@ def _routes(seen: Sequence[Seen]) -> dict[int, _Route]:
 
 
 class _Work(NamedTuple):
-    """What is asked of one pool, in the order of the trace, each with the place of its item.
+    """Requests to one pool in the order of the trace, each with the index of its item.
 
     Attributes:
-        before: the rounds, or all of it.
-        round: requests of a round, with places counted from its beginning.
-        behind: the rounds.
+        before: requests before the rounds; all requests where there are no rounds.
+        round: requests of a round, with indices counted from its start.
+        behind: requests after the rounds.
     """
 
     before: list[tuple[_Requests, int]]
@@ -295,7 +295,7 @@ class _Work(NamedTuple):
 
 
 def _by_pool(routes: dict[int, _Route], rounds: Rounds) -> dict[PoolKey, _Work]:
-    """Return what is asked of each pool; all rounds ask the same."""
+    """Return the requests of each pool; all rounds make the same ones."""
     found: defaultdict[PoolKey, _Work] = defaultdict(lambda: _Work([], [], []))
     for place, route in routes.items():
         for key, requests in route.apart:
@@ -310,7 +310,7 @@ def _by_pool(routes: dict[int, _Route], rounds: Rounds) -> dict[PoolKey, _Work]:
 
 
 def _served(work: _Work, items: Sequence[Item], rounds: Rounds, pool: Pool) -> int:
-    """Serve what is asked of one pool; return the bytes that it reserves."""
+    """Serve the requests of one pool; return the bytes that it reserves."""
     served = _Served(pool)
     for requests, place in work.before:
         served.serve(requests, items[place])
@@ -343,21 +343,21 @@ def reserve(trace: Trace, *, capacity: int | None = None, expandable: bool = Fal
 
     Args:
         trace: of one rank, from the setup on.
-        capacity: bytes of the device that are left for segments; None for no limit.
+        capacity: bytes of the device available for segments; None for no limit.
         expandable: whether segments grow (:mod:`legoai.cost.memory.expandable`).
     """
     kind = ExpandablePool if expandable else Pool
     items, seen = trace.items, trace.summary(Followed).seen
     rounds = Rounds(first=len(items), length=0, count=0, shift=0)
     if trace.rounds is not None and trace.rounds.count > 1:
-        # What the first of them names was made before it, and not by one like it.
+        # The first round may use storages that were allocated before it, and not by a round.
         rounds = trace.rounds.behind_first
     routes = _routes(seen)
     works = _by_pool(routes, rounds)
     reserved = sum(_served(work, items, rounds, kind(small=key[1])) for key, work in works.items())
     if capacity is None or reserved <= capacity:
         return Reserved(peak_reserved=reserved, retries=0, fits=True)
-    # What is active is at least reserved.
+    # Active memory is reserved at least.
     active = max(one.behind if one.effect is None else one.before + one.effect.most for one in seen)
     allocator = CachingAllocator(capacity=capacity, kind=kind)
     found = None if active > capacity else _together(items, routes, rounds, allocator)
@@ -367,10 +367,10 @@ def reserve(trace: Trace, *, capacity: int | None = None, expandable: bool = Fal
 def _together(
     items: Sequence[Item], routes: dict[int, _Route], rounds: Rounds, allocator: CachingAllocator
 ) -> Reserved | None:
-    """Serve all pools together; None where something does not fit."""
+    """Serve all pools together; None where a request does not fit."""
     try:
         for place, item in enumerate(items):
-            same = place  # in the first of the rounds
+            same = place  # index in the first of the rounds
             if rounds.first <= place < rounds.stop:
                 same = rounds.first + (place - rounds.first) % rounds.length
             route = routes.get(same)

@@ -1,4 +1,4 @@
-"""Active memory of a trace: its peak in a step, what it holds, and which modules and phases need it."""
+"""Active memory of a trace: its peak in a step, by contents, module and phase."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class LiveStorage:
 class MemoryReport:
     """The active memory of one step of one rank, in bytes.
 
-    Every storage counts as the block that CUDA's allocator gives it, a multiple of 512 bytes. What a storage holds is
-    what it turns out to hold in the end: a buffer that becomes a gradient is a gradient all its life.
+    Every storage counts as the block that CUDA's allocator gives it, a multiple of 512 bytes. Its category is the one
+    that it has in the end: a buffer that becomes a gradient counts as a gradient from its allocation on.
 
     Attributes:
-        peak: the most that is active at once.
-        peak_record: index of the record of the trace at which it is first reached.
+        peak: maximum of active bytes.
+        peak_record: index of the record of the trace at which the peak is first reached.
         peak_phase: of that record.
-        start: what is active when the step begins.
+        start: active bytes when the step begins.
         by_category: of the peak.
-        by_module: of the peak, by the module that allocated each storage; "" is none.
-        by_phase: the most that is active while a phase runs.
+        by_module: of the peak, by the module that allocated each storage; "" for none.
+        by_phase: maximum of active bytes within each phase.
         live: the storages at the peak, largest first.
 
-    Of those that are told without tables, `by_module` and `live` are empty.
+    Without tables, `by_module` and `live` are empty.
     """
 
     peak: int
@@ -64,15 +64,15 @@ class MemoryReport:
 
 
 def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport:
-    """Follow the storages of a trace through one step.
+    """Return the active memory of one step of a trace.
 
     Args:
         trace: of one rank, from the setup on.
-        step: which, as an index of the trace's steps; the last is the one that all further steps are like.
-        tables: whether to tell each storage at the peak, and what modules hold.
+        step: index of the step; the last one represents all further steps.
+        tables: whether to list each storage at the peak, and the bytes of modules.
 
     Raises:
-        ValueError: the trace has no such step, or names a storage that does not live.
+        ValueError: the trace has no such step, or uses a storage that is not alive.
     """
     found = trace.steps
     if not -len(found) <= step < len(found):
@@ -99,7 +99,7 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
             if one.behind > peak:
                 peak, at, within, peak_phase = one.behind, place, 0, one.phase
     alive = _alive(trace.items, followed, at, within)
-    held, named = _told(trace, alive)
+    held, named = _recorded_categories(trace, alive)
     live = _live(trace, alive, held, named) if tables else ()
     categories: Counter[Category] = Counter()
     modules: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
 
 
 class _Alive(NamedTuple):
-    """A storage at the peak: how it was made, its bytes, and the instance that made it, if one did."""
+    """A storage at the peak: its allocation, its bytes, and the instance that allocated it, if any."""
 
     made: Allocate
     bytes: int
@@ -130,12 +130,12 @@ class _Alive(NamedTuple):
 
 
 def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> dict[int, _Alive]:
-    """Return the storages behind a record that have bytes.
+    """Return the storages with bytes that are alive after a record.
 
     Args:
         items: of the trace.
-        followed: the same.
-        at: index of the item among those that were seen.
+        followed: the walk of these items.
+        at: index of the item in the walk.
         within: the record's index in an instance.
     """
     one, held = followed.seen[at], followed.held_before(at)
@@ -165,22 +165,22 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
 
 
 def _made_by(item: Instance, numbers: Sequence[int], wanted: AbstractSet[int]) -> Sequence[int]:
-    """Return which of some storages an instance makes.
+    """Return those of some storages that an instance allocates.
 
     Args:
         item: the instance.
         numbers: of the storages, ascending.
-        wanted: the same.
+        wanted: the same numbers as a set.
     """
     own = item.own[_STORAGE]
-    if isinstance(own, range) and own.step == 1:  # two looks tell of most that they make none
+    if isinstance(own, range) and own.step == 1:  # two bisections suffice for most instances, which allocate none
         first = bisect_left(numbers, own.start)
         return numbers[first : bisect_left(numbers, own.stop, first)]
     return [number for number in own if number in wanted]
 
 
-def _told(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category], dict[int, str]]:
-    """Return what storages turn out to hold, and for which modules, as far as that is told."""
+def _recorded_categories(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category], dict[int, str]]:
+    """Return the final categories of storages, and their modules, as far as records state them."""
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
     numbers = sorted(alive)
@@ -207,7 +207,7 @@ def _told(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category
 def _live(
     trace: Trace, alive: Mapping[int, _Alive], held: Mapping[int, Category], modules: Mapping[int, str]
 ) -> tuple[LiveStorage, ...]:
-    """Return the storages at the peak, largest first, with what they turn out to hold."""
+    """Return the storages at the peak, largest first, with their final categories."""
     translation = trace.translation
     found = [
         LiveStorage(
@@ -224,11 +224,11 @@ def _live(
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that are active when a step begins, and then behind each change of them.
+    """Yield the active bytes when a step begins, and after each change of them.
 
     Args:
         trace: of one rank, from the setup on.
-        step: which, as an index of the trace's steps.
+        step: index of the step.
 
     Yields:
         The index of a record of the trace, and bytes.

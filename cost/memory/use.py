@@ -1,4 +1,4 @@
-"""Device memory of one rank: reserved by PyTorch, used outside of it, and whether the sum fits."""
+"""Device memory of one rank: reserved by PyTorch, used outside it, and whether the sum fits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from legoai.cost.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What one rank takes of its device, in bytes.
+    """Device memory of one rank, in bytes.
 
     Attributes:
-        reserved: at most, as `torch.cuda.max_memory_reserved()` would say, with the workspaces of cuBLAS, which torch
-            takes from its own allocator. On a cpu, which has no such allocator, it is the peak of active memory.
-        workspace: of these, cuBLAS's, one for each stream that multiplies.
-        outside: what `nvidia-smi` counts beyond it: `cuda_context`, and `nccl` for NCCL's buffers.
+        reserved: maximum, as of `torch.cuda.max_memory_reserved()`, including the workspaces of cuBLAS, which torch
+            allocates from its own allocator. On a CPU, which has no such allocator, it is the peak of active memory.
+        workspace: of `reserved`, the workspaces of cuBLAS, one for each stream with matrix products.
+        outside: what `nvidia-smi` counts in addition: `cuda_context`, and `nccl` for NCCL's buffers.
         capacity: of the device; None where it is not known.
-        retries: how often the allocator must give cached segments back to stay within the capacity.
+        retries: how often the allocator must free cached segments to stay within the capacity.
         fits: whether everything fits; None without a capacity.
     """
 
@@ -36,12 +36,12 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All that is taken of the device."""
+        """The total use of the device."""
         return self.reserved + sum(self.outside.values())
 
 
 def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
-    """Run a rank's storages through the allocator, and add what it does not see."""
+    """Run a rank's storages through the allocator, and add memory outside it."""
     known = machine.device.memory
     capacity = known.capacity_bytes if known is not None else None
     if machine.device.kind == "cpu":
@@ -75,7 +75,7 @@ def least_beside(machine: Machine, groups: Iterable[int]) -> int:
 
 
 def needs_of(trace: Trace, machine: Machine) -> tuple[MemoryReport, MemoryUse]:
-    """Active memory and all that a rank takes, of a trace of which no more is told."""
+    """Active memory and device memory of a rank, for callers that need nothing else of its trace."""
     found = memory(trace), memory_use(trace, machine)
     trace.forget()
     return found
@@ -90,13 +90,13 @@ def _workspace(trace: Trace, machine: Machine) -> int:
 
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
-    """Bytes that torch does not count. A communicator is made when its group first communicates."""
+    """Bytes that torch does not count. A communicator is created when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
     each = trace.once_each(translated=True)
     calls = (item for item in each if isinstance(item, Collective) and item.kind != "peer_copy")
     for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
         if len(ranks) > 1:
-            ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator
+            ends = tuple(sorted(ranks))  # a pair of ranks shares one communicator for both directions
             groups[ends] = groups.get(ends, False) or kind == "all_to_all"
     found = {"cuda_context": int(machine.constant("context_bytes") or 0)}
     buffers = sum(_buffer(machine, len(ranks)) for ranks in groups)

@@ -1,1 +1,1 @@
-"""Networks: what collectives move over which links, and models of their time."""
+"""Networks: traffic of collectives over links, and models of their time."""

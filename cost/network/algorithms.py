@@ -36,7 +36,7 @@ from legoai.cost.trace.records import CollectiveKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one algorithm sends: bytes over each link of a host, bytes over each device's adapter, and hops between."""
+    """Traffic of one algorithm: bytes over each link of a host, bytes over each device's adapter, and hops between."""
 
     algorithm: str
     link_bytes: float
@@ -107,10 +107,10 @@ ALGORITHMS: Final[Mapping[CollectiveKind, tuple[Callable[[float, Placement], Tra
 
 
 def traffic(kind: CollectiveKind, size: float, on: Placement) -> tuple[Traffic, ...]:
-    """What each algorithm of ``kind`` sends for a buffer of ``size`` bytes."""
+    """Return the traffic of each algorithm of ``kind`` for a buffer of ``size`` bytes."""
     return tuple(algorithm(size, on) for algorithm in ALGORITHMS[kind])
 
 
 def wire_bytes(kind: CollectiveKind, size: float, ranks: int) -> float:
-    """Bytes over each link of one host, of the first algorithm: what bandwidths are fitted against."""
+    """Return bytes over each link of one host for the first algorithm, against which bandwidths are fitted."""
     return ALGORITHMS[kind][0](size, Placement(ranks=ranks, hosts=1, per_host=ranks)).link_bytes

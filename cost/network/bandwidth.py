@@ -34,7 +34,7 @@ class Sigmoid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCurve:
-    """One collective among a number of ranks on one host: what was measured, and the fit through it."""
+    """One collective among a number of ranks on one host: its measurements, and the curve fitted to them."""
 
     sigmoid: Sigmoid
     latency: float

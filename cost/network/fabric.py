@@ -22,7 +22,7 @@ FILE: Final = Path(__file__).parent.parent / "profiles" / "fabrics.json.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricModel:
-    """What a fabric was measured, or derived, to do.
+    """Measured or derived performance of a fabric.
 
     Attributes:
         name: in the catalogue.
@@ -32,9 +32,9 @@ class FabricModel:
         measured: by collective, hosts and ranks on a host.
         regression: by collective.
         straggler: None where no spread was measured.
-        derived: how, where it was not measured.
+        derived: derivation, where it was not measured.
         held_out: error on measurements that were not fitted.
-        observed: as ``measured``, in runs of the user's own, which comes first.
+        observed: as ``measured``, from runs of the user's own, which take precedence.
     """
 
     name: str
@@ -59,7 +59,7 @@ def fabric_model(name: str) -> FabricModel:
     document, _ = read_document(FILE)
     if name not in document["fabrics"]:
         known = ", ".join(sorted(document["fabrics"]))
-        raise ProfileError(f"nothing is known of the speed of {name}; there are {known}")
+        raise ProfileError(f"there is no model of the speed of {name}; there are {known}")
     return read_fabric(name, document["fabrics"][name])
 
 
@@ -103,7 +103,7 @@ def read_tables(document: Mapping[str, Any]) -> dict[tuple[str, int, int], Measu
 def analytical(
     kind: CollectiveKind, size: float, on: Placement, fabric: FabricModel, *, bandwidth: float, link: float
 ) -> tuple[float, float]:
-    """Seconds of a collective over hosts, and how much of them is latency.
+    """Return the seconds of a collective over hosts, and the latency among them.
 
     ``bandwidth`` is of one device's adapter and ``link`` the seconds that a byte takes over a device's link. The time
     is ``base + hops · hop + max(bytes over a link · link, bytes over an adapter / B)`` of the best algorithm.

@@ -83,17 +83,18 @@ class Regression:
     def near_one_size(
         self, asked: tuple[float, float], there: tuple[float, float], ranks: int, measured: float | None = None
     ) -> float:
-        """Seconds of a message, where the measured ones have one size: that says how far the formula's rate is off.
+        """Seconds of a message, where measurements have one size only, which calibrates the formula's rate.
 
-        The formula's latency stays, and its transfer is scaled as at the measured size. So time grows with size, and
-        the rate too; a time that was held, or a fit that falls back to the formula below some size, would jump.
+        The formula's latency is kept, and its transfer time is scaled by the error at the measured size. So time grows
+        with size, and the rate too; a constant time, or a fit that falls back to the formula below some size, would
+        have jumps.
 
         Args:
             asked: analytical seconds of the message, and its latency.
             there: the same of a message of the measured size.
             ranks: of the group.
-            measured: seconds at that size where this group was measured. Of others the regression tells, within a
-                half and twenty times of the formula.
+            measured: seconds at that size where this group was measured. For others the regression predicts them,
+                within a half and twenty times of the formula.
         """
         (seconds, latency), (at_size, fixed) = asked, there
         if measured is None:

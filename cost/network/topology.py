@@ -21,6 +21,6 @@ class Placement:
 
 
 def placement(ranks: Sequence[int], devices_per_host: int) -> Placement:
-    """Where global ``ranks`` are, ranks counting through one host's devices before the next host's."""
+    """Return the placement of global ``ranks``; ranks fill one host's devices before the next host's."""
     counts = Counter(rank // devices_per_host for rank in ranks)
     return Placement(ranks=len(ranks), hosts=len(counts), per_host=max(counts.values()))

@@ -1,17 +1,17 @@
 """Replay of equal actions of a pipeline's stages.
 
-The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was computed
-before. Of each class of actions (:mod:`legoai.cost.pipelines.classes`) the first and the last of the first step are
-run, and of each kind the first of the second step, with all that is done to their micro batches. The first of a class
-is the pattern: in place of those that are not run its records are written, with numbers of their own, and the tensors
-that the schedule goes on with, such as what is sent, stand there without anything having been computed. The last of the
-first step, which comes behind others of its class, must come out equal to the pattern. Else :class:`UnequalError` is
-raised and the pipeline is to be captured with more classes, or whole. Unsharded gradients that one action leaves for
-another are put where they belong before an action is run (:mod:`legoai.cost.pipelines.gradients`).
+The whole schedule runs, with every send, receive and wait; only computation that repeats is left out. Actions are
+sorted into classes (:mod:`legoai.cost.pipelines.action_classes`). The first and the last action of each class are
+executed in the first step, and the first action of each kind in the second step, together with all other actions of the
+same micro batches. The first action of a class is its pattern. For an action that is not executed, the records of its
+pattern are written with new numbers, and its results (the tensors that it hands to the schedule, for example to be
+sent) are fake tensors. The last action of a class must equal the pattern. Otherwise :class:`UnequalError` is raised,
+and the pipeline is captured again with more classes, or with every action executed. Before an action is executed, the
+unsharded gradients that earlier actions leave are put in place (:mod:`legoai.cost.pipelines.gradients`).
 
-A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its
-class whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it
-happens.
+A pattern identifies each storage that it uses by the action that allocated it: the action itself, another action of the
+same micro batch, the latest action of a class in any micro batch, or none. The lifetime of a result is not part of the
+pattern; its end is recorded when the schedule releases it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from legoai.cost.pipelines.classes import FIRST, Action, Class, Classes, first_micro_batches
+from legoai.cost.pipelines.action_classes import FIRST, Action, Class, Classes, first_micro_batches
 from legoai.cost.pipelines.gradients import Gradients
 from legoai.cost.pipelines.patterns import (
     STORAGE,
-    Alone,
     Entry,
     Gradient,
     Own,
     Pattern,
     Place,
     Result,
+    StageAction,
     UnequalError,
     first_end,
     outside_of,
@@ -52,17 +52,17 @@ from legoai.cost.trace.trace import records_of
 from legoai.runtime.torch_internals.units import freed_after_forward
 
 FEWEST: Final = 5
-"""Micro batches of a pass below which nothing is left out."""
+"""Fewest micro batches of a pass for which actions are replayed; with fewer, every action is executed."""
 
 
 @dataclass(slots=True)
 class Repeats:
-    """The actions of a rank that were run, and those that need not be.
+    """The executed actions of a rank, their patterns, and the replay of all other actions.
 
     Args:
         recorder: of the rank.
         micro_batches: of a pass.
-        freed: whether parameters are taken to be freed after each forward, so that there are more classes of actions.
+        freed: whether to assume that parameters are resharded after each forward, which makes more classes of actions.
     """
 
     recorder: Capture
@@ -71,60 +71,60 @@ class Repeats:
     orders: dict[tuple[int, str], list[int]] = field(default_factory=dict)
     """The micro batches of each kind of action of each stage, in the order of a pass."""
     compared: dict[int, set[int]] = field(default_factory=dict)
-    """Of each stage, the micro batches with which classes of actions begin and end in a pass."""
+    """For each stage, the micro batches of the first and the last action of each class in a pass."""
     classes: Classes = field(default_factory=lambda: Classes({}, False))
     step: int = 0
     passes: int = 0
     patterns: dict[tuple[int, str, Class], Pattern] = field(default_factory=dict)
     made: dict[Action, Instance] = field(default_factory=dict)
-    """What each action of this pass made."""
+    """The instance of each action of this pass."""
     maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
-    """The action that made a number of a kind, and its slot there, of those that were run."""
+    """For each kind and number: the executed action that defines the number, and the slot of the number there."""
     written: list[tuple[int, Action]] = field(default_factory=list)
-    """The first storage of each action that was not run, ascending."""
+    """The first storage of each replayed action, ascending."""
     latest: dict[tuple[int, str, str], int] = field(default_factory=dict)
-    """The micro batch of the latest action of each line."""
-    staying: set[tuple[int, int]] = field(default_factory=set)
-    """Kind and number of what patterns name by itself though an action made it."""
+    """The micro batch of the latest action of each series (see ``_series``)."""
+    persistent: set[tuple[int, int]] = field(default_factory=set)
+    """Kind and number of what an action defined and patterns of later passes use under that same number."""
     tied: set[int] = field(default_factory=set)
-    """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
+    """Storages of results. Their ends are recorded when the schedule releases them."""
     outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """The storages of what the forward of a stage returned for a micro batch."""
+    """The storages of a stage's outputs, by stage and micro batch."""
     firsts: dict[tuple[int, int, int, str], Pattern] = field(default_factory=dict)
-    """What the first action of each kind of each stage did in each pass, by step, pass, stage and kind."""
-    alone: dict[tuple[int, int, int, str], list[Alone]] = field(default_factory=dict)
-    """What was done for no micro batch in particular, by step, pass, stage and name."""
+    """The first action of each kind in each pass, by step, pass, stage and kind."""
+    stage_actions: dict[tuple[int, int, int, str], list[StageAction]] = field(default_factory=dict)
+    """Actions that belong to no micro batch, by step, pass, stage and name."""
     apart: dict[Action, tuple[int, ...]] = field(default_factory=dict)
-    """Of actions that leave gradients to other micro batches, their storages among those that it makes: ascending."""
+    """For actions that leave gradients to other micro batches: the slots of the gradients' storages, ascending."""
     tensors: Tensors = field(init=False)
     gradients: Gradients = field(init=False)
     replays: bool = False
-    """Whether nothing is run any more, but all of it is written as it was recorded."""
+    """Whether every action is replayed and none is executed."""
     gathered: set[int] = field(default_factory=set)
-    """Stages whose parameters were gathered as before, and for which nobody has waited yet."""
+    """Stages whose replayed all-gather has not been waited for yet."""
     replayed: Counter[tuple[int, int, int, str]] = field(default_factory=Counter)
     numbers: dict[tuple[int, int, Action], Own] = field(default_factory=dict)
-    """Of actions that are to be written, by step and pass: the numbers of what they make, where these are known."""
+    """Known numbers of actions that are to be replayed, by step, pass and action."""
     entries: dict[int, Entry] = field(default_factory=dict)
-    """What the instances among the records stand for, by their identity."""
+    """The entry of each instance among the records, by the identity of the instance."""
 
     def __post_init__(self) -> None:
         self.tensors = Tensors(self.recorder)
         self.gradients = Gradients(self.tensors)
 
     def begin_pass(self) -> None:
-        """Note that a pass begins.
+        """Begin the next pass.
 
         Raises:
-            UnequalError: what a pattern names by itself is no longer there.
+            UnequalError: a storage that patterns use under a fixed number has ended.
         """
-        living = {(STORAGE, item.number) for item in self.recorder.storages.values()} if self.staying else set()
-        if not self.staying <= living:
-            raise UnequalError("an action goes on with what another one left, which is gone in the next pass")
+        living = {(STORAGE, item.number) for item in self.recorder.storages.values()} if self.persistent else set()
+        if not self.persistent <= living:
+            raise UnequalError("an action uses a storage of another action, which has ended before the next pass")
         self.clear(self.recorder.step, self.passes + 1 if self.step == self.recorder.step else 0)
 
     def clear(self, step: int, passes: int) -> None:
-        """Forget what was done in the pass before a pass of a step."""
+        """Reset the state of a pass, given the step and the index in it of the pass that begins."""
         self.step, self.passes = step, passes
         self.made.clear()
         self.apart.clear()
@@ -135,8 +135,8 @@ class Repeats:
         self.outputs.clear()
         self.replayed.clear()
 
-    def follow(self, actions: Iterable[Action]) -> None:
-        """Hear of all actions of a pass that compute, in their order."""
+    def set_order(self, actions: Iterable[Action]) -> None:
+        """Set the order of the compute actions of a pass."""
         listed = list(actions)
         for stage, kind, micro_batch in listed:
             self.orders.setdefault((stage, kind), []).append(micro_batch)
@@ -149,8 +149,8 @@ class Repeats:
         for (stage, *_), of_one in of_class.items():
             self.compared.setdefault(stage, set()).update((of_one[0], of_one[-1]))
 
-    def runs(self, stage: int, micro_batch: int) -> bool:
-        """Whether the actions of a micro batch of this pass are run."""
+    def executes(self, stage: int, micro_batch: int) -> bool:
+        """Whether the actions of a micro batch are executed in this pass."""
         if self.replays:
             return False
         if self.micro_batches < FEWEST:
@@ -159,17 +159,17 @@ class Repeats:
             return True
         return any(other == stage and micro_batch == order[0] for (other, _), order in self.orders.items())
 
-    def gather_or_free(self, stage: int, model: nn.Module) -> None:
-        """Let the parameters of a stage be there, or not, as they are if all actions before the next one are run.
+    def unshard_or_reshard(self, stage: int, model: nn.Module) -> None:
+        """Unshard or reshard the parameters of a stage, as all actions before the next one would have left them.
 
         Raises:
-            UnequalError: some of them are kept in larger shards.
+            UnequalError: after forward, some parameters are sharded over fewer ranks rather than fully resharded.
         """
         if not self.freed or self.micro_batches < FEWEST or not any(of == stage for of, *_ in self.made):
             return
         units = freed_after_forward(model)
         if units is None:
-            raise UnequalError("parameters are kept on fewer ranks after forward")
+            raise UnequalError("after forward, parameters are sharded over fewer ranks")
         records = self.recorder.records
         start, before, self.recorder.paused = len(records), self.recorder.paused, True
         try:
@@ -179,25 +179,27 @@ class Repeats:
             self.recorder.paused = before
             del records[start:]
 
-    def ran(self, action: Action, start: int, results: Iterable[Any], on_buffers: tuple[bool, ...] = ()) -> None:
-        """Take what an action did, which was run: keep it as the pattern, or compare it.
+    def add_executed(
+        self, action: Action, start: int, results: Iterable[Any], on_buffers: tuple[bool, ...] = ()
+    ) -> None:
+        """Add an executed action: as the pattern of its class, or in comparison with that pattern.
 
         Args:
-            action: which.
+            action: the action.
             start: index of its first record.
-            results: tensors with which the schedule goes on.
-            on_buffers: of a backward, which of them are gradients of buffers.
+            results: tensors that it hands to the schedule.
+            on_buffers: for a backward, whether each result is also the `.grad` of the buffer of its input.
         """
         if self.micro_batches < FEWEST:
             return
         instance, operands = self._compacted(start)
-        described = tuple(self.tensors.described(item, instance) for item in results)
-        left = self.gradients.left(action[0], instance) if self.classes.leaves_gradients(action) else ()
+        described = tuple(self.tensors.describe(item, instance) for item in results)
+        left = self.gradients.add_executed(action[0], instance) if self.classes.leaves_gradients(action) else ()
         self.entries[id(instance)] = Entry(instance, action, described, on_buffers, operands=operands)
         apart = tuple(sorted(item.place for item in left if isinstance(item, Result)))
-        self.take(action, instance, described, on_buffers, left=left, apart=apart)
+        self.add(action, instance, described, on_buffers, left=left, apart=apart)
 
-    def take(
+    def add(
         self,
         action: Action,
         instance: Instance,
@@ -207,7 +209,7 @@ class Repeats:
         left: tuple[Gradient, ...] = (),
         apart: tuple[int, ...] = (),
     ) -> None:
-        """Take what an action did: keep it as the pattern, or compare it."""
+        """Make an action the pattern of its class, or compare it with that pattern."""
         stage, kind, micro_batch = action
         found = self.classes.enter(action)
         self.made[action] = instance
@@ -217,8 +219,8 @@ class Repeats:
         pattern = Pattern(instance, outside, described, on_buffers, found, left, apart)
         if kind == "F":
             self.outputs[stage, micro_batch] = storages_of(described, instance.own)
-        pattern.gives_up = first_end(instance, self.outputs.get((stage, micro_batch), set()))
-        self.latest[self._line(action)] = micro_batch
+        pattern.releases = first_end(instance, self.outputs.get((stage, micro_batch), set()))
+        self.latest[self._series(action)] = micro_batch
         if micro_batch == self._first(stage, kind):
             self.firsts[self.step, self.passes, stage, kind] = pattern
             return
@@ -226,18 +228,18 @@ class Repeats:
         if known is None:
             self.patterns[stage, kind, found] = pattern
         elif not known.equals(pattern, self.tied):
-            raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
+            raise UnequalError(f"action {stage}{kind}{micro_batch} differs from earlier actions of its class")
 
-    def pass_over(
+    def advance(
         self,
         action: Action,
         instance: Instance | None,
         described: tuple[Result | None, ...],
         apart: tuple[int, ...] = (),
     ) -> None:
-        """Go on behind an action that was written; what it made is told where it is given."""
+        """Advance past an action that was replayed in an earlier run; ``instance`` holds its numbers where known."""
         self.classes.enter(action)
-        self.latest[self._line(action)] = action[2]
+        self.latest[self._series(action)] = action[2]
         if instance is not None:
             self._made(action, instance, apart)
             self.tied |= storages_of(described, instance.own)
@@ -247,66 +249,66 @@ class Repeats:
         for of, numbers in enumerate(instance.own):
             self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
 
-    def _line(self, action: Action) -> tuple[int, str, str]:
-        """Actions of which the latest may have made what the next one names: a kind, or its class by itself."""
+    def _series(self, action: Action) -> tuple[int, str, str]:
+        """The series of an action, a kind or own class; later actions may use what the latest of a series defined."""
         stage, kind, micro_batch = action
         if not self.freed and (kind == "F" or stage not in self.classes.summed):
             return stage, kind, ""
         return stage, kind, self.classes.found[stage, "F" if kind == "L" else kind, micro_batch][0]
 
     def _first(self, stage: int, kind: str) -> int:
-        """The micro batch with which the actions of a kind begin in each pass."""
+        """The micro batch of the first action of a kind in each pass."""
         return self.orders[stage, "F" if kind == "L" else kind][0]
 
-    def by_itself(self, stage: int, name: str, run: Callable[[], object]) -> None:
-        """Run what a pass does for no micro batch in particular, or record it as it was recorded before."""
+    def run_stage_action(self, stage: int, name: str, run: Callable[[], object]) -> None:
+        """Execute an action that belongs to no micro batch, or replay it."""
         if self.replays:
-            self.again(stage, name)
+            self.replay_stage_action(stage, name)
             return
         start = len(self.recorder.records)
         if name == "REDUCE_GRAD":
-            self.gradients.put_back(stage)
+            self.gradients.restore(stage)
         run()
-        self.keep(stage, name, start)
+        self.record_stage_action(stage, name, start)
 
-    def keep(self, stage: int, name: str, start: int) -> None:
-        """Keep what was recorded from an index on, for no micro batch in particular."""
+    def record_stage_action(self, stage: int, name: str, start: int) -> None:
+        """Add the records from an index on as an action that belongs to no micro batch."""
         if self.micro_batches >= FEWEST:
             instance, operands = self._compacted(start)
             self.entries[id(instance)] = Entry(instance, None, name=(stage, name), operands=operands)
-            self.take_alone(stage, name, instance)
+            self.add_stage_action(stage, name, instance)
             if name == "REDUCE_GRAD" and stage in self.classes.summed:
-                self.gradients.left(stage, instance)
-                if self.gradients.are_there(stage):
-                    raise UnequalError("gradients are left behind a pass")
+                self.gradients.add_executed(stage, instance)
+                if self.gradients.any_left(stage):
+                    raise UnequalError("unsharded gradients remain after a pass")
 
-    def take_alone(self, stage: int, name: str, instance: Instance) -> None:
-        """Take what was done for no micro batch in particular."""
-        alone = Alone(instance)
+    def add_stage_action(self, stage: int, name: str, instance: Instance) -> None:
+        """Add an action that belongs to no micro batch."""
+        alone = StageAction(instance)
         if name == "REDUCE_GRAD" and stage in self.classes.summed:
             outside = tuple(self._place(of, number, NONE) for of, number in outside_of(instance))
-            alone = Alone(instance, outside, self.classes.waiting(stage))
-        self.alone.setdefault((self.step, self.passes, stage, name), []).append(alone)
+            alone = StageAction(instance, outside, self.classes.waiting(stage))
+        self.stage_actions.setdefault((self.step, self.passes, stage, name), []).append(alone)
 
     def _compacted(self, start: int) -> tuple[Instance, dict[int, Operands]]:
-        """Put an instance in the place of what was recorded from an index on; return it, and what its kernels used."""
+        """Replace the records from an index on by one instance; return it and the operands of its kernels."""
         records, operands = self.recorder.records, self.recorder.operands
         instance = first_instance(list(records_of(records[start:])))
         used = {}
         if operands is not None:
             if any(isinstance(item, Instance) for item in records[start:]):
-                raise UnequalError("an action among the records of another")
+                raise UnequalError("the records of one action contain another action")
             behind = list(itertools.takewhile(lambda index: index >= start, reversed(operands)))
             used = {index - start: operands.pop(index) for index in behind}
         records[start:] = [instance]
         return instance, used
 
-    def again(self, stage: int, name: str) -> None:
-        """Record what was kept of the same place in a pass like this one."""
+    def replay_stage_action(self, stage: int, name: str) -> None:
+        """Replay the action of the same name and index that was recorded in the same pass."""
         key = self.step, self.passes, stage, name
-        place, known = self.replayed[key], self.alone.get(key, [])
+        place, known = self.replayed[key], self.stage_actions.get(key, [])
         if place == len(known):
-            raise UnequalError(f"{name} of stage {stage} comes more often than it was recorded")
+            raise UnequalError(f"{name} of stage {stage} occurs more often than it was recorded")
         self.replayed[key] += 1
         alone = known[place]
         instance = alone.instance
@@ -315,24 +317,24 @@ class Repeats:
         self.recorder.records.append(instance)
 
     def _place(self, kind: int, number: int, micro_batch: int) -> Place:
-        """Tell a number that an action names and does not make."""
+        """Return a reference to a number that an action uses and does not define."""
         found = self.maker.get((kind, number)) or self._writer(kind, number)
         if found is not None:
             (stage, name, other), slot = found
             if other == micro_batch:
                 before = bisect.bisect_left(self.apart.get(found[0], ()), slot // 3) if kind == STORAGE else 0
                 return "other", (stage, name), slot - 3 * before
-            latest = self._line(found[0])
-            # What the first makes and others use may stay from pass to pass, as storages of gathered parameters do.
+            latest = self._series(found[0])
+            # Storages that the first action defines may persist from pass to pass: unsharded parameters do.
             stays = self.freed and latest[-1] == FIRST and kind == STORAGE
             if other == self.latest.get(latest) and not stays:
                 return "latest", latest, slot
-            self.staying.add((kind, number))
+            self.persistent.add((kind, number))
             return "made", found[0], number
         return "fixed", None, number
 
     def _writer(self, kind: int, number: int) -> tuple[Action, int] | None:
-        """Return the action that was not run and that makes a number, and its slot there."""
+        """Return the replayed action that defines a number, and the slot of the number there."""
         if kind == STORAGE:
             place = bisect.bisect_right(self.written, number, key=lambda item: item[0]) - 1
             candidates = self.written[max(0, place) : place + 1]
@@ -344,12 +346,12 @@ class Repeats:
                 return action, numbers.index(number) * 3 + kind
         return None
 
-    def write(self, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
-        """Record an action that is not run, and return the tensors with which the schedule goes on.
+    def replay(self, action: Action, release: Callable[[], object]) -> list[torch.Tensor | None]:
+        """Replay an action, and return the tensors that it hands to the schedule.
 
         Args:
-            action: which.
-            give_up: lets go of the outputs of the stage, where the action does so.
+            action: the action.
+            release: releases the outputs of the stage; called where the action does so.
         """
         stage, kind, micro_batch = action
         first = self.replays and micro_batch == self._first(stage, kind)
@@ -364,46 +366,46 @@ class Repeats:
         if not self.replays:
             self.entries[id(instances[0])] = Entry(instances[0], action, pattern.results, pattern=pattern)
             if self.classes.leaves_gradients(action):
-                self.gradients.wrote(stage, pattern.gradients, own)
+                self.gradients.add_replayed(stage, pattern.gradients, own)
         self.recorder.records.append(instances[0])
-        if pattern.gives_up >= 0:
-            give_up()
+        if pattern.releases >= 0:
+            release()
             self.recorder.records.append(instances[1])
         self.made[action], self.apart[action] = instances[0], pattern.apart
         if kind == "F":
             self.outputs[stage, micro_batch] = storages_of(pattern.results, own)
-        self.latest[self._line(action)] = micro_batch
+        self.latest[self._series(action)] = micro_batch
         return [None if item is None else self.tensor(item, own) for item in pattern.results]
 
     def _pattern(self, action: Action, of_class: Class) -> Pattern:
-        """What an action of a class does that is not run."""
+        """The pattern from which an action is replayed."""
         stage, kind, micro_batch = action
         if self.replays and micro_batch == self._first(stage, kind):
             found = self.firsts.get((self.step, self.passes, stage, kind))
-            other = not self.numbers  # than the rank that was captured, whose actions may have another order
+            other = not self.numbers  # another rank than the captured one: its actions may have another order
             if found is not None and other and any(of in ("latest", "made") for of, *_ in found.outside):
-                raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
+                raise UnequalError(f"the first {kind} of stage {stage} uses what another action left")
         else:
             found = self.patterns.get((stage, kind, of_class))
         if found is None:
             raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
         return found
 
-    def know(self, actions: Sequence[Action]) -> bool:
-        """Whether all actions of a pass in another order find such gradients as actions of this rank found."""
+    def covers(self, actions: Sequence[Action]) -> bool:
+        """Whether patterns cover all waiting gradients from which actions of a pass in another order start."""
         summed = self.classes.summed
         classes = Classes(first_micro_batches(actions), self.freed, summed)
         found = {(*action[:2], classes.enter(action)) for action in actions if action[0] in summed}
         known = {(*key[2:], pattern.of_class) for key, pattern in self.firsts.items()} | self.patterns.keys()
         return found <= known and all(
             alone.waiting == classes.waiting(stage)
-            for (*_, stage, name), several in self.alone.items()
+            for (*_, stage, name), several in self.stage_actions.items()
             if name == "REDUCE_GRAD" and stage in summed
             for alone in several
         )
 
     def on_buffers(self, action: Action) -> tuple[bool, ...]:
-        """For each input of a backward that is not run, whether its gradient is that of the buffer."""
+        """For each input of a replayed backward, whether its gradient is the `.grad` of the input's buffer."""
         return self._pattern(action, self.classes.found[action]).on_buffers
 
     def _number(self, action: Action, place: Place) -> int:
@@ -414,25 +416,25 @@ class Repeats:
         micro_batch = action[2] if of == "other" else self.latest.get(other)
         made = None if micro_batch is None else self.made.get((*other[:2], micro_batch))
         if made is None:
-            raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
+            raise UnequalError(f"{other[1]} of stage {other[0]} is later than for other micro batches")
         if of == "other" and slot % 3 == STORAGE:
             for left in self.apart.get((*other[:2], action[2]), ()):
                 slot += 3 * (left <= slot // 3)
         if slot // 3 >= len(made.own[slot % 3]):
-            raise UnequalError(f"{other[1]} of stage {other[0]} makes less than the first one made")
+            raise UnequalError(f"{other[1]} of stage {other[0]} defines fewer numbers than the first one")
         return made.number(slot)
 
     def _own(self, action: Action, instance: Instance) -> Own:
-        """Return numbers for what an action makes that is not run: those that it has, where others name them."""
+        """Return the numbers that a replayed action defines: known ones, since others use them, or new ones."""
         found = self.numbers.get((self.step, self.passes, action))
         if found is None:
             return self._reserved(instance)
         if list(map(len, found)) != list(map(len, instance.own)):
-            raise UnequalError("an action makes less than others of its class")
+            raise UnequalError("an action defines fewer numbers than others of its class")
         return found
 
     def _reserved(self, instance: Instance) -> tuple[range, range, range]:
-        """Set numbers aside for what an action makes that is not run."""
+        """Reserve new numbers for a replayed action."""
         recorder = self.recorder
         storages, works, events = (len(numbers) for numbers in instance.own)
         storage, work = recorder.storage_count, recorder.work_count
@@ -442,6 +444,6 @@ class Repeats:
         return range(storage, storage + storages), range(work, work + works), range(event, event + events)
 
     def tensor(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
-        """A tensor of which nothing was computed, on the storage that the records name."""
+        """Return a fake tensor on the storage that the records name."""
         self.tied.add(own[STORAGE][item.place])
-        return self.tensors.made(item, own)
+        return self.tensors.fake(item, own)

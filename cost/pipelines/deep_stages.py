@@ -1,10 +1,10 @@
-"""Stages of many equal blocks, of which a few were captured.
+"""Pipeline stages of many repeated blocks, only a few of which were captured.
 
-What each of a rank's actions did that were run, and what it does between its passes, is repeated for the blocks that
-were left out, as the trace of a program without a pipeline is (:mod:`legoai.cost.replay.building`). The actions that
-were run stand one after another in an excerpt of the trace; of those that were written only such are there as others
-name numbers of. The actions of the whole stages are then taken from the excerpt as it is with all blocks, compared
-anew, and written in the order of the schedule (:mod:`legoai.cost.pipelines.other_ranks`).
+The records of each executed action, and those between passes, are repeated for the blocks that were left out, as in the
+trace of a program without a pipeline (:mod:`legoai.cost.replay.building`). For this the executed actions are copied one
+after another into an excerpt of the trace (:mod:`legoai.cost.pipelines.excerpt`). With all blocks, the actions of the
+excerpt are compared again, become the patterns, and are replayed in the order of the schedule
+(:mod:`legoai.cost.pipelines.other_ranks`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.excerpt import FREES, PASS, RESULTS, Excerpt
-from legoai.cost.pipelines.other_ranks import Other, items_of_others
+from legoai.cost.pipelines.other_ranks import EqualRank, items_of_equal_ranks
 from legoai.cost.pipelines.patterns import STORAGE, DepthError, Entry, OrderError, Result, UnequalError, outside_of
-from legoai.cost.pipelines.stages import Heard, Pass
+from legoai.cost.pipelines.stages import Pass, PipelineHooks
 from legoai.cost.replay.building import stretched
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.replay.walk import Unequal
@@ -34,81 +34,83 @@ _BOUNDS: Final = (ACTION, END_ACTION)
 
 
 @dataclass(slots=True)
-class Told:
-    """What is told of a pipeline's ranks from what was captured of one.
+class DerivedTraces:
+    """Traces derived from the capture of one pipeline rank: its own with all blocks, and those of equal ranks.
 
     Attributes:
-        own: the items of the one with all of its blocks; none where all were captured.
-        others: of each rank that is like it and can be told: its coordinate, its items and the translation to it.
+        own: items of the captured rank with all of its blocks; empty where all were captured.
+        others: for each equal rank whose trace could be derived: its coordinate, its items and the translation to it.
     """
 
     own: Sequence[Item] = ()
     others: list[tuple[int, Sequence[Item], Translation]] = field(default_factory=list)
 
-    def tell(self, heard: Heard, runs: Sequence[RepeatedBlocks], own: Other, others: Sequence[Other]) -> None:
-        """Tell what can be told, behind the steps of the rank.
+    def derive(
+        self, hooks: PipelineHooks, runs: Sequence[RepeatedBlocks], own: EqualRank, others: Sequence[EqualRank]
+    ) -> None:
+        """Derive the traces, after the captured rank has taken its steps.
 
         Args:
-            heard: of the rank.
-            runs: blocks that were left out.
-            own: the rank, as one that is like itself.
-            others: ranks that are like it.
+            hooks: of the captured rank.
+            runs: repeated blocks of which some were left out.
+            own: the captured rank, as a rank equal to itself.
+            others: ranks with equal stages.
 
         Raises:
-            DepthError: it cannot be told what the rank does with all blocks.
+            DepthError: the trace with all blocks cannot be derived.
         """
         if runs:
-            self.own = items_of_whole(heard, runs, own)
+            self.own = items_of_all_blocks(hooks, runs, own)
         for other in others:
             try:
-                ((items, translation),) = items_of_others(heard, [other])
+                ((items, translation),) = items_of_equal_ranks(hooks, [other])
             except OrderError:
                 continue
-            except UnequalError:  # amid its pass, of which the schedule knows still
+            except UnequalError:  # the schedule stopped within a pass and cannot run another one
                 break
             self.others.append((other.coordinate, items, translation))
 
 
-def items_of_whole(heard: Heard, runs: Sequence[RepeatedBlocks], own: Other) -> tuple[Item, ...]:
-    """Return the items of the trace of a rank of whose stages few blocks were captured.
+def items_of_all_blocks(hooks: PipelineHooks, runs: Sequence[RepeatedBlocks], own: EqualRank) -> tuple[Item, ...]:
+    """Return the items of a rank's trace with all blocks, of which few were captured.
 
-    Those of other ranks can be told then as if all blocks had been captured.
+    Afterwards traces of other ranks can be derived as if all blocks had been captured.
 
     Args:
-        heard: of the rank, which has taken its steps.
-        runs: blocks that were left out.
-        own: the rank, as one that is like itself.
+        hooks: of the rank, which has taken its steps.
+        runs: repeated blocks of which some were left out.
+        own: the rank, as a rank equal to itself.
 
     Raises:
-        DepthError: it cannot be said.
+        DepthError: the trace cannot be derived.
     """
     try:
-        living = _deepen(heard, runs)
-        heard.restore_buffers()
-        ((items, _),) = items_of_others(heard, [own])
+        living = _deepen(hooks, runs)
+        hooks.restore_buffers()
+        ((items, _),) = items_of_equal_ranks(hooks, [own])
     except UnequalError as error:
         raise DepthError(str(error)) from error
     if len(_living(items)) != living:
-        raise DepthError("blocks that were left out leave what others do not")
-    heard.repeats.numbers.clear()
+        raise DepthError("blocks that were left out leave storages that captured blocks do not")
+    hooks.repeats.numbers.clear()
     return items
 
 
-def _deepen(heard: Heard, runs: Sequence[RepeatedBlocks]) -> int:
-    """Put what the whole stages of a rank do in the place of what was recorded of few of their blocks.
+def _deepen(hooks: PipelineHooks, runs: Sequence[RepeatedBlocks]) -> int:
+    """Replace the records of few blocks by those of all blocks, in patterns and between passes.
 
-    The passes are empty then, and are to be written.
+    The passes themselves are left empty, to be replayed.
 
     Returns:
-        How many storages are there in the end.
+        Number of living storages after the last record.
 
     Raises:
-        UnequalError: it cannot be said what they do.
+        UnequalError: the records with all blocks cannot be derived.
     """
-    recorder, repeats = heard.recorder, heard.repeats
-    if len(heard.passes) % recorder.step or not repeats.entries:
+    recorder, repeats = hooks.recorder, hooks.repeats
+    if len(hooks.passes) % recorder.step or not repeats.entries:
         raise UnequalError("steps of different numbers of passes, or of few micro batches")
-    excerpt = Excerpt(recorder, repeats, heard.passes)
+    excerpt = Excerpt(recorder, repeats, hooks.passes)
     try:
         items, repeated = stretched(excerpt.trace, runs)
     except Unequal as error:
@@ -118,7 +120,7 @@ def _deepen(heard: Heard, runs: Sequence[RepeatedBlocks]) -> int:
     left_out = sum(one.missing * len(one.storages_of_middle() & living) for one in repeated)
     passes = [
         recorder.records[item.prepared if not index else item.begin : item.end]
-        for index, item in enumerate(heard.passes)
+        for index, item in enumerate(hooks.passes)
     ]
     _retake(repeats, passes, whole)
     records: list[Item] = []
@@ -127,7 +129,7 @@ def _deepen(heard: Heard, runs: Sequence[RepeatedBlocks]) -> int:
         places.append(len(records))
         records += between
     recorder.records = records
-    heard.passes[:] = [Pass(place, place, place) for place in places[1:]]
+    hooks.passes[:] = [Pass(place, place, place) for place in places[1:]]
     storages, works, events = whole.largest
     recorder.storage_count = max(recorder.storage_count, storages + 1)
     recorder.work_count = max(recorder.work_count, works + 1)
@@ -136,7 +138,7 @@ def _deepen(heard: Heard, runs: Sequence[RepeatedBlocks]) -> int:
 
 
 def _living(items: Sequence[Item]) -> set[int]:
-    """Return the storages that are there behind some items."""
+    """Return the storages that are alive after some items."""
     living: set[int] = set()
     slots: dict[int, tuple[list[int], list[int]]] = {}
     for item in items:
@@ -157,11 +159,11 @@ def _living(items: Sequence[Item]) -> set[int]:
 
 
 class _Whole:
-    """The excerpt as it is with all blocks.
+    """The excerpt with all blocks.
 
     Attributes:
-        between: what is before, between and behind the passes.
-        actions: what the instances of the excerpt are with all blocks, by their identity, and the results of each.
+        between: records before, between and after the passes.
+        actions: by the identity of an instance of the excerpt: the instance with all blocks, and its results.
         largest: the largest number of each kind.
     """
 
@@ -190,7 +192,7 @@ class _Whole:
 
 
 def _results(entry: Entry, instance: Instance, named: Iterator[Record]) -> Iterator[Result | None]:
-    """Yield the results of an action as they are in the instance of all blocks.
+    """Yield the results of an action, with slots of the instance with all blocks.
 
     Args:
         entry: of the action.
@@ -207,12 +209,12 @@ def _results(entry: Entry, instance: Instance, named: Iterator[Record]) -> Itera
 
 
 def _place(instance: Instance, record: Record) -> int:
-    """Return the place of a record's number among those of its kind that an instance makes."""
+    """Return the index of a record's number among the numbers of its kind that an instance defines."""
     return instance.own[KIND_OF[type(record)]].index(getattr(record, FIELD[type(record)]))
 
 
 def _retake(repeats: Repeats, passes: Sequence[Sequence[Item]], whole: _Whole) -> None:
-    """Take what was run anew, with all blocks."""
+    """Add the executed actions again, with all blocks."""
     each = len(passes) // repeats.recorder.step
     anew = Repeats(repeats.recorder, repeats.micro_batches, repeats.freed)
     anew.orders, anew.classes = repeats.orders, repeats.classes
@@ -230,21 +232,21 @@ def _retake(repeats: Repeats, passes: Sequence[Sequence[Item]], whole: _Whole) -
                 anew.numbers[anew.step, anew.passes, entry.action] = instance.own
             if entry.pattern is not None:
                 assert entry.action is not None
-                anew.pass_over(entry.action, instance, results, apart)
+                anew.advance(entry.action, instance, results, apart)
                 continue
             assert instance is not None
             if entry.action is None:
                 stage, name = entry.name
-                anew.take_alone(stage, name, instance)
+                anew.add_stage_action(stage, name, instance)
             else:
-                anew.take(entry.action, instance, results, entry.on_buffers, apart=apart)
-    repeats.patterns, repeats.firsts, repeats.alone = anew.patterns, anew.firsts, anew.alone
+                anew.add(entry.action, instance, results, entry.on_buffers, apart=apart)
+    repeats.patterns, repeats.firsts, repeats.stage_actions = anew.patterns, anew.firsts, anew.stage_actions
     repeats.numbers = anew.numbers
     repeats.tied |= anew.tied
 
 
 def _sums(repeats: Repeats, items: Sequence[Item], whole: _Whole) -> set[int]:
-    """Return the storages of the gradients that a pass sums in another type: those that their reduction gives up."""
+    """Return the storages of gradients that a pass sums in another dtype: those that their reduction frees."""
     reductions = [
         whole.actions[id(item)][0]
         for item in items

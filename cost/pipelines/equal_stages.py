@@ -1,7 +1,7 @@
-"""Groups of pipeline ranks with equal stages, one of which is captured for all.
+"""Groups of pipeline ranks with equal stages; one rank of each group is captured.
 
-Those whose stages are equal one by one: as many modules, of the same classes and shapes, to which the program does the
-same. The first stage, which reads the samples, and the last, which has the loss, are equal to none.
+Two stages are equal if they hold as many modules, of the same classes and shapes, with the same treatments. The first
+stage, which reads the samples, and the last, which computes the loss, equal no other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
-    """Sort the coordinates on the `pp` axis into groups of which all do the same.
+    """Group the coordinates on the `pp` axis by equality of their stages.
 
     Args:
         program: as lowered.
         pp: ranks along the axis.
 
     Returns:
-        The groups, each ascending, but that its middle comes first where stages are laid out as a V; one for each
-        coordinate where the program treats blocks of the model differently.
+        The groups, each ascending, except that its middle comes first where stages are laid out as a V. Where the
+        program has no classes of equal blocks, each coordinate is a group of its own.
     """
     apart = [[coordinate] for coordinate in range(pp)]
     if not program.block_classes:
@@ -45,7 +45,7 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
                 return apart
             with torch.device("meta"), Unfilled():
                 model = trainer.build_model()
-    except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and tells of it
+    except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and reports it
         return apart
     return _groups(pipeline, model, _class_of(program.block_classes, model))
 
@@ -67,7 +67,7 @@ def _groups(pipeline: Pipeline, model: nn.Module, class_of: Mapping[str, tuple[s
         same = (
             kind
             for kind, others in enumerate(representatives)
-            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others, class_of)
+            if 0 < stage < last and kind != kinds[0] and _are_equal_stages(model, modules, others, class_of)
         )
         kind = next(same, len(representatives))
         kinds.append(kind)
@@ -81,19 +81,19 @@ def _groups(pipeline: Pipeline, model: nn.Module, class_of: Mapping[str, tuple[s
 
 
 def _middle_first(group: list[int]) -> list[int]:
-    """Let the middle of ranks that are alike come first, from which the others are told.
+    """Move the middle rank of a group to the front: it is captured, and the traces of the others are derived from it.
 
-    At the ends of a pipeline whose stages are laid out as a V fewer kinds of actions occur: the first ranks let fewer
-    gradients wait, and the last hands on to itself.
+    At the ends of a V-shaped pipeline fewer classes of actions occur: on the first ranks fewer gradients wait, and the
+    last rank passes activations to itself.
     """
     middle = (len(group) - 1) // 2
     return [group[middle], *group[:middle], *group[middle + 1 :]]
 
 
-def _are_alike(
+def _are_equal_stages(
     model: nn.Module, modules: Sequence[str], others: Sequence[str], class_of: Mapping[str, tuple[str, int]]
 ) -> bool:
-    """Whether two stages have equal modules in the same order, all of them blocks that are treated equally."""
+    """Whether two stages have equal modules in the same order, all of them blocks with equal treatments."""
     return len(modules) == len(others) and all(
         (mine == theirs or (mine in class_of and class_of[mine] == class_of.get(theirs)))
         and are_equal(model.get_submodule(mine), model.get_submodule(theirs), _index(mine), _index(theirs))

@@ -1,7 +1,7 @@
-"""Excerpt of what was recorded of a pipeline's rank: each action that was run, one after the other.
+"""Excerpt of a pipeline rank's trace: the executed actions, one after another, and the records between the passes.
 
-Of the actions that were written only such are there as make numbers that others name, and of these not what names
-numbers of written actions that are not there.
+A replayed action is included only if it defines a number that included records use; its records that use numbers of
+replayed actions that are not included are left out.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from legoai.cost.trace.segments import KIND_OF, Instance, Item, Segment
 PASS: Final = f"{ACTION}pass"
 """Mark before a pass."""
 RESULTS: Final = f"{ACTION}results"
-"""Mark behind an action, before records that name the numbers of its results."""
+"""Mark after an action, before records that name the numbers of its results."""
 FREES: Final = f"{ACTION_APART}frees"
-"""Mark behind all that half a backward computes, where what it kept of the blocks ends, one after the other."""
+"""Mark after the last op of half a backward (I or W), before the frees of the tensors that the blocks saved."""
 _FORWARD: Final = f"{ACTION}forward "
 
 
 class Excerpt:
-    """What stands once in the place of what was recorded: what is between the passes, and the actions that were run.
+    """The executed actions of a rank and the records between its passes, each once.
 
     Attributes:
         trace: the records.
-        entries: what stands between marks, in their order.
+        entries: the actions between marks, in order.
     """
 
     def __init__(self, recorder: Capture, repeats: Repeats, passes: Sequence[Pass]) -> None:
@@ -75,7 +75,7 @@ class Excerpt:
         self._operands.append(used)
 
     def _enter(self, entry: Entry) -> None:
-        """Add what an entry stands for, between marks, and with its results named behind it."""
+        """Add the records of an entry between marks, followed by records that name its results."""
         if entry.pattern is not None and id(entry.instance) not in self._needed:
             return
         number = len(self.entries)
@@ -84,7 +84,7 @@ class Excerpt:
         instance = entry.instance
         if entry.pattern is not None:
             instance = dataclasses.replace(instance, segment=entry.pattern.instance.segment)
-        behind = _behind_all_else(entry, instance.segment)
+        behind = _start_of_trailing_frees(entry, instance.segment)
         for index, (record, slot) in enumerate(zip(instance.records(), instance.segment.slots, strict=True)):
             if index == behind:
                 self._add(Mark(FREES))
@@ -107,8 +107,8 @@ def _head(entry: Entry) -> str:
     return _FORWARD if entry.action[1] in ("F", "L") else BACKWARD_ACTION
 
 
-def _behind_all_else(entry: Entry, segment: Segment) -> int:
-    """Return where half a backward does nothing any more but to give up storages; NONE of what is none."""
+def _start_of_trailing_frees(entry: Entry, segment: Segment) -> int:
+    """Return the index after which half a backward only frees storages; NONE for all other entries."""
     if entry.action is None or entry.action[1] not in ("I", "W"):
         return NONE
     behind = len(segment.records)
@@ -118,7 +118,7 @@ def _behind_all_else(entry: Entry, segment: Segment) -> int:
 
 
 class _Made:
-    """The numbers that written actions make, which are set aside one after the other."""
+    """The numbers that replayed actions define, which are reserved in ascending ranges."""
 
     def __init__(self, written: Sequence[Entry]) -> None:
         self.written = written
@@ -130,7 +130,7 @@ class _Made:
         ]
 
     def maker(self, kind: int, number: int) -> Entry | None:
-        """Return the action that makes a number."""
+        """Return the action that defines a number."""
         starts = self.starts[kind]
         place = bisect.bisect_right(starts, (number, len(self.written))) - 1
         if place < 0:
@@ -139,12 +139,12 @@ class _Made:
         return entry if number in entry.instance.own[kind] else None
 
     def has(self, record: Record) -> bool:
-        """Whether one of them makes the number of a record."""
+        """Whether one of the actions defines the number of a record."""
         return self.maker(KIND_OF[type(record)], getattr(record, FIELD[type(record)])) is not None
 
 
 def _named(instances: Iterable[Instance], items: Iterable[Item]) -> tuple[set[int], set[int], set[int]]:
-    """Return the numbers of each kind that instances name and do not make, and those that single records name."""
+    """Return the numbers of each kind that instances use without defining them, and those that single records name."""
     named: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     for instance in instances:
         for slot, kind in instance.segment.outside:
@@ -156,7 +156,7 @@ def _named(instances: Iterable[Instance], items: Iterable[Item]) -> tuple[set[in
 
 
 def _makers(written: Sequence[Entry], named: Sequence[set[int]]) -> set[int]:
-    """Return the identities of those instances of written actions that make numbers that others name."""
+    """Return the identities of the instances of replayed actions that define numbers in use."""
     made = _Made(written)
     return {
         id(entry.instance)

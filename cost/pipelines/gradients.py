@@ -1,8 +1,9 @@
-"""Unsharded gradients that the actions of a pipeline's stages leave for later ones.
+"""Unsharded gradients that the actions of a pipeline's stages leave for later actions.
 
-Where FSDP sums gradients in another type than they are computed in, half a backward leaves those of the weights at
-their parameters, and a later action takes them into the sums. What an action finds there has to be what all actions
-before it leave, of which some were not run: it is put there before the action runs, and nothing of that is recorded.
+Where FSDP reduces gradients in another dtype than they are computed in, half a backward leaves the weight gradients at
+their parameters, and a later action adds them to the sums. Some of the actions before an executed one were replayed,
+and so left no gradients. The gradients that they would have left are therefore put in place before the action is
+executed, without being recorded.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from legoai.runtime.torch_internals.units import FSDPParam, summed_in_other_type
 
 @dataclass(slots=True)
 class Gradients:
-    """The unsharded gradients of a rank's stages as all actions leave them, whether they were run or not.
+    """The unsharded gradients of a rank's stages, as all executed and replayed actions leave them.
 
     Args:
         tensors: of the rank.
-        parameters: by stage, those whose gradients are summed in another type than they are computed in.
+        parameters: by stage, the parameters whose gradients are summed in another dtype than they are computed in.
     """
 
     tensors: Tensors
     parameters: dict[int, list[FSDPParam]] = field(default_factory=dict)
     _there: dict[int, list[tuple[Result, Own] | None]] = field(default_factory=dict)
-    """By stage, what describes each gradient that is there, and the numbers of what the action made that made it."""
+    """By stage and parameter: description of the gradient, and the numbers defined by the action that computed it."""
 
     def watch(self, stage: int, model: nn.Module) -> None:
-        """Keep track of the gradients of a stage, where they are summed in another type."""
+        """Track the gradients of a stage, where they are summed in another dtype."""
         parameters = summed_in_other_type(model)
         if parameters:
             self.parameters[stage] = parameters
 
-    def left(self, stage: int, instance: Instance) -> tuple[Gradient, ...]:
-        """Return what an action that was run left at each place.
+    def add_executed(self, stage: int, instance: Instance) -> tuple[Gradient, ...]:
+        """Return the gradient that an executed action left at each parameter.
 
         Raises:
-            UnequalError: what it left cannot be told from what it made.
+            UnequalError: gradients cannot be identified by the storages that the action allocated.
         """
         found: list[Gradient] = []
         there: list[tuple[Result, Own] | None] = []
@@ -53,29 +54,29 @@ class Gradients:
                 found.append(KEPT)
                 there.append(before)
                 continue
-            result = self.tensors.described(value, instance)
+            result = self.tensors.describe(value, instance)
             found.append(result)
             there.append(None if result is None else (result, instance.own))
         numbers = [_number(item) for item in there if item is not None]
         if len(set(numbers)) < len(numbers) or any(item is not None and item[0].work is not None for item in there):
-            raise UnequalError("gradients share a storage, or are not there yet")
+            raise UnequalError("gradients share a storage, or are still being reduced")
         self._there[stage] = there
         return tuple(found)
 
-    def are_there(self, stage: int) -> bool:
-        """Whether any are there of a stage."""
+    def any_left(self, stage: int) -> bool:
+        """Whether a stage has any unsharded gradients."""
         return any(item is not None for item in self._there.get(stage, ()))
 
-    def wrote(self, stage: int, left: Sequence[Gradient], own: Own) -> None:
-        """Take what an action left that was not run."""
+    def add_replayed(self, stage: int, left: Sequence[Gradient], own: Own) -> None:
+        """Note the gradients that a replayed action left."""
         before = self._there.get(stage, [None] * len(left))
         self._there[stage] = [
             known if item == KEPT else None if item is None else (item, own)
             for item, known in zip(left, before, strict=True)
         ]
 
-    def put_back(self, stage: int) -> None:
-        """Let the gradients of a stage be there, or not, as they are if all actions before the next one are run."""
+    def restore(self, stage: int) -> None:
+        """Set or clear the gradients of a stage, as all actions before the next one would have left them."""
         if stage not in self._there:
             return
         recorder = self.tensors.recorder
@@ -85,14 +86,14 @@ class Gradients:
                 value = getattr(owner, name)
                 if (None if value is None else self.tensors.number(value)) != (None if item is None else _number(item)):
                     del value
-                    setattr(owner, name, None)  # ends what is there before another tensor takes its number
-                    setattr(owner, name, None if item is None else self.tensors.made(*item))
+                    setattr(owner, name, None)  # frees the present gradient before another tensor takes its number
+                    setattr(owner, name, None if item is None else self.tensors.fake(*item))
         finally:
             recorder.paused = before
             del recorder.records[start:]
 
     def _places(self, stage: int) -> Iterator[tuple[torch.Tensor | None, tuple[Result, Own] | None]]:
-        """Yield for each place what is there, and what was there before the last action that was run."""
+        """Yield for each parameter the present gradient, and the one before the last executed action."""
         attributes = self._attributes(stage)
         before = self._there.get(stage, [None] * len(attributes))
         for (owner, name), known in zip(attributes, before, strict=True):

@@ -1,4 +1,4 @@
-"""Order of those actions of a pipeline's rank that compute."""
+"""Compute actions of a pipeline rank's schedule, in order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Schedule1F1B
 
-from legoai.cost.pipelines.classes import Action
+from legoai.cost.pipelines.action_classes import Action
 
 _COMPUTES: Final = ("F", "B", "I", "W")
 
 
-def computing(schedule: Any) -> Iterator[Action]:
-    """Yield the actions of this rank in a pass that compute, in their order."""
+def compute_actions(schedule: Any) -> Iterator[Action]:
+    """Yield the compute actions (F, B, I and W) of this rank in a pass, in order."""
     if isinstance(schedule, PipelineScheduleSingle):
         yield from _of_one_stage(schedule, schedule._stage, schedule._n_microbatches)
         return
@@ -24,7 +24,10 @@ def computing(schedule: Any) -> Iterator[Action]:
 
 
 def _of_one_stage(schedule: Any, stage: Any, micro_batches: int) -> Iterator[Action]:
-    """Yield the actions of a rank with one stage: all forwards come first, or no more than ranks follow."""
+    """Yield the actions of a rank with one stage.
+
+    Under GPipe all forwards come first; under 1F1B as many as there are stages from this one to the last.
+    """
     ahead = micro_batches
     if isinstance(schedule, Schedule1F1B):
         ahead = min(micro_batches, stage.num_stages - stage.stage_index)

@@ -1,9 +1,8 @@
-"""Traces of the other pipeline ranks that have stages equal to those of the captured rank.
+"""Traces of pipeline ranks whose stages equal those of the captured rank.
 
-They set up the same, gather the same and update the same, under other names; only the order in which micro batches pass
-their stages is another. So the schedule is run once more for each of them, by torch as before, in the order of that
-rank, but with nothing computed: every action is written as it was recorded, and what is sent, received, waited for and
-given up is seen as it happens.
+Such ranks issue the same ops under other module names; only the order in which micro batches pass their stages differs.
+So torch runs the schedule once more for each of them, in the order of that rank, with every action replayed rather than
+executed. Sends, receives, waits and the release of tensors are recorded as the schedule issues them.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from typing import Any, Final, TypeAlias
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 from legoai.cost.memory.effects import MemoryEffects
-from legoai.cost.pipelines.order import computing
+from legoai.cost.pipelines.order import compute_actions
 from legoai.cost.pipelines.patterns import OrderError, UnequalError
-from legoai.cost.pipelines.stages import Heard
+from legoai.cost.pipelines.stages import PipelineHooks
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.translation import Translation
 from legoai.runtime.pipeline import Pipeline
 from legoai.runtime.torch_internals.pipelining import Action, PipelineScheduleRuntime
 
-OtherItems: TypeAlias = tuple[tuple[Item, ...], Translation]
+EqualRankItems: TypeAlias = tuple[tuple[Item, ...], Translation]
 """Items of another rank's trace, and the translation of the names in their segments."""
 
 _CHANGED: Final = ("pipeline_order_with_comms", "_comp_type_to_function_map")
-"""What a schedule has otherwise while it is run for another rank."""
+"""Attributes of a schedule that are replaced while it runs for another rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """A rank that is like the one that was captured.
+class EqualRank:
+    """A rank whose stages equal those of the captured rank.
 
     Attributes:
         coordinate: on the `pp` axis.
-        stages: that it has, ascending.
-        translation: from the names of the one that was captured to its own.
+        stages: its stages, ascending.
+        translation: from the captured rank's names to its own.
     """
 
     coordinate: int
@@ -47,13 +46,13 @@ class Other:
     translation: Translation
 
 
-def others_of(pipeline: Pipeline, coordinate: int, others: Sequence[int], *, stride: int) -> list[Other]:
-    """Return ranks that are like one.
+def equal_ranks(pipeline: Pipeline, coordinate: int, others: Sequence[int], *, stride: int) -> list[EqualRank]:
+    """Return the ranks whose stages equal those of a captured rank.
 
     Args:
         pipeline: of the program.
-        coordinate: of the one on the `pp` axis.
-        others: coordinates of ranks whose stages are equal to its own, in their order.
+        coordinate: of the captured rank on the `pp` axis.
+        others: coordinates of the ranks with equal stages, in order.
         stride: ranks of a coordinate.
     """
     found = []
@@ -67,33 +66,33 @@ def others_of(pipeline: Pipeline, coordinate: int, others: Sequence[int], *, str
         }
         here = range(coordinate * stride, (coordinate + 1) * stride)
         translation = Translation(modules, dict(zip(mine, theirs, strict=True)), here, (other - coordinate) * stride)
-        found.append(Other(coordinate=other, stages=tuple(theirs), translation=translation))
+        found.append(EqualRank(coordinate=other, stages=tuple(theirs), translation=translation))
     return found
 
 
-def items_of_others(heard: Heard, others: Sequence[Other]) -> Iterator[OtherItems]:
-    """Yield the items of the traces of other ranks of a pipeline; their segments keep the names of this one.
+def items_of_equal_ranks(hooks: PipelineHooks, others: Sequence[EqualRank]) -> Iterator[EqualRankItems]:
+    """Yield the trace items of other pipeline ranks; their segments keep the names of the captured rank.
 
     Args:
-        heard: of the rank that was captured, which has taken its steps, each of as many passes.
+        hooks: of the captured rank, which has taken its steps, each of as many passes.
         others: the ranks.
 
     Raises:
-        UnequalError: it cannot be said what the next of them does: it gathers a stage more often, for example.
+        UnequalError: the next rank's trace cannot be derived: it all-gathers a stage more often, for example.
     """
-    recorder, passes = heard.recorder, list(heard.passes)
+    recorder, passes = hooks.recorder, list(hooks.passes)
     if len(passes) % recorder.step:
         raise UnequalError("steps of different numbers of passes")
     steps, own = recorder.step, recorder.records
     each = len(passes) // steps
     begins, ends = [passes[0].prepared, *(item.begin for item in passes[1:])], [item.end for item in passes]
     between = [own[end:begin] for end, begin in zip([0, *ends], [*begins, len(own)], strict=True)]
-    heard.repeats.replays = True
+    hooks.repeats.replays = True
     try:
         for other in others:
             items = list(between[0])
             for index, behind in enumerate(between[1:]):
-                items += _pass(heard, other, step=index // each + 1, first=not index)
+                items += _pass(hooks, other, step=index // each + 1, first=not index)
                 items += behind
             _check(items)
             rename = other.translation.record
@@ -101,45 +100,45 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> Iterator[OtherItem
             yield translated, other.translation
     finally:
         recorder.records, recorder.step = own, steps
-        heard.passes[:] = passes
-        heard.repeats.replays = False
+        hooks.passes[:] = passes
+        hooks.repeats.replays = False
 
 
-def _pass(heard: Heard, other: Other, *, step: int, first: bool) -> list[Item]:
-    """Run the schedule in the order of another rank; return what it does, the first time but for preparing stages."""
-    recorder, schedule = heard.recorder, heard.schedule
+def _pass(hooks: PipelineHooks, other: EqualRank, *, step: int, first: bool) -> list[Item]:
+    """Run one pass in the order of another rank; return its items, in the first pass without stage preparation."""
+    recorder, schedule = hooks.recorder, hooks.schedule
     recorder.records = []
     recorder.step = step
     like = {theirs: mine for mine, theirs in other.translation.stages.items()}
     before = {
         name: getattr(schedule, name, None) for name in ("pipeline_order_with_comms", "_comp_type_to_function_map")
     }
-    stage = heard.stages[0]
+    stage = hooks.stages[0]
     index = stage.stage_index
     try:
         if isinstance(schedule, PipelineScheduleRuntime):
             order, own = schedule.pipeline_order_with_comms[other.coordinate], schedule.pipeline_order_with_comms
             order = [_translated(action, like) for action in order]
             schedule.pipeline_order_with_comms = {schedule.rank: order}
-            schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
-            _check_order(heard, own[schedule.rank])
+            schedule._comp_type_to_function_map = {UNSHARD: _gather(hooks), RESHARD: _free(hooks)}
+            _check_order(hooks, own[schedule.rank])
         else:
-            stage.stage_index = other.stages[0]  # by which torch's 1F1B knows how many forwards come first
-        losses: list[Any] = []  # which end behind the pass
+            stage.stage_index = other.stages[0]  # torch's 1F1B derives the number of warm-up forwards from it
+        losses: list[Any] = []  # keeps the losses alive until the pass ends
         schedule.step(target=None, losses=losses, return_outputs=False)
     finally:
         stage.stage_index = index
         for name, value in before.items():
             if value is not None:
                 setattr(schedule, name, value)
-    done = heard.passes[-1]
+    done = hooks.passes[-1]
     return recorder.records[done.prepared if first else done.begin : done.end]
 
 
 def _translated(action: Action, like: dict[int, int]) -> Action:
-    """Return an action of another rank's stage as that of the stage of this rank that is like it.
+    """Return an action of another rank's stage as the action of the equal stage of this rank.
 
-    Two that are taken together are of no stage.
+    An action with sub-actions (overlapped F and B) has no stage itself.
     """
     return action._replace(
         stage_index=like.get(action.stage_index, action.stage_index),
@@ -148,65 +147,65 @@ def _translated(action: Action, like: dict[int, int]) -> Action:
 
 
 def _transfers(order: Iterable[Action]) -> Counter[tuple[int, str]]:
-    """Count the sends and receives of each stage; two stages of one rank hand on without them."""
+    """Count the sends and receives of each stage; adjacent stages of one rank need none between them."""
     kinds = ((action.stage_index, action.computation_type.value) for action in order)
     return Counter((stage, kind) for stage, kind in kinds if kind.startswith(("SEND", "RECV")))
 
 
-def _check_order(heard: Heard, own: Sequence[Action]) -> None:
-    """Check that each kind of action begins with the same micro batch, and comes as often.
+def _check_order(hooks: PipelineHooks, own: Sequence[Action]) -> None:
+    """Check that each kind of action begins with the same micro batch on both ranks, and occurs as often.
 
     Args:
-        heard: of the rank that was captured, with the order of another one.
-        own: the order of the one that was captured.
+        hooks: of the captured rank, with the order of another rank.
+        own: the order of the captured rank.
 
     Raises:
-        OrderError: an action of the other rank does what none of this one does.
+        OrderError: an action of the other rank has no counterpart on this one.
     """
-    if _transfers(own) != _transfers(heard.schedule.pipeline_order_with_comms[heard.schedule.rank]):
-        raise OrderError("another rank sends and receives otherwise")
+    if _transfers(own) != _transfers(hooks.schedule.pipeline_order_with_comms[hooks.schedule.rank]):
+        raise OrderError("another rank has other sends and receives")
     orders: dict[tuple[int, str], list[int]] = {}
-    listed = list(computing(heard.schedule))
+    listed = list(compute_actions(hooks.schedule))
     for stage, kind, micro_batch in listed:
         orders.setdefault((stage, kind), []).append(micro_batch)
-    known = heard.repeats.orders
+    known = hooks.repeats.orders
     if orders.keys() != known.keys() or any(
         order[0] != known[key][0] or Counter(order) != Counter(known[key]) for key, order in orders.items()
     ):
-        raise OrderError("the actions of another rank are others")
-    if not heard.repeats.know(listed):
-        raise OrderError("the gradients that actions of another rank find are others")
+        raise OrderError("another rank has other actions")
+    if not hooks.repeats.covers(listed):
+        raise OrderError("other gradients wait before the actions of another rank")
 
 
-def _gather(heard: Heard) -> Any:
-    repeats = heard.repeats
+def _gather(hooks: PipelineHooks) -> Any:
+    repeats = hooks.repeats
 
     def gather(action: Action, _: Any) -> None:
-        repeats.again(action.stage_index, "UNSHARD")
-        if repeats.alone.get((repeats.step, repeats.passes, action.stage_index, "wait")):
+        repeats.replay_stage_action(action.stage_index, "UNSHARD")
+        if repeats.stage_actions.get((repeats.step, repeats.passes, action.stage_index, "wait")):
             repeats.gathered.add(action.stage_index)
 
     return gather
 
 
-def _free(heard: Heard) -> Any:
+def _free(hooks: PipelineHooks) -> Any:
     def free(action: Action, _: Any) -> None:
-        heard.repeats.again(action.stage_index, "RESHARD")
+        hooks.repeats.replay_stage_action(action.stage_index, "RESHARD")
 
     return free
 
 
 def _check(items: Sequence[Item]) -> None:
-    """Check that what is seen to end was made, and ends only once."""
+    """Check that every storage that ends was allocated, and ends only once."""
     made: set[int] = set()
     for item in items:
         if isinstance(item, Instance):
             made.update(item.own[0])
             if not made.issuperset(item.segment.summary(MemoryEffects).changed.numbers(item)):
-                raise UnequalError("something changes or ends that was not made")
+                raise UnequalError("a storage that was not allocated changes or ends")
         elif isinstance(item, Allocate):
             made.add(item.storage)
         elif isinstance(item, Free):
             if item.storage not in made:
-                raise UnequalError("something ends that was not made")
+                raise UnequalError("a storage that was not allocated ends")
             made.remove(item.storage)

@@ -1,4 +1,4 @@
-"""Patterns of actions: what an action of a pipeline's stage was seen to do, for those that are not run."""
+"""Patterns: the recorded ops of an executed action, from which other actions of its class are replayed."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
-from legoai.cost.pipelines.classes import Action, Class, Waiting
+from legoai.cost.pipelines.action_classes import Action, Class, Waiting
 from legoai.cost.trace.editing import Operands
-from legoai.cost.trace.numbers import NONE, alike
+from legoai.cost.trace.numbers import NONE, same_apart_from_numbers
 from legoai.cost.trace.records import Free, Record
 from legoai.cost.trace.segments import KIND_OF, Instance, Segment
 from legoai.runtime.torch_internals.fake_world import DTensorSpec
 
 Own: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""The numbers of the storages, collectives and events that an action makes."""
+"""The numbers of the storages, collectives and events that an action defines."""
 
 Place: TypeAlias = tuple[Literal["other", "latest", "made", "fixed"], object, int]
-"""How a number is told that an action names and does not make: by the slot that it has in another action of the same
-micro batch, or in the latest of a kind; by itself, where any other action made it; and by itself, where none did. Slots
-in an action of the same micro batch do not count gradients that it leaves for others."""
+"""Reference to a number that an action uses and does not define. `other`: a slot of another action of the same micro
+batch, not counting gradients that that action leaves for others; `latest`: a slot of the latest action of a series;
+`made`: the number itself, which some other action defined; `fixed`: the number itself, which no action defined."""
 
 STORAGE, WORK = range(2)
 """Kinds of numbers, as indices in :data:`~legoai.cost.trace.numbers.KINDS`."""
 
 
 class UnequalError(BaseException):
-    """Actions are not equal, or cannot be seen to be.
+    """Actions are not equal, or their equality cannot be checked.
 
-    Not an ordinary exception: torch's schedules log those, with all of their actions, before they raise them again.
+    Not a subclass of Exception: torch's schedules log those, with all of their actions, before raising them again.
     """
 
 
 class OrderError(UnequalError):
-    """Another rank does in its order what this one does not, which is seen before anything is done for it."""
+    """Another rank's order has an action without a counterpart; raised before anything is replayed for that rank."""
 
 
 class DepthError(BaseException):
-    """What stages of few blocks do does not tell what whole ones do; no ordinary exception either."""
+    """The trace with all blocks cannot be derived from that with few; not a subclass of Exception, as above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor with which the schedule goes on.
+    """A tensor that an action hands to the schedule: an output, a loss or a gradient.
 
     Attributes:
         shape: of the local tensor.
-        stride: of it.
-        dtype: of it.
+        stride: of the local tensor.
+        dtype: of the local tensor.
         spec: of the DTensor whose local tensor it is; None for a plain tensor.
-        place: of its storage among those that the action made.
-        work: of the collective whose result it is and for which nobody has waited yet; None for none.
+        place: index of its storage among those that the action defines.
+        work: index of the collective that produces it, where that has not been waited for; None for none.
     """
 
     shape: tuple[int, ...]
@@ -65,24 +65,24 @@ class Result:
 
 KEPT: Final = "kept"
 Gradient: TypeAlias = Result | Literal["kept"] | None
-"""What an action leaves where a gradient can wait: what it made, what was there before, or nothing."""
+"""What an action leaves as the unsharded gradient of a parameter: its own, the previous one (`kept`), or none."""
 
 
 @dataclass(slots=True)
 class Pattern:
-    """What an action was seen to do.
+    """Recorded ops of an executed action.
 
     Attributes:
         instance: its records.
-        outside: how each number is told that it names and does not make.
-        results: tensors with which the schedule goes on.
-        on_buffers: of a backward, for each input: whether its gradient is that of the buffer in which it was received.
+        outside: references to the numbers that it uses and does not define.
+        results: tensors that it hands to the schedule.
+        on_buffers: for a backward, whether each input's gradient is the `.grad` of the buffer of that input.
         of_class: its class.
-        gradients: what it leaves where gradients of weights wait for later actions.
-        apart: the storages of these among those that it makes, which others of its kind do not make: ascending.
-        gives_up: the record at which the outputs of the stage are given up; -1 where they are not.
-        segments: recorded where the action is not run: all but the end of tensors with which the schedule goes on, two
-            where the outputs are given up between them.
+        gradients: the unsharded weight gradients that it leaves for later actions.
+        apart: slots of the storages of these gradients, which other actions of its kind do not allocate: ascending.
+        releases: index of the record at which the stage's outputs are released; -1 where they are not.
+        segments: the records that a replay writes, without the ends of results; two segments where the outputs are
+            released in between.
     """
 
     instance: Instance
@@ -92,32 +92,35 @@ class Pattern:
     of_class: Class = ()
     gradients: tuple[Gradient, ...] = ()
     apart: tuple[int, ...] = ()
-    gives_up: int = -1
+    releases: int = -1
     segments: tuple[Segment, ...] = ()
 
     def equals(self, other: Pattern, tied: Container[int]) -> bool:
-        """Whether another one is equal but for the end of tensors with which the schedule goes on, which are tied."""
-        mine, theirs = self._told(tied), other._told(tied)
+        """Whether two patterns are equal, apart from the ends of results (storages in ``tied``)."""
+        mine, theirs = self._compared(tied), other._compared(tied)
         return (
             (self.results, self.on_buffers, self.gradients) == (other.results, other.on_buffers, other.gradients)
             and [len(numbers) for numbers in self.instance.own] == [len(numbers) for numbers in other.instance.own]
             and len(mine) == len(theirs)
-            and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
+            and all(
+                one[1] == two[1] and same_apart_from_numbers(one[0], two[0])
+                for one, two in zip(mine, theirs, strict=True)
+            )
         )
 
-    def _told(self, tied: Container[int]) -> list[tuple[Record, object]]:
+    def _compared(self, tied: Container[int]) -> list[tuple[Record, object]]:
         return [
             (record, slot if slot >= NONE else self.outside[-2 - slot]) for _, record, slot in self._without_ends(tied)
         ]
 
     def without_ends(self, tied: Container[int]) -> tuple[Segment, ...]:
-        """Return the records but for the end of tensors with which the schedule goes on; see ``segments``."""
+        """Return the records without the ends of results; see ``segments``."""
         kept: tuple[list[tuple[Record, int]], ...] = ([], [])
         for index, record, slot in self._without_ends(tied):
-            kept[0 <= self.gives_up <= index].append((record, slot))
+            kept[0 <= self.releases <= index].append((record, slot))
         return tuple(
             Segment(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
-            for pairs in kept[: 1 + (self.gives_up >= 0)]
+            for pairs in kept[: 1 + (self.releases >= 0)]
         )
 
     def _without_ends(self, tied: Container[int]) -> Iterator[tuple[int, Record, int]]:
@@ -128,13 +131,13 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """What was done for no micro batch in particular.
+class StageAction:
+    """An action that belongs to no micro batch: UNSHARD, RESHARD, REDUCE_GRAD, or the wait for an UNSHARD.
 
     Attributes:
         instance: its records.
-        outside: how each number is told that it names and does not make, where that depends on the actions before it.
-        waiting: the gradients that it found.
+        outside: references to the numbers that it uses and does not define, where they depend on earlier actions.
+        waiting: the gradients that wait before it.
     """
 
     instance: Instance
@@ -144,15 +147,15 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an instance among the records of a pass stands for.
+    """Description of an instance among the records of a pass.
 
     Attributes:
-        instance: itself.
-        action: that was run or, where ``pattern`` is given, written; None for what is done for no micro batch.
-        results: tensors with which the schedule goes on.
-        on_buffers: of a backward, which of them are gradients of buffers.
-        name: of what is done for no micro batch, with its stage.
-        pattern: of which it was written.
+        instance: the instance.
+        action: that was executed or, where ``pattern`` is given, replayed; None if it belongs to no micro batch.
+        results: tensors that it hands to the schedule.
+        on_buffers: for a backward, whether each result is the `.grad` of the buffer of its input.
+        name: stage and name of an action that belongs to no micro batch.
+        pattern: from which it was replayed.
         operands: of its kernels, by the index of their record.
     """
 
@@ -166,12 +169,12 @@ class Entry:
 
 
 def storages_of(results: Iterable[Result | None], own: Sequence[Sequence[int]]) -> set[int]:
-    """Return the storages of tensors with which the schedule goes on."""
+    """Return the storages of results."""
     return {own[STORAGE][item.place] for item in results if item is not None}
 
 
 def first_end(instance: Instance, storages: Container[int]) -> int:
-    """Return the record at which the first of some storages ends; -1 for none."""
+    """Return the index of the record at which the first of some storages ends; -1 for none."""
     for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
         if isinstance(record, Free) and instance.number(slot) in storages:
             return index
@@ -179,7 +182,7 @@ def first_end(instance: Instance, storages: Container[int]) -> int:
 
 
 def outside_of(instance: Instance) -> Iterator[tuple[int, int]]:
-    """Yield the kind and the number of each of those that an instance names and does not make, in their order."""
+    """Yield kind and number of each number that an instance uses and does not define, in order of first use."""
     seen = 0
     for record, slot in zip(instance.segment.records, instance.segment.slots, strict=True):
         if slot == -2 - seen:

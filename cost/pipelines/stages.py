@@ -1,11 +1,10 @@
-"""Actions of a pipeline's rank, as marks in its trace.
+"""Hooks on torch's pipeline stages and schedules that mark each action in the trace.
 
-The schedule is torch's own. Its stages and its schedule are only listened to: every action that computes is put between
-`Mark("action 3F7")` and `Mark("end action 3F7")`, named as `torch.distributed.pipelining` names it: the stage, what is
-done (F, B, I for the gradient of the input, W for those of the weights, UNSHARD, RESHARD, REDUCE_GRAD) and the micro
-batch. The loss of a micro batch belongs to the last stage's F. Sends and receives stand between the actions, as records
-of their own; waiting for what an action needs comes before its mark. Those that torch issues as one batch, which NCCL
-runs as one operation, stand between `Mark("batch")` and `Mark("end batch")`.
+Every action is recorded between `Mark("action 3F7")` and `Mark("end action 3F7")`, named as in
+`torch.distributed.pipelining`: the stage, the kind (F, B, I for input gradients, W for weight gradients, UNSHARD,
+RESHARD, REDUCE_GRAD) and the micro batch. The loss of a micro batch belongs to the last stage's F. Sends and receives
+are recorded between the actions; an action waits for its inputs before its mark. Sends and receives that torch issues
+as one batch, which NCCL runs as one operation, are recorded between `Mark("batch")` and `Mark("end batch")`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from legoai.cost.pipelines.actions import Repeats
-from legoai.cost.pipelines.order import computing
+from legoai.cost.pipelines.order import compute_actions
 from legoai.cost.pipelines.patterns import DepthError, Result
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
@@ -48,22 +47,22 @@ _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
 
-def listened_to(
+def hooked(
     trainer: Trainer, recorder: Capture, *, repeat: bool = False, freed: bool | None = None
-) -> tuple[Trainer, Heard]:
-    """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions.
+) -> tuple[Trainer, PipelineHooks]:
+    """Return the trainer with hooks on its pipeline's stages and schedule, and the hooks.
 
     Args:
         trainer: of the program.
-        recorder: is told.
-        repeat: whether actions that are equal are run only a few times; see :mod:`legoai.cost.pipelines.actions`.
-        freed: whether parameters are taken to be freed after each forward, so that fewer actions are equal; None where
-            those of the first stage that is built are.
+        recorder: of the rank.
+        repeat: whether only a few of equal actions are executed; see :mod:`legoai.cost.pipelines.actions`.
+        freed: whether to assume that parameters are resharded after each forward, which makes fewer actions equal; None
+            for whether those of the first stage that is built are.
     """
     pipeline = trainer.pipeline
     assert pipeline is not None, "a program with a pipeline"
     repeats = Repeats(recorder, pipeline.microbatches if repeat else 0, bool(freed))
-    heard = Heard(recorder, repeats)
+    hooks = PipelineHooks(recorder, repeats)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
         with collectives_as_traced():
@@ -74,28 +73,28 @@ def listened_to(
             stage.submod.on_node.append(recorder.at_node)
             stage.submod.on_sum.append(recorder.at_sum)
         _Stage(stage, recorder, repeats)
-        if freed is None and not heard.stages:
+        if freed is None and not hooks.stages:
             repeats.freed = bool(freed_after_forward(stage.submod))
         if repeat:
             repeats.gradients.watch(index, stage.submod)
-        heard.stages.append(stage)
+        hooks.stages.append(stage)
         return stage
 
     def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> PipelineSchedule:
         schedule = pipeline.build_schedule(stages, loss)
         if repeat:
-            repeats.follow(computing(schedule))
-        _listen_to_schedule(schedule, heard)
-        heard.schedule = schedule
+            repeats.set_order(compute_actions(schedule))
+        _hook_schedule(schedule, hooks)
+        hooks.schedule = schedule
         return schedule
 
     listening = dataclasses.replace(pipeline, build_stage=build_stage, build_schedule=build_schedule)
-    return dataclasses.replace(trainer, pipeline=listening), heard
+    return dataclasses.replace(trainer, pipeline=listening), hooks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pass:
-    """Where a pass is among the records: where it begins, where its stages are prepared, and where it ends."""
+    """Indices of a pass among the records: its begin, the end of its stage preparation, and its end."""
 
     begin: int
     prepared: int
@@ -104,12 +103,12 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buffer:
-    """A buffer in which a stage receives, unless the stage before or behind it is of the same rank and hands it on.
+    """A receive buffer of a stage.
 
     Attributes:
-        info: of torch's stage, which holds the buffer.
+        info: receive info of torch's stage, which holds the buffer.
         number: of its storage.
-        like: what it is like.
+        like: its description.
     """
 
     info: Any
@@ -118,17 +117,17 @@ class Buffer:
 
 
 @dataclasses.dataclass(slots=True)
-class Heard:
-    """What is heard of a pipeline.
+class PipelineHooks:
+    """Hooks on the pipeline of one rank, and what they recorded.
 
     Attributes:
-        recorder: is told.
-        repeats: the actions that were run.
+        recorder: of the rank.
+        repeats: the executed actions and the replay of all others.
         stages: of this rank, ascending.
         schedule: of torch.
-        prepared: where the stages of the latest pass were prepared.
-        passes: those that were taken.
-        buffers: that stages were given to receive in, where few of their blocks are captured.
+        prepared: index of the first record after the stages of the latest pass were prepared.
+        passes: the passes so far.
+        buffers: receive buffers of the stages, where few of their blocks are captured.
     """
 
     recorder: Capture
@@ -140,13 +139,16 @@ class Heard:
     buffers: list[Buffer] = dataclasses.field(default_factory=list)
 
     def restore_buffers(self) -> None:
-        """Give stages the buffers that they were given before their first pass, where they have others."""
+        """Give stages back the receive buffers of their first pass, where these were replaced.
+
+        A stage replaces its buffer where an adjacent stage of the same rank passes it a tensor directly.
+        """
         taken = len(self.recorder.records)
         for buffer in self.buffers:
             held = buffer.info.buffer
             if held is None or self.recorder.number_of(held) != buffer.number:
                 buffer.info.buffer = self.repeats.tensor(buffer.like, ((buffer.number,), (), ()))
-        del self.recorder.records[taken:]  # what they have ends as it does in a pass
+        del self.recorder.records[taken:]  # the replaced tensors end within a pass, where that is recorded
 
 
 def _begin(recorder: Capture, name: str, phase: Phase) -> None:
@@ -160,12 +162,12 @@ def _end(recorder: Capture, name: str) -> None:
 
 
 class _Stage:
-    """Puts itself in the place of those methods of a stage that compute; a schedule calls no others.
+    """Overrides of the methods by which a schedule lets a stage compute.
 
     Args:
         stage: of torch.
-        recorder: is told.
-        repeats: decides what is run.
+        recorder: of the rank.
+        repeats: decides which actions are executed.
     """
 
     def __init__(self, stage: Any, recorder: Capture, repeats: Repeats) -> None:
@@ -183,40 +185,40 @@ class _Stage:
         action = (self.index, "F", micro_batch)
         _begin(self.recorder, f"{self.index}F{micro_batch}", "forward")
         start = len(self.recorder.records)
-        if repeats.runs(self.index, micro_batch):
-            repeats.gather_or_free(self.index, stage.submod)
+        if repeats.executes(self.index, micro_batch):
+            repeats.unshard_or_reshard(self.index, stage.submod)
             output = self.forward(micro_batch, args, *rest, **kwargs)
-            repeats.ran(action, start, stage.fwd_cache[micro_batch][0])
+            repeats.add_executed(action, start, stage.fwd_cache[micro_batch][0])
         else:
-            outputs = tuple(repeats.write(action, lambda: None))
+            outputs = tuple(repeats.replay(action, lambda: None))
             inputs = list(args) if stage.is_first else [item.buffer for item in stage.args_recv_info[micro_batch]]
             stage.fwd_cache[micro_batch] = (outputs, inputs)
             output = outputs[0] if len(outputs) == 1 else outputs
-        if not stage.is_last:  # else its loss is still to come
+        if not stage.is_last:  # the last stage's F ends after its loss
             _end(self.recorder, f"{self.index}F{micro_batch}")
         return output
 
     def backward_one_chunk(
         self, micro_batch: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Backward of one micro batch, of all or of the input alone."""
+        """Backward of one micro batch: full, or of the input only."""
         stage, repeats, kind = self.stage, self.repeats, "B" if full_backward else "I"
         action = (self.index, kind, micro_batch)
         name = f"{self.index}{kind}{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(self.index, micro_batch):
-            repeats.gather_or_free(self.index, stage.submod)
-            repeats.gradients.put_back(self.index)
+        if repeats.executes(self.index, micro_batch):
+            repeats.unshard_or_reshard(self.index, stage.submod)
+            repeats.gradients.restore(self.index)
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
-            repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))
+            repeats.add_executed(action, start, gradients, self._on_buffers(micro_batch, gradients))
         else:
             held = [stage.fwd_cache.pop(micro_batch)]
-            gradients = tuple(repeats.write(action, held.clear))
+            gradients = tuple(repeats.replay(action, held.clear))
             if full_backward:
                 held.clear()
-            else:  # what the stage returned lives on where the gradients of the weights need it
+            else:  # the stage's outputs live until the weight gradients are computed
                 stage.backward_state[micro_batch] = held
                 stage.dw_runner[micro_batch] = None
             stage.bwd_cache[micro_batch] = gradients
@@ -226,7 +228,7 @@ class _Stage:
         _end(self.recorder, name)
 
     def _on_buffers(self, micro_batch: int, gradients: tuple[Any, ...]) -> tuple[bool, ...]:
-        """For each input, whether its gradient is kept as that of the buffer in which it was received."""
+        """For each input, whether its gradient is the `.grad` of its receive buffer."""
         if self.stage.is_first:
             return ()
         buffers = [item.buffer for item in self.stage.args_recv_info[micro_batch]]
@@ -236,33 +238,33 @@ class _Stage:
         )
 
     def backward_weight_one_chunk(self, micro_batch: int, last_backward: bool = False) -> None:
-        """The gradients of the weights of one micro batch."""
+        """Weight gradients of one micro batch."""
         stage, repeats = self.stage, self.repeats
         action = (self.index, "W", micro_batch)
         name = f"{self.index}W{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(self.index, micro_batch):
-            repeats.gradients.put_back(self.index)
+        if repeats.executes(self.index, micro_batch):
+            repeats.gradients.restore(self.index)
             self.weights(micro_batch, last_backward=last_backward)
-            repeats.ran(action, start, ())
+            repeats.add_executed(action, start, ())
         else:
             held = stage.backward_state.pop(micro_batch)
-            repeats.write(action, held.clear)
+            repeats.replay(action, held.clear)
             held.clear()
         _end(self.recorder, name)
 
     def perform_reduce_grad(self, scale: int) -> None:
-        """What follows the last backward of a pass."""
+        """Gradient reduction after the last backward of a pass."""
         name = f"{self.index}REDUCE_GRAD"
         _begin(self.recorder, name, "backward")
-        self.repeats.by_itself(self.index, "REDUCE_GRAD", lambda: self.reduce(scale))
+        self.repeats.run_stage_action(self.index, "REDUCE_GRAD", lambda: self.reduce(scale))
         _end(self.recorder, name)
 
 
-def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
-    """Mark what the schedule itself computes, the losses, and hear when a pass begins and ends."""
-    recorder, repeats = heard.recorder, heard.repeats
+def _hook_schedule(schedule: Any, hooks: PipelineHooks) -> None:
+    """Hook the losses, which the schedule itself computes, and the begin and end of a pass."""
+    recorder, repeats = hooks.recorder, hooks.repeats
     compute: Callable[..., None] = schedule._maybe_compute_loss
     step: Callable[..., Any] = schedule.step
     prepare: Callable[..., Any] = schedule._initialize_pp_stages
@@ -273,16 +275,16 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
         recorder.begin_pass()
         begin = len(recorder.records)
         result = step(*args, **kwargs)
-        heard.passes.append(Pass(begin, heard.prepared, len(recorder.records)))
+        hooks.passes.append(Pass(begin, hooks.prepared, len(recorder.records)))
         recorder.end_pass()
         return result
 
     @functools.wraps(prepare)
     def initialize_pp_stages(*args: Any, **kwargs: Any) -> Any:
         result = prepare(*args, **kwargs)
-        heard.prepared = len(recorder.records)
-        if recorder.operands is not None and not heard.buffers:
-            heard.buffers = list(_buffers_of(heard))
+        hooks.prepared = len(recorder.records)
+        if recorder.operands is not None and not hooks.buffers:
+            hooks.buffers = list(_buffers_of(hooks))
         return result
 
     @functools.wraps(compute)
@@ -290,42 +292,42 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
         if not stage.is_last:
             return
         action, start = (stage.stage_index, "L", micro_batch), len(recorder.records)
-        if repeats.runs(stage.stage_index, micro_batch):
+        if repeats.executes(stage.stage_index, micro_batch):
             compute(stage, output, targets, micro_batch, *args)
-            repeats.ran(action, start, schedule._internal_losses[-1:])
+            repeats.add_executed(action, start, schedule._internal_losses[-1:])
         else:
-            schedule._internal_losses += repeats.write(action, lambda: None)
+            schedule._internal_losses += repeats.replay(action, lambda: None)
         _end(recorder, f"{stage.stage_index}F{micro_batch}")
 
     override(schedule, f"{_SCHEDULE}._maybe_compute_loss", maybe_compute_loss)
     override(schedule, f"{_SCHEDULE}.step", one_pass)
     override(schedule, f"{_SCHEDULE}._initialize_pp_stages", initialize_pp_stages)
     if isinstance(schedule, PipelineScheduleRuntime):
-        _listen_to_parameters(schedule, repeats)
+        _hook_unshard_waits(schedule, repeats)
 
 
-def _buffers_of(heard: Heard) -> Iterator[Buffer]:
-    """Yield the buffers of all stages in which they receive."""
-    for stage in heard.stages:
+def _buffers_of(hooks: PipelineHooks) -> Iterator[Buffer]:
+    """Yield the receive buffers of all stages."""
+    for stage in hooks.stages:
         for received in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
             for info in received or ():
                 buffer = getattr(info, "buffer", None)
-                if buffer is not None and (number := heard.recorder.number_of(buffer)) is not None:
+                if buffer is not None and (number := hooks.recorder.number_of(buffer)) is not None:
                     like = Result(tuple(buffer.shape), buffer.stride(), buffer.dtype, None, 0, None)
                     yield Buffer(info, number, like)
 
 
-def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
-    """Let the wait for a stage's unsharded parameters be recorded by itself."""
+def _hook_unshard_waits(schedule: Any, repeats: Repeats) -> None:
+    """Record the wait for a stage's unsharded parameters as an action of its own."""
     perform: Callable[[Any], None] = schedule._assert_unsharded
 
     def assert_unsharded(stage: Any) -> None:
         if repeats.replays:
             if stage.stage_index in repeats.gathered:
                 repeats.gathered.remove(stage.stage_index)
-                repeats.again(stage.stage_index, "wait")
+                repeats.replay_stage_action(stage.stage_index, "wait")
         elif stage.stage_index in schedule.unshard_ops:
-            repeats.by_itself(stage.stage_index, "wait", lambda: perform(stage))
+            repeats.run_stage_action(stage.stage_index, "wait", lambda: perform(stage))
         else:
             perform(stage)
 
@@ -338,23 +340,23 @@ class _Transfer:
 
     Attributes:
         work: its number.
-        tensor: what is sent or received, which lives as long as this does: torch's schedules keep the works of sends
-            until they wait for them where a step ends. Gloo's work holds the tensor (`SendWork::tensor_` in
-            `ProcessGroupGloo.hpp`), and so does that of NCCL (`ProcessGroupNCCL::pointToPoint` puts it into `outputs_`
-            of a work that is not of a batch).
+        tensor: the tensor that is sent or received. A work keeps it alive, and torch's schedules keep the works of
+            sends until the end of a step. Gloo's work holds the tensor (`SendWork::tensor_` in `ProcessGroupGloo.hpp`),
+            and so does that of NCCL (`ProcessGroupNCCL::pointToPoint` puts it into `outputs_` of a work outside a
+            batch).
     """
 
     work: int
     tensor: torch.Tensor
 
     def wait(self) -> bool:
-        """Let the stream wait for it."""
-        backend.tell(WaitWork(current_stream(), self.work))
+        """Make the current stream wait for the transfer."""
+        backend.record(WaitWork(current_stream(), self.work))
         return True
 
 
 def _transferred(recorder: Capture, operation: Any) -> _Transfer:
-    """Record a send or receive, without the way through all modes that a call of `dist.isend` takes."""
+    """Record a send or receive directly, without the dispatch of `dist.isend` through all modes."""
     tensor = operation.tensor
     if isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
@@ -382,11 +384,11 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
 
 
 @contextlib.contextmanager
-def schedules_heard(heard: Heard) -> Iterator[None]:
-    """While entered, hear of actions on parameters, and let stages agree on their shapes without asking each other.
+def hooked_schedules(hooks: PipelineHooks) -> Iterator[None]:
+    """While entered, record actions on parameters, and let stages infer their shapes without communication.
 
-    The stages of a real run vote whether all of them know what they send and receive; a vote has a value, which the
-    simulated device has not.
+    The stages of a real run vote whether all of them know the shapes that they exchange; the result of a vote is a
+    value, and tensors of the simulated device have none.
     """
 
     @contextlib.contextmanager
@@ -400,7 +402,7 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
         start = len(recorder.records)
         yield
         if not repeats.replays:
-            repeats.keep(int(of_parameters[1]), of_parameters[2], start)
+            repeats.record_stage_action(int(of_parameters[1]), of_parameters[2], start)
         recorder.record(Mark(f"{END_ACTION}{action}"))
 
     def in_batch(operations: list[dist.P2POp]) -> list[dist.Work]:
@@ -417,10 +419,10 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
     def warm_up(schedule: Any, stages: list[PipelineStage], has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:
             if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
-                raise SimulationError(f"stage {stage.stage_index} does not say the shapes that it receives and sends")
+                raise SimulationError(f"stage {stage.stage_index} does not state the shapes that it receives and sends")
             stage._inference_mode = InferenceMode.STATIC
 
-    recorder, repeats = heard.recorder, heard.repeats
+    recorder, repeats = hooks.recorder, hooks.repeats
     batch, batched = dist.batch_isend_irecv, original(f"{_SCHEDULES}:_batch_p2p")
     with (
         patched(f"{_SCHEDULES}:record_function", region),

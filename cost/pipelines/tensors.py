@@ -1,4 +1,4 @@
-"""Tensors with which a schedule goes on: where an action made them, and others like them where it is not run."""
+"""Results of actions: descriptions of their tensors, and fake tensors built from the descriptions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 
 @dataclass(slots=True)
 class Tensors:
-    """Describes tensors of a rank, and makes those that are described.
+    """Describes the results of a rank's actions, and builds fake tensors from descriptions.
 
     Args:
         recorder: of the rank.
-        like: a tensor whose mode and device all have.
+        like: a fake tensor from which others take their mode and device.
     """
 
     recorder: Capture
@@ -34,30 +34,30 @@ class Tensors:
         """Return the number of a tensor's storage, if it has one."""
         return self.recorder.number_of(_local(value))
 
-    def described(self, value: Any, instance: Instance) -> Result | None:
-        """Return what describes a tensor that an action made.
+    def describe(self, value: Any, instance: Instance) -> Result | None:
+        """Describe a result of an action.
 
         Raises:
-            UnequalError: it did not make it.
+            UnequalError: the action did not allocate the tensor.
         """
         if value is None:
             return None
         spec = value._spec if isinstance(value, DTensor) else None
         local, number = _local(value), self.number(value)
         if number is None or number not in instance.own[STORAGE]:
-            raise UnequalError("an action returns what it did not make")
+            raise UnequalError("an action returns a tensor that it did not allocate")
         work = self.recorder.pending.get(number)
         if work is not None and work not in instance.own[WORK]:
-            raise UnequalError("an action returns what another one gathers")
+            raise UnequalError("an action returns the result of another action's collective")
         place, waits = instance.own[STORAGE].index(number), None if work is None else instance.own[WORK].index(work)
         return Result(tuple(local.shape), local.stride(), local.dtype, spec, place, waits)
 
-    def made(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return a tensor of which nothing was computed, on the storage that the records name.
+    def fake(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return a fake tensor on the storage that the records name.
 
         Args:
-            item: describes it.
-            own: the numbers of what the action makes whose result it is.
+            item: its description.
+            own: the numbers that the action defines.
         """
         recorder = self.recorder
         if self.like is None:
@@ -77,6 +77,6 @@ class Tensors:
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:
-    """Return the plain tensor of which a tensor consists on this rank."""
+    """Return the plain local tensor of a DTensor or asynchronous collective tensor."""
     local = value._local_tensor if isinstance(value, DTensor) else value
     return local.elem if isinstance(local, AsyncCollectiveTensor) else local

@@ -1,4 +1,4 @@
-"""Profile of a device: what was measured on it and what is known of it otherwise, on which every estimate rests."""
+"""Profile of a device: the measured and derived figures on which every estimate is based."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUFFIX: Final = ".json.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A number and where it is from."""
+    """A number and its source."""
 
     value: float
     source: str
@@ -35,11 +35,11 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProductModel:
-    """The models of matrix products of one rate, the best first.
+    """The models of matrix products of one rate, from the most to the least preferred.
 
-    ``scale`` multiplies what was measured on another device; ``derived`` says how, and is empty for measurements of
-    this one. ``margin`` is how many octaves from its nearest measurement the forest may be asked. ``observed`` holds
-    what a run of the user's own took, which is neither scaled nor slowed any more.
+    ``scale`` multiplies measurements of another device; ``derived`` describes the derivation, and is empty for
+    measurements of this device. ``margin`` is the distance in octaves from the nearest measurement up to which the
+    forest is used. ``observed`` holds measurements of the user's own runs, which are neither scaled nor slowed.
     """
 
     curve: ProductCurve
@@ -66,13 +66,13 @@ class AttentionModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
-    """What a device costs.
+    """Performance figures of a device.
 
     Attributes:
         name: of the profile, and of the catalogue's device that its datasheet figures are from.
         hash: the first 12 hexadecimal digits of the SHA-256 of its content.
         made: the date on which it was fitted or measured.
-        constants: launch gap, dispatch time, buffers and the like, each with its source; what has none is absent.
+        constants: launch gap, dispatch time, buffers and the like, each with its source; unknown ones are absent.
         products: by the name of the rate (`bf16`, `fp8`, …).
         attention: by implementation, direction and rate.
         movement: by kind, with a note on its derivation that is empty for a measurement.
@@ -81,7 +81,7 @@ class Profile:
         sources: of the measurements.
         held_out: error on measurements that were not fitted, by class.
         fabrics: collectives over hosts in runs of the user's own, by fabric, and by collective and placement.
-        answers: estimates that were given, for speed.
+        answers: cache of estimates.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Profile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """The profiles that are shipped, sorted; fabrics are no device's."""
+    """Return the names of the shipped profiles, sorted, without those of fabrics."""
     names = (path.name.removesuffix(SUFFIX) for path in Path(__file__).parent.glob(f"*{SUFFIX}"))
     return tuple(sorted(name for name in names if name != "fabrics"))
 
@@ -122,7 +122,7 @@ def profile(name: str) -> Profile:
     Raises:
         ProfileError: there is none.
     """
-    # The shipped profiles are held to the schema by a test, which spares the import of pydantic.
+    # A test checks the shipped profiles against the schema, which avoids the import of pydantic here.
     return from_document(*read_document(shipped_file(name)))
 
 
@@ -141,7 +141,7 @@ def load(path: Path) -> Profile:
     """Read a profile, such as one that `legoai calibrate` wrote.
 
     Raises:
-        ProfileError: the file cannot be read, or is no profile; the message names what is wrong.
+        ProfileError: the file cannot be read, or is no profile; the message names the problem.
     """
     from legoai.cost.profiles.schema import check  # imports pydantic
 
@@ -206,7 +206,7 @@ def _key(name: str) -> tuple[str, str, str]:
 
 
 def _parts(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What models of products and of attention have in common."""
+    """Return the fields that models of products and of attention have in common."""
     return {
         "observed": Table.read(model["observed"]) if model.get("observed") else None,
         "table": Table.read(model["table"]) if model.get("table") else None,

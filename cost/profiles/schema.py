@@ -1,7 +1,7 @@
-"""Schema of a profile's JSON: pydantic models that a profile of a user's own is checked against.
+"""Schema of a profile's JSON: pydantic models against which users' own profiles are checked.
 
-The shipped profiles are held to it by a test, so that a cost on a catalogued device does not import pydantic. What the
-numbers mean together (segments in order, arrays of equal length) is checked where each model is read.
+A test checks the shipped profiles, so that a cost on a catalogued device does not import pydantic. Constraints between
+numbers (segments in order, arrays of equal length) are checked where each model is read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Forest(_Section):
 
 
 class _Model(_Section):
-    """A model of products or of attention, or the name of the one that it is like."""
+    """A model of products or of attention, or the name of the model whose curve it uses."""
 
     curve: Any = None
     like: str | None = None
@@ -143,7 +143,7 @@ def check(document: object) -> None:
     """Check a profile's JSON.
 
     Raises:
-        ProfileError: it breaks the schema; the message names the first field at fault.
+        ProfileError: it violates the schema; the message names the first invalid field.
     """
     try:
         _Profile.model_validate(document)

@@ -1,1 +1,1 @@
-"""Replay of what a step repeats: equal blocks of the model, and equal micro batches."""
+"""Replay of repetition within a step: equal blocks of the model, and equal micro batches."""

@@ -1,9 +1,9 @@
-"""Repeated blocks of a model, a few of which stand for all.
+"""Shortening of a model: few of its repeated blocks are captured, and the others are left out.
 
-A deep model repeats: its blocks have the same class, the same shapes and, as lowering states
-(:attr:`legoai.lowering.program.Program.block_classes`), the same treatment, or every second one has. Blocks in the
-middle are left out before the program parallelizes the model, and their part of the trace is replayed from that of
-those that were captured (:mod:`legoai.cost.replay.piece`).
+The blocks of a deep model have the same class, the same shapes and, as lowering states
+(:attr:`legoai.lowering.program.Program.block_classes`), the same treatment; or every second one has. Blocks in the
+middle are left out before the program parallelizes the model. Their ops are then replayed from those of the captured
+blocks (:mod:`legoai.cost.replay.piece`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def shorten(
     staged: bool = False,
     least: int = 1,
 ) -> list[RepeatedBlocks]:
-    """Leave out blocks in the middle of every long run of repeated ones, in place.
+    """Leave out blocks in the middle of every long run of repeated blocks, in place.
 
     Args:
         model: on the meta device, not parallelized.
-        classes: of the blocks of a container, by its path: to those of a class the program does the same.
-        ahead: blocks that a block looks ahead or back at most, such as those that it is told to gather.
-        staged: whether it is a stage of a pipeline, whose blocks keep their names among those of others.
-        least: blocks of a container that are left out, or else none of them are.
+        classes: of the blocks of a container, by its path: blocks of one class get the same treatment.
+        ahead: how many blocks away, at most, a block may refer to another, for example to prefetch its parameters.
+        staged: whether the model is a stage of a pipeline, whose blocks keep their names in the whole model.
+        least: fewest blocks of a container that are worth leaving out; with fewer, none are.
 
     Returns:
         The runs of which blocks were left out.
@@ -45,13 +45,13 @@ def shorten(
 
 
 def class_of_name(container: nn.Module, classes: Sequence[int]) -> dict[str, int]:
-    """Return the class of each block of a whole model's container by its name; of none where there are others."""
+    """Return the class of each block of a whole model's container by its name; empty where their numbers differ."""
     names = [name for name, _ in container.named_children()]
     return dict(zip(names, classes, strict=True)) if len(names) == len(classes) else {}
 
 
 def classes_of_held(container: nn.Module, classes: Mapping[str, int]) -> list[int]:
-    """Return the class of each block that a container holds, as that of a stage; of none where one has none."""
+    """Return the class of each block that a container (of a stage, say) holds; empty where a block has no class."""
     names = [name for name, _ in container.named_children()]
     return [classes[name] for name in names] if classes.keys() >= set(names) else []
 
@@ -70,11 +70,11 @@ def _shortened(
     if not all(_is_equal(blocks, run) for run in runs):
         return
     if not whole and type(container) is not nn.ModuleDict:
-        return  # a program names the blocks of a list by their places, which would be others
+        return  # programs name the blocks of a list by their indices, which would change
     left_out = {place for run in runs for place in range(run.start, run.stop)} - {p for run in runs for p in run.kept}
     own = {place: name for place, name in enumerate(names) if place not in left_out}
     if not staged and not isinstance(container, nn.ModuleDict):
-        own = {place: str(order) for order, place in enumerate(own)}  # a list counts its own
+        own = {place: str(order) for order, place in enumerate(own)}  # a list numbers its own blocks
     container._modules.clear()
     container._modules.update({name: blocks[place] for place, name in own.items()})
     if not whole:
@@ -94,7 +94,7 @@ def _shortened(
 
 
 def _is_equal(blocks: Sequence[nn.Module], run: Run) -> bool:
-    """Whether every group of a run has blocks that do the same as those of the first group."""
+    """Whether every group of a run has blocks equal to those of the first group."""
     return all(
         are_equal(blocks[first], blocks[place], first, place)
         for first in range(run.start, run.start + run.period)
@@ -103,28 +103,28 @@ def _is_equal(blocks: Sequence[nn.Module], run: Run) -> bool:
 
 
 class ShortenedDict(nn.ModuleDict):
-    """A container whose blocks a program may name though they were left out: what it does to these is lost."""
+    """Container that accepts the names of blocks that were left out: operations on those have no effect."""
 
     def __getitem__(self, key: str) -> nn.Module:
-        """Return a block, or something in the place of one that was left out."""
+        """Return a block, or a :class:`LeftOut` for one that was left out."""
         return self._modules[key] if key in self._modules else LeftOut()
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
-        """Put a block in the place of another."""
+        """Replace a block."""
         if key in self._modules:
             super().__setitem__(key, module)
 
 
 class LeftOut(nn.Module):
-    """A module that was left out, and all that may be in it."""
+    """Stand-in for a module that was left out, and for all modules in it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a module of it; attributes of torch are not there, as in any other module."""
+        """Return a stand-in for a submodule; attributes of torch are missing, as in any other module."""
         return super().__getattr__(name) if name.startswith("_") else LeftOut()
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList | nn.ModuleDict]]:
-    """Yield the containers of blocks that are in no other one."""
+    """Yield the containers of blocks that are not nested in another one."""
     inside: list[str] = []
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.ModuleDict) and not any(path.startswith(outer) for outer in inside):
@@ -133,7 +133,7 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList | nn.Modul
 
 
 def are_equal(first: nn.Module, second: nn.Module, place: int, other: int) -> bool:
-    """Whether two blocks do the same; that each knows its own place in the container counts as nothing."""
+    """Whether two blocks are equal, apart from attributes that hold each block's own index."""
     ours, theirs = list(first.named_modules()), list(second.named_modules())
     return len(ours) == len(theirs) and all(
         path == their_path and _are_equal_alone(mine, their, place, other)
@@ -142,7 +142,7 @@ def are_equal(first: nn.Module, second: nn.Module, place: int, other: int) -> bo
 
 
 def _are_equal_alone(first: nn.Module, second: nn.Module, place: int, other: int) -> bool:
-    """Whether two modules do the same, but for the modules in them."""
+    """Whether two modules are equal, apart from their submodules."""
     if type(first) is not type(second) or _tensors(first) != _tensors(second):
         return False
     if first._forward_hooks or first._forward_pre_hooks or second._forward_hooks or second._forward_pre_hooks:
@@ -171,7 +171,7 @@ def _is_place(value: object, place: int, others: object, other: int) -> bool:
 
 
 def _equal(value: object, other: object) -> bool:
-    """Whether two attributes are equal; tensors are so if they look the same."""
+    """Whether two attributes are equal; tensors are compared by metadata."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         return value.shape == other.shape and value.dtype == other.dtype and value.device == other.device
     if type(value) is not type(other):

@@ -1,4 +1,4 @@
-"""Making of a piece from the trace of a program of few blocks and micro batches."""
+"""Construction of a piece from the trace of a program with few blocks and micro batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Ke
 from legoai.cost.trace.segments import Instance, Item, Segment, slot_inside, slot_outside
 
 _FURTHER: Final = 7
-"""Blocks that are added to every container to check a piece: more than any block looks ahead and back."""
+"""Blocks that are added to every container to check a piece: more than the distance at which blocks refer to others."""
 
 
 def piece_of(
@@ -41,14 +41,14 @@ def piece_of(
 
 
 def stretched(trace: EditableTrace, runs: Sequence[RepeatedBlocks]) -> tuple[Sequence[Item], list[BlockRepetition]]:
-    """Return the items of an excerpt of a trace as they are with all blocks, and how these repeat.
+    """Return the items of an excerpt of a trace with all blocks, and the repetition of each container's blocks.
 
-    What blocks make has other numbers than in the excerpt, and what none of them makes has the same. That all is made
-    and ends as it should is not checked, as what an excerpt leaves out may do so.
+    Numbers that blocks define differ from those of the excerpt; all other numbers stay the same. It is not checked that
+    every number is defined before it is used and ends once, because what an excerpt leaves out may do that.
 
     Args:
         trace: of few blocks, with the operands of all kernels.
-        runs: blocks of which some were left out.
+        runs: repeated blocks of which some were left out.
 
     Raises:
         Unequal: its blocks are not equal.
@@ -57,15 +57,15 @@ def stretched(trace: EditableTrace, runs: Sequence[RepeatedBlocks]) -> tuple[Seq
     return building.piece(0, 1, 0, check=False).trace().items, building.repetitions
 
 
-class _Where(NamedTuple):
-    """What neighbouring records of a part have in common.
+class _Position(NamedTuple):
+    """Position of a record in the repetition. Neighbouring records of equal position form a part.
 
     Attributes:
-        region: before the repeated micro batch, in it, or behind it.
-        own: the block of each container in whose part they stand.
-        sweep: of the container whose middle block they are of; `NONE` for none.
+        region: before the repeated micro batch, in it, or after it.
+        own: for each container, the block to whose section the record belongs.
+        sweep: of the container, if the record belongs to its middle block; `NONE` otherwise.
         container: that container; `NONE` for none.
-        alone: differs for each record that stands by itself.
+        alone: differs for each record that forms an item of its own.
     """
 
     region: int
@@ -84,14 +84,14 @@ class _Building:
             raise Unequal
         self.batch: RepeatedMicroBatch | None = None
         self.like: dict[int, int] = {}
-        """For what a micro batch makes and the repeated one names: what of the repeated one takes its place."""
+        """For numbers that a micro batch defines and the next one uses: the corresponding number of the latter."""
         self.moving: set[int] = set()
-        self.terms: dict[tuple[int, _Where], Term] = {}
+        self.terms: dict[tuple[int, _Position], Term] = {}
         self.segments: dict[object, Segment] = {}
         self.middles: dict[tuple[int, int], tuple[Sequence[Record], range]] = {}
 
     def piece(self, rank: int, world: int, wanted: int, *, check: bool = True) -> Piece:
-        """Return the piece of the trace; it is checked where the trace has all that was done."""
+        """Return the piece of the trace; ``check`` is false for excerpts, which do not contain every definition."""
         taken = self._set_micro_batch(wanted)
         nodes = list(self._nodes())
         regions = [tuple(node for region, node in nodes if region == here) for here in range(3)]
@@ -112,7 +112,7 @@ class _Building:
         return piece
 
     def _set_micro_batch(self, wanted: int) -> int:
-        """Find the micro batch that is repeated; return how many the last step has."""
+        """Find the micro batch that is repeated; return the number of micro batches of the last step."""
         marks = [index for index, record in enumerate(self.trace.records) if is_micro_batch(record)]
         steps = [index for index, record in enumerate(self.trace.records) if _is_step(record)]
         taken = sum(index > steps[-1] for index in marks) if steps else 0
@@ -135,7 +135,7 @@ class _Building:
         return taken
 
     def _likeness(self, number: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of the middle block that one is like, and the container and block of the one."""
+        """Return the corresponding number of the middle block, and the container and block of the number."""
         for container, one in enumerate(self.repetitions):
             place = one.place_of(number, NONE)
             if place is not None and self._is_own(place.like) == self._is_own(number):
@@ -143,7 +143,7 @@ class _Building:
         return number, []
 
     def _check(self, piece: Piece) -> None:
-        """Check that all that is named was made, and that the blocks that are added free what the middle one does."""
+        """Check that every used number is defined, and that added blocks free what the middle one frees."""
         depths = {
             one.key: len(one.kept) + _FURTHER * one.period if one.numbered else len(one.names)
             for one in piece.containers
@@ -160,7 +160,7 @@ class _Building:
 
     def _nodes(self) -> Iterator[tuple[int, Node]]:
         """Yield the nodes of the trace, each with its region."""
-        wheres = [self._where(index) for index in range(len(self.trace))]
+        wheres = [self._position(index) for index in range(len(self.trace))]
         bounds = [index for index, where in enumerate(wheres) if index == 0 or where != wheres[index - 1]]
         ranges = [range(start, stop) for start, stop in zip(bounds, [*bounds[1:], len(wheres)], strict=True)]
         for span in ranges:
@@ -168,13 +168,13 @@ class _Building:
             if where.container != NONE:
                 key = where.container, where.sweep
                 if key in self.middles:
-                    raise Unequal  # something else is in the middle of a block's part
+                    raise Unequal  # something else interrupts the section of a block
                 self.middles[key] = self.trace.records[span.start : span.stop], span
         for span in ranges:
             where = wheres[span.start]
             yield where.region, self._part(span, where) if where.alone == NONE else self._alone(span.start, where)
 
-    def _where(self, index: int) -> _Where:
+    def _position(self, index: int) -> _Position:
         record, batch = self.trace.records[index], self.batch
         region = 0 if batch is None or index < batch.start else 1 if index < batch.stop else 2
         own = tuple(one.own[index] for one in self.repetitions)
@@ -186,14 +186,14 @@ class _Building:
         alone = self._stands_alone(index, record)
         if alone and inside:
             raise Unequal
-        return _Where(region, own, sweep, container, index if alone else NONE)
+        return _Position(region, own, sweep, container, index if alone else NONE)
 
     def _is_for_all(self, record: Record) -> bool:
-        """Whether the host computes outside of all blocks: with how much of theirs is not known."""
+        """Whether the host computes outside all blocks: the dependence on the number of blocks is not known."""
         return isinstance(record, HostKernel) and all(one.block_of(record.module) == NONE for one in self.repetitions)
 
     def _stands_alone(self, index: int, record: Record) -> bool:
-        """Whether a record is an item by itself."""
+        """Whether a record forms an item of its own."""
         if isinstance(record, Mark):
             return _is_step(record) or is_micro_batch(record) or record.name.startswith("end step ")
         if self.trace.numbers[index] in self.stretched and isinstance(record, Allocate | Collective | Resize):
@@ -206,8 +206,8 @@ class _Building:
             return None
         return list_kernel(record, used, self.repetitions, self.stretched)
 
-    def _alone(self, index: int, where: _Where) -> Alone:
-        """Return a record that is an item by itself."""
+    def _alone(self, index: int, where: _Position) -> Alone:
+        """Return a record that forms an item of its own."""
         record, number = self.trace.records[index], self.trace.numbers[index]
         if is_micro_batch(record) and self.batch is not None:
             assert isinstance(record, Mark)
@@ -223,7 +223,7 @@ class _Building:
         moves = self._moves([record], where)
         return Alone(record, term=self._term(number, where), grows=self.stretched[number], moves=moves)
 
-    def _part(self, span: range, where: _Where) -> Part:
+    def _part(self, span: range, where: _Position) -> Part:
         """Return neighbouring records as a part."""
         records: Sequence[Record] = self.trace.records[span.start : span.stop]
         numbers = self.trace.numbers[span.start : span.stop]
@@ -270,8 +270,8 @@ class _Building:
             backwards=backwards,
         )
 
-    def _check_no_list(self, numbers: Sequence[int], where: _Where) -> None:
-        """Check that records do not go through what all blocks make, one after the other, outside of a sweep."""
+    def _check_no_list(self, numbers: Sequence[int], where: _Position) -> None:
+        """Check that records outside a sweep do not iterate over what all blocks define."""
         for container, one in enumerate(self.repetitions):
             if where.container == container:
                 continue
@@ -284,12 +284,12 @@ class _Building:
                 raise Unequal
 
     def _like_the_middle(
-        self, container: int, records: Sequence[Record], span: range, where: _Where
+        self, container: int, records: Sequence[Record], span: range, where: _Position
     ) -> tuple[Sequence[Record], tuple[Move, ...] | None]:
-        """Return the records of the middle block in the place of those of another one that are equal to them.
+        """Replace the records of a block by those of the middle block, where they are equal.
 
         Returns:
-            The records, and for the names in them the blocks that are meant; None for these where they are not equal.
+            The records, and the moves of the block names in them; None for the moves where the records are not equal.
         """
         one, block = self.repetitions[container], where.own[container]
         sweep = one.sweep[span.start]
@@ -305,8 +305,8 @@ class _Building:
             return records, None
         return middle, tuple(Move(container, kept, kept + away, from_end, False) for kept in sorted(named))
 
-    def _moves(self, records: Sequence[Record], where: _Where) -> tuple[Move, ...]:
-        """Return the blocks that are meant by those that records name."""
+    def _moves(self, records: Sequence[Record], where: _Position) -> tuple[Move, ...]:
+        """Return, for block names in records, the blocks that they denote in a deeper model."""
         found: dict[tuple[int, int], Move] = {}
         for record in {id(record): record for record in records}.values():
             path = path_of(record)
@@ -322,22 +322,22 @@ class _Building:
                 found[container, block] = Move(container, block, block, from_end, each)
         return tuple(found[key] for key in sorted(found))
 
-    def _term(self, number: int, where: _Where) -> Term:
-        """Return a number of the trace as one of a piece."""
+    def _term(self, number: int, where: _Position) -> Term:
+        """Return a number of the trace as a term of a piece."""
         key = number, where._replace(alone=NONE, sweep=NONE)
         found = self.terms.get(key)
         if found is None:
             found = self.terms[key] = self._found_term(number, where)
         return found
 
-    def _found_term(self, number: int, where: _Where) -> Term:
+    def _found_term(self, number: int, where: _Position) -> Term:
         term, like = Term(number), number
         for container, one in enumerate(self.repetitions):
             place = one.place_of(number, where.own[container])
             if place is None or self._is_own(place.like) != self._is_own(number):
                 continue
             if where.own[container] == NONE and place.block == one.middle:
-                raise Unequal  # what is done with it would be done with those of further blocks too
+                raise Unequal  # the records would have to use the numbers of further blocks too
             each, like = where.container == container, place.like
             term = Term(like, container, place.block + 1, place.from_end and not each, each)
             break
@@ -354,7 +354,7 @@ class _Building:
         return term._replace(base=term.base // 3)
 
     def _is_own(self, number: int) -> bool:
-        """Whether the micro batch that is repeated makes a number."""
+        """Whether the repeated micro batch defines a number."""
         return self.batch is not None and number in self.batch.own
 
 
@@ -363,7 +363,7 @@ def _is_step(record: Record) -> bool:
 
 
 def _living(pairs: Iterable[tuple[Record, int]]) -> set[int]:
-    """Return the storages that are there in the end."""
+    """Return the storages that are alive at the end."""
     made: set[int] = set()
     for record, number in pairs:
         if isinstance(record, Allocate):
@@ -374,10 +374,10 @@ def _living(pairs: Iterable[tuple[Record, int]]) -> set[int]:
 
 
 def _living_of(items: Iterable[Item]) -> set[int]:
-    """Return the storages that are there in the end of a trace.
+    """Return the storages that are alive at the end of a trace.
 
     Raises:
-        Unequal: it names a storage or a collective that was not made or is gone, or makes one twice.
+        Unequal: it uses a storage or a collective that is not defined or has ended, or defines one twice.
     """
     storages: set[int] = set()
     works: set[int] = set()
@@ -394,7 +394,7 @@ def _living_of(items: Iterable[Item]) -> set[int]:
 
 
 def _numbered(items: Iterable[Item]) -> Iterator[tuple[Record, int]]:
-    """Yield the records that name storages or collectives, each with its number; their modules may be another's."""
+    """Yield the records that name storages or collectives, each with its number; module names are not translated."""
     for item in items:
         if not isinstance(item, Instance):
             kind = FIELD.get(type(item))

@@ -1,8 +1,8 @@
 """Repetition of a block in the trace of a model of few equal blocks.
 
-Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle may be repeated.
-That is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made
-it, and counted from the block that names it.
+Wherever a trace passes through the blocks, forwards or backwards, the section of a block in the middle may be repeated
+if the sections of two neighbours in the middle are equal. For this comparison every number is described by the block
+that defines it, relative to the block that uses it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _STORAGE: Final = KINDS.index("storage")
 
 
 class Made(NamedTuple):
-    """Where a number was made, and how.
+    """Definition of a number.
 
     Attributes:
         sweep: index of the sweep.
-        block: in whose part of it.
-        kind: of the record that makes it: what it has in common with those of other blocks.
-        order: among those of the part that are made in the same way, counted from the part's end, so that whatever else
-            a block makes changes nothing.
+        block: in whose section the number is defined.
+        kind: what the defining record has in common with those of other blocks.
+        order: index among the definitions of the same kind in the section, counted from the section's end, so that
+            additional definitions in one block change nothing.
     """
 
     sweep: int
@@ -39,11 +39,11 @@ class Made(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A number by the like of it that the middle block makes.
+    """A number, expressed by the corresponding number of the middle block.
 
     Attributes:
-        like: the number of the middle block.
-        block: that made it, of those that were captured.
+        like: the corresponding number of the middle block.
+        block: that defines it, among those that were captured.
         from_end: whether that block is counted from the last one.
     """
 
@@ -53,15 +53,15 @@ class Place(NamedTuple):
 
 
 class BlockRepetition(Walk):
-    """The way of a trace through equal blocks, of which the middle one can be repeated.
+    """Walk of a trace through equal blocks, of which the middle one can be repeated.
 
     Attributes:
-        own: of each record the block in whose part of a sweep it stands; `NONE` between sweeps.
-        sweep: of each record which sweep that is.
-        made: of each number that is made in a sweep, where.
-        fixed: numbers that all blocks name, as of a mask that the first block computes for all.
-        stretched: storages of vectors with one element for each of a list that takes the tensors of all blocks: how
-            long they are, and how much longer with every further block.
+        own: for each record, the block in whose section of a sweep it is; `NONE` between sweeps.
+        sweep: for each record, the index of its sweep.
+        made: for each number that is defined in a sweep, its definition.
+        fixed: numbers that all blocks use, such as a mask that the first block computes for all.
+        stretched: storages of vectors with one element per tensor of a list over all blocks: their length, and the
+            increase of the length with every further block.
 
     Raises:
         Unequal: the middle block cannot be repeated.
@@ -88,11 +88,11 @@ class BlockRepetition(Walk):
 
     @property
     def made_by_middle(self) -> set[int]:
-        """The numbers that the middle block makes."""
+        """The numbers that the middle block defines."""
         return {number for number, made in self.made.items() if made.block == self.middle}
 
     def storages_of_middle(self) -> set[int]:
-        """Return the storages that the middle block makes, by their numbers in records."""
+        """Return the storages that the middle block allocates, by their numbers in records."""
         return {number // len(KINDS) for number in self.made_by_middle if number % len(KINDS) == _STORAGE}
 
     def _place_numbers(self) -> None:
@@ -107,7 +107,7 @@ class BlockRepetition(Walk):
                 self.sweep[start:stop] = [index] * (stop - start)
 
     def _made_between(self, start: int, stop: int, block: int) -> dict[int, tuple[int, int]]:
-        """Return the numbers that the part of a block makes, each with how it is made, and its order among these."""
+        """Return the numbers that the section of a block defines, each with its kind of definition and its order."""
         first: dict[int, Record] = {}
         pairs = zip(self.trace.records[start:stop], self.trace.numbers[start:stop], strict=True)
         for record, number in pairs:
@@ -122,7 +122,7 @@ class BlockRepetition(Walk):
         return found
 
     def _compare(self, before: int, start: int, stop: int, other: int) -> None:
-        """Check that the part of the middle block is equal to that of the one before it."""
+        """Check that the section of the middle block equals that of the block before it."""
         trace = self.trace
         if stop - start != start - before:
             raise Unequal
@@ -154,7 +154,7 @@ class BlockRepetition(Walk):
         self.relative |= {mine, theirs}
 
     def moved(self, record: Record, own: int) -> int:
-        """Return what a record has in common with those of other blocks: its module is told from its own block."""
+        """Return what a record has in common with those of other blocks; its module is relative to its own block."""
         key = id(record), own
         found = self._moved.get(key)
         if found is None:
@@ -167,20 +167,20 @@ class BlockRepetition(Walk):
         return found
 
     def counted_from_end(self, block: int, own: int) -> bool:
-        """Whether a block that is named in the part of another one, or between sweeps, is counted from the last."""
-        # Blocks that are farther apart have nothing to do with each other in particular.
+        """Whether a block that is named in the section of another one, or between sweeps, is counted from the last."""
+        # Blocks that are farther apart are not related by their distance.
         near = own != NONE and abs(block - own) <= self.middle
         return (own if near else block) > self.middle
 
     def place_of(self, number: int, own: int) -> Place | None:
-        """Return the place of a number that is named in the part of a block; None where all blocks name the same.
+        """Return the place of a number that the section of a block uses; None where all blocks use the same number.
 
         Args:
             number: of the trace.
             own: the block; `NONE` between sweeps.
 
         Raises:
-            Unequal: it is not known what takes its place where there are more blocks.
+            Unequal: the corresponding number in a deeper model is not known.
         """
         made = self.made.get(number)
         if made is None or number in self.fixed:

@@ -1,7 +1,7 @@
-"""Pieces as JSON, of which nothing is executed when it is read.
+"""File format of pieces: JSON, so that reading executes no code.
 
-Records, types of tensors, lists of these, attributes, groups of ranks and moves are each written once, in a table, and
-named by their index. Reading gives those that were the same object one object again.
+Records, tensor types, lists of these, attributes, groups of ranks and moves are each written once, in a table, and
+referenced by index. Objects that were shared when written are shared again when read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from legoai.cost.trace.records import RECORDS, HostKernel, Kernel, Record, Tenso
 from legoai.cost.trace.segments import Segment
 
 FORMAT: Final = 2
-"""Version of the form; a file of another one is no piece."""
+"""Version of the format; files of other versions are rejected."""
 
 _KINDS: Final = {name: index for index, name in enumerate(RECORDS)}
 _FIELDS: Final = [tuple(kind.__slots__) for kind in RECORDS.values()]
@@ -31,16 +31,16 @@ Json: TypeAlias = Any
 
 
 class _Table:
-    """Values that are written once, each under its index."""
+    """Table of distinct values, each written once."""
 
     def __init__(self) -> None:
         self.rows: list[Json] = []
         self.known: dict[Hashable, int] = {}
         self.kept: list[object] = []
-        """What the keys name by identity."""
+        """Keeps the objects alive that are keyed by identity."""
 
     def index(self, value: object, key: Hashable, row: Callable[[], Json]) -> int:
-        """Return the index of a value, which is written if its key is new."""
+        """Return the index of a value; write the value if its key is new."""
         found = self.known.get(key)
         if found is None:
             made = row()
@@ -95,7 +95,7 @@ class _Writer:
         )
 
     def node(self, node: Node) -> Json:
-        """Return a part, or a record by itself."""
+        """Return the JSON of a part, or of a record that forms an item of its own."""
         if isinstance(node, Part):
             numbers = node.numbers
             terms = [row.tolist() if row.any() else 0 for row in numbers.terms]
@@ -126,7 +126,7 @@ def save(piece: Piece) -> str:
     """Write a piece.
 
     Raises:
-        ValueError: a kernel has an attribute that has no form.
+        ValueError: a kernel has an attribute that cannot be written.
     """
     writer = _Writer()
     nodes = {
@@ -144,7 +144,7 @@ def load(text: str | bytes) -> Piece:
     """Read what :func:`save` wrote.
 
     Raises:
-        ValueError: it is no piece.
+        ValueError: the text is no piece.
     """
     try:
         with uncollected():
@@ -252,12 +252,12 @@ def _stretch(row: Json) -> tuple[int, tuple[int, ...]] | None:
 
 
 def _tagged(value: object) -> Json:
-    """Return an attribute in a form in which tuples and lists differ."""
+    """Return an attribute in a form that distinguishes tuples from lists."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, tuple | list):
         return [type(value).__name__, *map(_tagged, value)]
-    raise ValueError(f"an attribute of type {type(value).__name__} has no form in a file")
+    raise ValueError(f"an attribute of type {type(value).__name__} cannot be written to a file")
 
 
 def _untagged(value: Json) -> object:

@@ -1,4 +1,4 @@
-"""Key of a piece: the digest of what it depends on, and how the trace of one program follows from it."""
+"""Cache key of a piece: the digest of what a capture depends on, and the depth and micro batches of one program."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from legoai.specs.models.manifest import BlockList
 _NAMES: Final = frozenset({"PLAN", "PLAN_HASH"})
 """Constants of a program that only name it."""
 _VALUES: Final = frozenset({"lr", "warmup", "floor", "max_norm"})
-"""Arguments that are numbers of the host's, of which no operation is otherwise for another positive value."""
+"""Arguments that are scalars on the host: any positive value gives the same operations."""
 _MICRO_BATCHES: Final = "MICRO_BATCHES"
 _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
 _BLOCK: Final = "[str(index)]"
-"""How a program names a block of a list that it goes through by places."""
+"""Expression by which a program names a block of a list that it iterates over by index."""
 _LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops")
-"""Arguments of `Trainer` that decide what is reserved for what is captured, and what its time is compared with."""
+"""Arguments of `Trainer` that affect only the reserved memory, or the MFU, and not what is captured."""
 _EXPERTS: Final = "Mixtral"
-"""In the name of the model of ours that multiplies by grouped products, of which not all devices have a kernel."""
+"""Part of the class name of our model with grouped products, for which not all devices have a kernel."""
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
-"""Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
+"""Micro batches of a step from which on programs are equivalent: more where a program asks which is the last."""
 _STATEMENT: Final = re.compile(r"\n(?=[^\s)\]}#])")
-"""Before a line of a program with which a statement may begin."""
+"""Start of a line of a program at which a statement may begin."""
 _QUOTES: Final = '"""'
 _STATEMENTS: Final = 4096
-"""Statements of programs that are kept without what is taken out of them; of a candidate they are some twenty."""
+"""Size of the cache of parsed statements; the program of a candidate has some twenty."""
 _SOURCES: Final = ("cost", "lowering", "runtime", "specs")
-"""Folders of the package that decide what is captured of a program."""
+"""Folders of the package whose code a capture depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """One of the programs whose traces follow from the same piece.
+    """One of the programs whose traces can be composed from the same piece.
 
     Attributes:
         key: of the piece.
-        lengths: the number of blocks of each run of equal ones that may be longer, by the path of their list.
+        lengths: for each list of blocks, by its path: the number of blocks of each run of equal ones that may be
+            longer.
         micro_batches: of a step.
     """
 
@@ -59,7 +60,7 @@ class Variation:
 
     @property
     def key_at_depth(self) -> str:
-        """The key of a piece whose blocks were all captured, from which programs of the same depth follow alone."""
+        """Key of a piece all of whose blocks were captured, which serves only programs of the same depth."""
         return hashlib.sha256(json.dumps([self.key, self.lengths]).encode()).hexdigest()
 
 
@@ -75,23 +76,23 @@ def variation_of(
     measured: str = "",
     ahead: int = 1,
 ) -> Variation | None:
-    """Return which piece a program's trace follows from, and how; None where the text does not say so.
+    """Return the cache key and the variable quantities of a program; None where its text does not determine them.
 
-    The digest is over the program without comments, name, global batch, number of micro batches, learning rate,
-    values of its schedule and of clipping, the allocator's settings, and depth, or the lengths of runs of blocks that
-    are treated equally; over the ranks, the kind of device, for compiled programs and experts the device; and over the
-    versions and sources of what captures.
+    The digest covers the program without comments, name, global batch, number of micro batches, learning rate, values
+    of its schedule and of clipping, the allocator's settings, and depth, or the lengths of runs of blocks with equal
+    treatments. It also covers the ranks, the kind of device (for compiled programs and experts the device itself), and
+    the versions and sources of the code that captures.
 
     Args:
         text: of a program whose model is a built-in one.
-        classes: of the blocks of the model's lists, by what the program does to them.
+        classes: of the blocks of the model's lists, by their treatment.
         lists: the model's lists of blocks.
         world: number of ranks for which it was lowered.
-        rank: the one that is simulated.
-        kind: whose kernels the device has.
+        rank: the simulated rank.
+        kind: of device, which decides the kernels.
         gpu: the plan's device.
         measured: digest of the profile that the program reads; empty where it reads none.
-        ahead: blocks that a block looks ahead or back at most.
+        ahead: how many blocks away, at most, a block may refer to another.
     """
     depths = {path: len(of_block) for path, of_block in classes if len(set(of_block)) == 1}
     [depth] = depths.values() if len(lists) == len(depths) == 1 else (None,)
@@ -117,12 +118,12 @@ def variation_of(
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs of equal blocks in a list of which the program treats some otherwise than others.
+    """Runs of blocks with equal treatments in a list.
 
     Attributes:
-        lengths: the number of blocks of each, by the path of the list.
-        bounds: places of the list at which a run begins or ends.
-        likeness: what programs have in common whose runs differ in length alone.
+        lengths: the number of blocks of each run, by the path of the list.
+        bounds: indices of the list at which a run begins or ends.
+        likeness: what is common to programs whose runs differ only in length.
     """
 
     lengths: dict[str, tuple[int, ...]]
@@ -131,9 +132,10 @@ class _Runs:
 
     @classmethod
     def of(cls, classes: BlockClasses, lists: Sequence[BlockList], ahead: int) -> _Runs | None:
-        """Return the runs of a model's only list of blocks; None where it has none, or blocks have names of their own.
+        """Return the runs of a model's only list of blocks; None for no or several lists, or blocks with names.
 
-        Blocks of which none is left out count by themselves, with their places: all before them are as many.
+        Blocks of a run too short to be shortened are listed one by one with their indices, since as many blocks must
+        precede them in every program of the same piece.
         """
         if len(classes) != 1 or len(lists) != 1 or lists[0].names != tuple(map(str, range(len(classes[0][1])))):
             return None
@@ -151,10 +153,10 @@ class _Runs:
 
 
 class _Without(NamedTuple):
-    """A program without what other programs of the same piece have otherwise.
+    """A program without the values in which programs of the same piece may differ.
 
     Attributes:
-        text: of what is left.
+        text: what is left.
         micro_batches: of a step; None where the program has no such constant.
         deep: whether the depth was taken out.
     """
@@ -165,20 +167,20 @@ class _Without(NamedTuple):
 
 
 def _without(text: str, depth: int | None, bounds: tuple[int, ...]) -> _Without:
-    """Take out of a program what others of the same piece have otherwise.
+    """Remove from a program the values in which programs of the same piece may differ.
 
-    Programs of candidates have most of their statements in common. So a statement is read once, where all can be read
-    by themselves.
+    Programs of candidates share most of their statements. So statements are parsed one by one, and cached, where each
+    can be parsed on its own.
 
     Args:
         text: of the program.
-        depth: the number of blocks that the program treats equally; None where there is none.
-        bounds: places of a list of blocks at which those that it treats equally begin or end.
+        depth: the number of blocks with equal treatments; None where there is none.
+        bounds: indices of a list of blocks at which runs of equal treatments begin or end.
     """
     asks = ".is_last" in text
     try:
         found = [_of_statement(statement, depth, bounds, asks) for statement in _statements(text)]
-    except SyntaxError:  # a string has a line that begins like a statement
+    except SyntaxError:  # a string contains a line that looks like the start of a statement
         return _taken_out(text, depth, bounds, asks=asks)
     counts = [one.micro_batches for one in found if one.micro_batches is not None]
     return _Without(
@@ -187,7 +189,7 @@ def _without(text: str, depth: int | None, bounds: tuple[int, ...]) -> _Without:
 
 
 def _statements(text: str) -> list[str]:
-    """Split a program before each of its statements, without its docstring."""
+    """Split a program before each of its statements, leaving out its docstring."""
     found: list[str] = []
     begin = text.find(_QUOTES, len(_QUOTES)) + len(_QUOTES) if text.startswith(_QUOTES) else 0
     for part in _STATEMENT.split(text[begin:]):
@@ -211,11 +213,11 @@ def _taken_out(text: str, depth: int | None, bounds: tuple[int, ...], *, asks: b
 
 
 class _Variable(ast.NodeTransformer):
-    """Takes out of a program what other programs of the same piece have otherwise.
+    """Removes from a program the values in which programs of the same piece may differ.
 
     Attributes:
-        depth: the number of blocks that the program treats equally; None where there is none.
-        bounds: places of a list of blocks at which those that it treats equally begin or end.
+        depth: the number of blocks with equal treatments; None where there is none.
+        bounds: indices of a list of blocks at which runs of equal treatments begin or end.
         asks: whether the program asks which micro batch is the last.
         micro_batches: of a step; None where the program has no such constant.
         deep: whether the depth was taken out.
@@ -227,13 +229,13 @@ class _Variable(ast.NodeTransformer):
         self.deep = False
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
-        """Leave out the docstring, which names the plan's file."""
+        """Remove the docstring, which names the plan's file."""
         if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
             del node.body[0]
         return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """Take out constants that name the program, and the number of micro batches."""
+        """Remove constants that name the program, and the number of micro batches."""
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) if name in _NAMES:
                 node.value = ast.Constant(None)
@@ -245,7 +247,7 @@ class _Variable(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        """Take out between which blocks of a list the program goes, where these are the bounds of runs."""
+        """Remove the bounds of a loop over blocks of a list, where these are the bounds of runs."""
         match node:
             case ast.For(target=ast.Name(id="index"), iter=ast.Call(func=ast.Name(id="range"), args=args)) if (
                 _BLOCK in ast.unparse(node)
@@ -256,12 +258,12 @@ class _Variable(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Leave out how the allocator serves what is captured, and what its time is compared with."""
+        """Remove the allocator's settings, and arguments that serve only to compute MFU."""
         node.keywords = [one for one in node.keywords if one.arg not in _LEFT_OUT]
         return self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
-        """Take out the global batch, which follows from the micro batches, values of the schedule, and the depth."""
+        """Remove the global batch, which follows from the micro batches, values of the schedule, and the depth."""
         match node:
             case ast.keyword(arg="global_batch"):
                 node.value = ast.Constant(None)

@@ -1,8 +1,8 @@
-"""Kernels that take the tensors of all blocks as a list, and how they grow with the blocks.
+"""Kernels over lists of the tensors of all blocks, and their growth with the number of blocks.
 
-The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists become longer
-where those of the middle block stand, with the traffic of each tensor; and so do the vectors that have one element for
-each of a list, also behind a sum or a maximum over ranks.
+The gradient norm, clipping and the optimizer take every parameter at once. For each further block their lists grow by
+the tensors of the middle block, with the traffic of each tensor. Vectors with one element per tensor of a list grow
+too, also after a sum or a maximum over ranks.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Collective, Kernel, TensorType
 
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
-"""Operators whose one result is as long as their list of inputs."""
+"""Operators whose one output is as long as their list of inputs."""
 
 Stretch: TypeAlias = tuple[int, tuple[int, ...]]
-"""Length of a vector, and how much longer it becomes with a further block of each container."""
+"""Length of a vector, and its increase with a further block of each container."""
 
 
 class ListPart(NamedTuple):
-    """Some neighbouring tensors of a list.
+    """Consecutive tensors of a list.
 
     Attributes:
         types: of the tensors.
         traffic: bytes that the kernel reads and writes of them.
-        container: whose every further block brings the same again; `NONE` for none.
-        stretch: of one vector whose length depends on the number of blocks; None where it does not.
+        container: each further block of this container adds the same tensors again; `NONE` for none.
+        stretch: of one vector whose length depends on the number of blocks; None otherwise.
     """
 
     types: tuple[TensorType, ...]
@@ -41,7 +41,7 @@ class ListPart(NamedTuple):
     stretch: Stretch | None = None
 
     def grown(self, missing: Sequence[int]) -> tuple[tuple[TensorType, ...], int, int]:
-        """Return its tensors, and the bytes read and written, with so many further blocks of each container."""
+        """Return its tensors, and the bytes read and written, with ``missing`` further blocks of each container."""
         read, written = self.traffic
         if self.stretch is not None:
             (kind,), (short, _) = self.types, self.stretch
@@ -59,7 +59,7 @@ class ListKernel:
     Attributes:
         kernel: as it was captured.
         inputs: its tensors.
-        outputs: its results that are new tensors.
+        outputs: its newly allocated outputs.
     """
 
     kernel: Kernel
@@ -67,7 +67,7 @@ class ListKernel:
     outputs: tuple[ListPart, ...]
 
     def grown(self, missing: Sequence[int]) -> Kernel:
-        """Return the kernel where there are so many further blocks of each container."""
+        """Return the kernel with ``missing`` further blocks of each container."""
         inputs = [part.grown(missing) for part in self.inputs]
         outputs = [part.grown(missing) for part in self.outputs]
         return dataclasses.replace(
@@ -80,7 +80,7 @@ class ListKernel:
 
 
 class _Entry(NamedTuple):
-    """One tensor of a list, what is read and written of it, and the container and block whose it is."""
+    """One tensor of a list, the bytes read and written of it, and its container and block."""
 
     type: TensorType
     number: int
@@ -89,15 +89,15 @@ class _Entry(NamedTuple):
 
 
 def stretched_length(stretch: Stretch, missing: Sequence[int]) -> int:
-    """Return the length of a vector where there are so many further blocks of each container."""
+    """Return the length of a vector with ``missing`` further blocks of each container."""
     short, more = stretch
     return short + sum(each * count for each, count in zip(more, missing, strict=True))
 
 
 def find_stretched(walk: Walk) -> dict[int, tuple[int, int]]:
-    """Return the vectors with one element for each of a list, how long they are, and what a block adds.
+    """Return the vectors with one element per tensor of a list: their lengths, and the increase per block.
 
-    They are named by their storages, and what reduces them over ranks by itself.
+    Keys are the vectors' storages; a vector keeps its storage when it is reduced over ranks in place.
     """
     found: dict[int, tuple[int, int]] = {}
     for record, used, own in zip(walk.trace.records, walk.trace.operands, walk.trace.numbers, strict=True):
@@ -123,7 +123,7 @@ def stretched_by_all(stretched: Sequence[Mapping[int, tuple[int, int]]]) -> dict
     """Return the vectors whose length depends on the number of blocks of any container.
 
     Args:
-        stretched: for each container, what :func:`find_stretched` found.
+        stretched: for each container, the result of :func:`find_stretched`.
     """
     found: dict[int, Stretch] = {}
     for storage in {storage for one in stretched for storage in one}:
@@ -137,7 +137,7 @@ def stretched_by_all(stretched: Sequence[Mapping[int, tuple[int, int]]]) -> dict
 def list_kernel(
     kernel: Kernel, used: Operands, repetitions: Sequence[Walk], stretched: Mapping[int, Stretch]
 ) -> ListKernel | None:
-    """Return how a kernel grows with the blocks; None where it does not.
+    """Return the growth of a kernel with the blocks; None where it does not grow.
 
     Args:
         kernel: of the trace.
@@ -146,9 +146,9 @@ def list_kernel(
         stretched: storages of vectors whose length depends on the number of blocks.
 
     Raises:
-        Unequal: it uses the blocks in a way that is not understood.
+        Unequal: the kernel uses the blocks in an unsupported way.
     """
-    # One element of a vector, as the scale of one layer, takes as long however many there are.
+    # For one element of a vector, such as the scale of one layer, the kernel's time does not depend on the length.
     widened = any(number in stretched and kind.shape for number, kind in zip(used.inputs, kernel.inputs, strict=True))
     spanned = [index for index, one in enumerate(repetitions) if _spans(one, kernel, used)]
     if not widened and not spanned:
@@ -194,7 +194,7 @@ def _entries(
 def _parts(
     entries: Sequence[_Entry], repetitions: Sequence[Walk], stretched: Mapping[int, Stretch]
 ) -> Iterator[ListPart]:
-    """Yield the parts of a list: those of each block, and vectors that become longer by themselves."""
+    """Yield the parts of a list: those of each block, and vectors whose length grows."""
     runs = [list(run) for _, run in itertools.groupby(entries, key=lambda entry: entry.owner)]
     for at, run in enumerate(runs):
         container, block = run[0].owner
@@ -212,7 +212,7 @@ def _parts(
 
 
 def _split(run: Sequence[_Entry], container: int, stretched: Mapping[int, Stretch]) -> Iterator[ListPart]:
-    """Yield the tensors of a run together, but for vectors that become longer."""
+    """Yield the tensors of a run as parts; vectors whose length grows form parts of their own."""
     for long, group in itertools.groupby(run, key=lambda entry: entry.number in stretched):
         if not long:
             own = list(group)
@@ -229,7 +229,7 @@ def _split(run: Sequence[_Entry], container: int, stretched: Mapping[int, Stretc
 
 
 def _spans(walk: Walk, kernel: Kernel, used: Operands) -> bool:
-    """Whether a kernel outside of the blocks takes tensors of all of them."""
+    """Whether a kernel outside the blocks takes tensors of all of them."""
     if walk.block_of(kernel.module) != NONE or len(used.inputs) < TAKEN:
         return False
     blocks = {walk.owners.get(number, NONE) for number in used.inputs}

@@ -1,7 +1,7 @@
-"""Micro batch of a step that others repeat.
+"""Repeated micro batch of a step.
 
-Two parts of a trace are equal if their records are, once every number is told by where it was made: in the part
-itself, in the part before it, or earlier still.
+Two sections of a trace are equal if their records are equal, when every number is described by where it is defined: in
+the section itself, in the section before it, or earlier.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final
 
 from legoai.cost.replay.walk import Unequal
 from legoai.cost.trace.editing import EditableTrace, Made, micro_batches
-from legoai.cost.trace.numbers import alike
+from legoai.cost.trace.numbers import same_apart_from_numbers
 from legoai.cost.trace.records import Allocate, Free
 
 _FEWEST: Final = 3
-"""Micro batches of a step of which one is between two others."""
+"""Fewest micro batches of a step such that one has neighbours on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedMicroBatch:
-    """A micro batch of a trace that may follow itself any number of times.
+    """A micro batch of a trace that may be repeated any number of times.
 
     Attributes:
         taken: micro batches of its step.
         start: index of its first record.
         stop: index behind its last record.
-        own: numbers that it makes.
-        moving: numbers of the micro batch before it that it names, each with the number of its own that the next one
-            names in its place.
+        own: numbers that it defines.
+        moving: numbers that the previous micro batch defines and this one uses, each with the number of its own that
+            the next one uses instead.
     """
 
     taken: int
@@ -40,11 +40,11 @@ class RepeatedMicroBatch:
 
 
 def repeated_micro_batch(trace: EditableTrace) -> RepeatedMicroBatch | None:
-    """Return the micro batch of the last step that can be repeated; None where the step has too few to tell.
+    """Return the micro batch of the last step that can be repeated; None where the step has too few micro batches.
 
-    It is one in the middle, which can be repeated if the one behind it is equal to it, and if what it made is gone
-    when that one ends. Where there are only three, the one behind it is the last; it may be longer, by what follows
-    the micro batches.
+    A micro batch in the middle can be repeated if the next one equals it, and if all that it allocates is freed by the
+    end of the next one. Of three micro batches the next one is the last, which may have more records: those after the
+    loop over micro batches.
 
     Args:
         trace: whole steps, and what is before them; the steps before the last have one micro batch.
@@ -75,8 +75,8 @@ def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int
     """Compare the records from `first` to `second` with those from `second` to `end`.
 
     Returns:
-        The numbers of the part before them that the first names, each with how it is made, where the second names the
-        same one of the first.
+        The numbers of the preceding section that the first section uses, each with its definition, where the second
+        section uses the corresponding number of the first.
     """
     if end - second != second - first:
         raise Unequal
@@ -85,7 +85,9 @@ def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int
     staying: set[int] = set()
     for index in range(first, second):
         other = index + second - first
-        if trace.records[index] is not trace.records[other] and not alike(trace.records[index], trace.records[other]):
+        if trace.records[index] is not trace.records[other] and not same_apart_from_numbers(
+            trace.records[index], trace.records[other]
+        ):
             raise Unequal
         mine, theirs = trace.numbers[index], trace.numbers[other]
         if mine in one or theirs in two:
@@ -103,6 +105,6 @@ def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int
 
 
 def _numbers(trace: EditableTrace, start: int, stop: int, kind: type) -> set[int]:
-    """Return the numbers of the records of one type between two places."""
+    """Return the numbers of the records of one type in a range."""
     pairs = zip(trace.records[start:stop], trace.numbers[start:stop], strict=True)
     return {number for record, number in pairs if isinstance(record, kind)}

@@ -1,9 +1,10 @@
-"""Piece: what was captured of a program of few blocks and micro batches, from which longer traces are composed.
+"""Piece: captured trace of a program with few blocks and micro batches, from which longer traces are composed.
 
-A piece is a sequence of parts. Each is a segment whose instances differ only in numbers and in the names of blocks;
-those of a block in the middle follow each other, one for every block that was not captured, and those of a micro batch
-in the middle likewise. Every number of a part is known as a sum: a base, so many periods for the block that made it,
-and so many larger ones for the micro batch. Composing a trace is computing these sums, for all instances at once.
+A piece is a sequence of parts. Each part is a segment whose instances differ only in numbers and in the names of
+blocks. The instances of a block in the middle follow each other, one for every block that was not captured; likewise
+those of a micro batch in the middle. Every number of a part is a sum: a base, a multiple of one period for the block
+that defines it, and a multiple of a larger period for the micro batch. Composing a trace computes these sums, for all
+instances at once.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from legoai.cost.trace.translation import Translation
 Integers: TypeAlias = NDArray[np.int64]
 
 _KEPT: Final = 16
-"""Lengths of a list of blocks for which what depends on the length is kept."""
+"""Size of the cache of results that depend on the lengths of lists of blocks."""
 
 
 class Term(NamedTuple):
-    """A number of a part, which depends on the block and micro batch of the instance, and on how many there are.
+    """A number of a part as a function of the block and micro batch of the instance, and of how many there are.
 
     Attributes:
-        base: of all that is like it.
-        container: of the block that made it; `NONE` where it is not counted by blocks.
-        block: the block's place, counted from 1; 0 where it is not counted by blocks.
+        base: common to all corresponding numbers.
+        container: of the block that defines it; `NONE` where it does not depend on a block.
+        block: the block's index, counted from 1; 0 where it does not depend on a block.
         from_end: whether the blocks that were not captured come before it.
         each_block: whether it moves with the instance's block.
-        batch: the micro batch that made it, counted from 1 for the first that is repeated.
+        batch: the micro batch that defines it, counted from 1 for the first that is repeated.
         each_batch: whether it moves with the instance's micro batch.
         last_batch: whether it moves with the last micro batch that is repeated.
     """
@@ -59,12 +60,12 @@ class Term(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The block of a longer model that is meant where a part names one that was captured.
+    """Renaming of a block: a block name in a part, and the block that it denotes in a deeper model.
 
     Attributes:
         container: of the block.
         kept: its index among those that were captured.
-        block: the index of the block that is meant.
+        block: the index of the block that it denotes.
         from_end: whether the blocks that were not captured come before it.
         each_block: whether it moves with the instance's block.
     """
@@ -78,12 +79,12 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alone:
-    """A record by itself: a mark, or one that depends on the number of blocks or of micro batches.
+    """A record that forms an item of its own: a mark, or one that depends on the number of blocks or of micro batches.
 
     Attributes:
         record: as it was captured.
         term: its number.
-        grows: how its list of tensors, or its storage, grows with the blocks.
+        grows: the growth of its list of tensors, or of its storage, with the blocks.
         moves: for the names in it.
         batch: of the mark of a micro batch.
     """
@@ -97,12 +98,12 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """The numbers of a part as columns of terms, of which numbers that follow each other have one.
+    """The numbers of a part as columns of terms; consecutive numbers share a column.
 
     Attributes:
-        own: for storages, collectives and events that the part makes, in the order of their slots: the column of the
-            first, how many there are, and whether they follow each other.
-        size: columns of these; those of the numbers that the part names besides come behind them.
+        own: for storages, collectives and events that the part defines, in the order of their slots: the column of the
+            first, how many there are, and whether they are consecutive.
+        size: columns of these; the columns of numbers that the part uses and does not define come after them.
         terms: the fields of the terms, each a row with a value for each column.
     """
 
@@ -115,8 +116,8 @@ class Numbers:
         """Return the numbers of a part.
 
         Args:
-            own: storages, collectives and events that it makes.
-            outside: those that it names besides.
+            own: storages, collectives and events that it defines.
+            outside: those that it uses and does not define.
         """
         columns: list[Term] = []
         ranges = []
@@ -133,14 +134,14 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Neighbouring records that have instances.
+    """Consecutive records that have instances.
 
     Attributes:
         segment: the records.
-        numbers: those that they make and name.
+        numbers: those that they define and use.
         moves: for the names in them.
         container: whose block they repeat; `NONE` for none.
-        backwards: whether they repeat it from the last to the first.
+        backwards: whether they are repeated from the last block to the first.
     """
 
     segment: Segment
@@ -155,7 +156,7 @@ Node: TypeAlias = Alone | Part
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Piece:
-    """What was captured of a program, from which its trace is composed for any depth and number of micro batches.
+    """Captured program from which traces for any depth and number of micro batches are composed.
 
     Attributes:
         rank: global rank that was simulated.
@@ -163,11 +164,11 @@ class Piece:
         containers: of repeated blocks.
         taken: micro batches of a step that were captured: the fewest for which a trace can be composed.
         wanted: micro batches of a step of the program that was captured.
-        fixed: whether it can be composed for no other number of micro batches.
+        fixed: whether the number of micro batches cannot be varied.
         before: parts before the micro batch that is repeated.
         repeated: its parts.
-        behind: parts behind it.
-        period: more than any base of a number.
+        behind: parts after it.
+        period: greater than any base of a number.
     """
 
     rank: int
@@ -184,24 +185,24 @@ class Piece:
 
     @property
     def repeats(self) -> bool:
-        """Whether traces of other programs follow from it."""
+        """Whether traces of other programs can be composed."""
         return bool(self.containers) or not self.fixed
 
     @property
     def depths(self) -> dict[str, int]:
-        """The number of blocks of each run, by its key, of the program that was captured."""
+        """The number of blocks of each run of the captured program, by the run's key."""
         return {one.key: len(one.names) for one in self.containers}
 
     def trace(self, depths: Mapping[str, int] | None = None, micro_batches: int | None = None) -> Trace:
-        """Compose the trace of a program of some depth, that takes so many micro batches in a step.
+        """Compose the trace of a program with some depth and number of micro batches.
 
         Args:
-            depths: the number of blocks of each run by its key; those that are not named have as many as in the
-                program that was captured.
-            micro_batches: of a step; None for as many as the program that was captured takes.
+            depths: the number of blocks of each run, by its key; runs that are not named have as many as in the
+                captured program.
+            micro_batches: of a step; None for as many as the captured program takes.
 
         Raises:
-            ValueError: the trace of so few blocks or micro batches is another one, which must be captured.
+            ValueError: programs with so few blocks or micro batches have another trace, which must be captured.
         """
         wanted = self.wanted if micro_batches is None else micro_batches
         missing, names = self._blocks(depths or {}, wanted)
@@ -211,7 +212,7 @@ class Piece:
         return Trace(rank=self.rank, world=self.world, stage=0, items=items, rounds=composition.rounds)
 
     def follows(self, depths: Mapping[str, int], micro_batches: int) -> bool:
-        """Whether the trace of a program follows from the piece; arguments are those of :meth:`trace`."""
+        """Whether the trace of a program can be composed; arguments are those of :meth:`trace`."""
         try:
             self._blocks(depths, micro_batches)
         except ValueError:
@@ -219,9 +220,9 @@ class Piece:
         return True
 
     def _blocks(self, depths: Mapping[str, int], wanted: int) -> tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]:
-        """Return what :meth:`missing` does, and the names of the blocks of each run."""
+        """Return the result of :meth:`missing`, and the names of the blocks of each run."""
         if wanted < self.taken or (self.fixed and wanted != self.taken):
-            raise ValueError(f"the trace of {wanted} micro batches does not follow from that of {self.taken}")
+            raise ValueError(f"the trace of {wanted} micro batches cannot be composed from that of {self.taken}")
         missing, ahead = self.missing(depths), Counter[str]()
         names = []
         for one in self.containers:
@@ -231,10 +232,10 @@ class Piece:
         return missing, tuple(names)
 
     def depths_of(self, lengths: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
-        """Return the number of blocks of each run, by its key, of another program; None where it has other runs.
+        """Return the number of blocks of each run of another program, by the run's key; None where it has other runs.
 
         Args:
-            lengths: of the runs of each list of blocks, by its path, in their order.
+            lengths: of the runs of each list of blocks, by the list's path, in order.
         """
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for one in self.containers:
@@ -244,7 +245,7 @@ class Piece:
         return {key: length for path, own in keys.items() for key, length in zip(own, lengths[path], strict=True)}
 
     def containers_of_segments(self) -> dict[int, set[int]]:
-        """Return the containers whose blocks repeat a segment, by the identity of the segment."""
+        """Return, for each segment by its identity, the containers whose blocks repeat it."""
         found: defaultdict[int, set[int]] = defaultdict(set)
         for node in (*self.before, *self.repeated, *self.behind):
             if isinstance(node, Part) and node.container != NONE:
@@ -252,13 +253,13 @@ class Piece:
         return found
 
     def missing(self, depths: Mapping[str, int]) -> tuple[int, ...]:
-        """Return how many groups of blocks of each run are repeated beside those that were captured.
+        """Return, for each run, how many groups of blocks were not captured and have to be repeated.
 
         Args:
             depths: as of :meth:`trace`.
 
         Raises:
-            ValueError: the trace of so few blocks is another one, or they make no whole groups.
+            ValueError: programs with so few blocks have another trace, or the blocks make no whole groups.
         """
         unknown = depths.keys() - self.depths.keys()
         if unknown:
@@ -267,19 +268,19 @@ class Piece:
         for one in self.containers:
             depth = depths.get(one.key, len(one.names))
             if depth < len(one.kept):
-                raise ValueError(f"the trace of fewer than {len(one.kept)} blocks does not follow from that of more")
+                raise ValueError(f"the trace of fewer than {len(one.kept)} blocks cannot be composed from that of more")
             found.append(one.groups(depth - len(one.kept)))
         return tuple(found)
 
     def excerpt(self, missing: tuple[int, ...], left: tuple[int, ...], micro_batches: int) -> Trace:
-        """Compose what a program takes time for, without some of the blocks and micro batches that are repeated.
+        """Compose the records that take time, with few of the repeated blocks and micro batches.
 
-        Lists of tensors are those of all blocks. Modules have the names that they were captured with.
+        Lists of tensors are those of all blocks. Modules keep the names that they were captured with.
 
         Args:
-            missing: groups of blocks that the program repeats beside those that were captured, of each run.
-            left: of these, those that are composed.
-            micro_batches: of a step, that are composed.
+            missing: for each run, groups of blocks of the program that were not captured.
+            left: for each run, how many of these are in the excerpt.
+            micro_batches: of a step of the excerpt.
         """
         names = tuple(
             tuple(map(str, range(len(one.kept) + more * one.period)))
@@ -290,7 +291,7 @@ class Piece:
         return Trace(rank=self.rank, world=self.world, stage=0, items=items)
 
     def grown(self, node: Alone, missing: tuple[int, ...]) -> Record:
-        """Return a record that grows with the blocks, where there are so many further ones of each container."""
+        """Return a record that grows with the blocks, with ``missing`` further blocks of each container."""
         key = id(node), missing
         found = self._grown.get(key)
         if found is None:
@@ -301,14 +302,14 @@ class Piece:
 
 
 class _Composition:
-    """One trace that is composed of a piece.
+    """One trace that is composed from a piece.
 
     Args:
-        piece: of which.
+        piece: the piece.
         names: of the blocks of each container.
-        missing: groups of blocks of each container beside those that were captured.
+        missing: for each container, groups of blocks that were not captured.
         more: further micro batches.
-        lists: groups of blocks that lists of tensors count, of an excerpt, in which names stay as they were captured.
+        lists: for an excerpt, the missing groups that lists of tensors include; names then stay as they were captured.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class _Composition:
         self.batch_period = piece.period * (2 + max(map(len, names), default=0))
         self.translations: dict[tuple[tuple[Move, ...], int], Translation | None] = {}
         self.rounds: Rounds | None = None
-        """The micro batches that are repeated, once their items were made."""
+        """The repeated micro batches, once their items were composed."""
 
     def items(self) -> Iterator[Item]:
         """Yield the items of the trace."""
@@ -396,7 +397,7 @@ class _Composition:
         return record if node.term is None else renumbered(record, self._value(node.term, batch))
 
     def _translation(self, moves: tuple[Move, ...], block: int) -> Translation | None:
-        """Return the translation to the names that are meant; None where they are the same."""
+        """Return the translation of block names; None where they stay the same."""
         if not moves or not self.renames:
             return None
         key = moves, block

@@ -1,4 +1,4 @@
-"""Record of the repeated blocks of one container of a model, a few of which stand for all."""
+"""Repeated blocks of one container of a model, few of which are captured."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 REACH: Final = 2
-"""Groups of blocks that are captured before the one that is replayed, and behind it, where a block has to do with its
-neighbours alone: the first or the last, and one that is compared."""
+"""Groups of blocks that are captured on each side of the replayed one, if a block refers only to its neighbours: the
+first or the last, and one for comparison."""
 TAKEN: Final = 2 * REACH + 1
-"""Groups of blocks that are captured then."""
+"""Groups of blocks that are captured in that case."""
 _LONGEST_PERIOD: Final = 8
-"""Blocks of a group, at most."""
+"""Most blocks of a group."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RepeatedBlocks:
-    """Neighbouring blocks of one container, of which every group is equal to the next, and some were left out.
+    """Consecutive blocks of one container, of which every group equals the next, and some were left out.
 
     Attributes:
         prefix: of the paths of the blocks, such as `layers.`.
         kept: names in the container of the blocks that are captured.
         names: names of all blocks in the whole model.
-        middle: the index of the group of `kept` that is replayed; those before and behind it are equal to it.
-        period: blocks of a group: 2 where every second block is treated otherwise.
-        key: what the run is called: the container's path, with its bounds where the container has other blocks.
+        middle: the index of the group of `kept` that is replayed; its neighbours on both sides are equal to it.
+        period: blocks of a group: 2 where every second block has another treatment.
+        key: name of the run: the container's path, with its bounds where the container has other blocks.
     """
 
     prefix: str
@@ -42,25 +42,25 @@ class RepeatedBlocks:
         return self.groups(len(self.names)) - self.groups(len(self.kept))
 
     def groups(self, blocks: int) -> int:
-        """Return how many groups so many blocks make."""
+        """Return how many groups ``blocks`` blocks make."""
         return blocks // self.period
 
     @property
     def numbered(self) -> bool:
-        """Whether its blocks are named by their places in the list, so that a longer run has names too."""
+        """Whether its blocks are named by their indices in the list, so that a longer run has names too."""
         first = self.names[0]
         return first.isdecimal() and self.names == tuple(map(str, range(int(first), int(first) + len(self.names))))
 
     def names_of(self, depth: int, ahead: int = 0) -> tuple[str, ...]:
-        """Return the names that so many blocks have.
+        """Return the names of ``depth`` blocks.
 
         Args:
             depth: the number of blocks.
-            ahead: how many more blocks are before them in their list than before those that were captured.
+            ahead: how many more blocks precede them in their list than precede the captured ones.
 
         Raises:
-            ValueError: the blocks are not named by their places, so that only the model's own depth has names; or so
-                many blocks make no whole groups.
+            ValueError: the blocks are not named by their indices, so that names exist only for the model's own depth;
+                or they make no whole groups.
         """
         if depth == len(self.names) and not ahead:
             return self.names
@@ -74,13 +74,13 @@ class RepeatedBlocks:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring blocks of a list, of which every group is equal to the next.
+    """Consecutive blocks of a list, of which every group equals the next.
 
     Attributes:
         start: index of the first block.
-        groups: how many there are; more than are captured.
+        groups: number of groups; more than are captured.
         period: blocks of a group.
-        reach: groups that are captured before the one that is replayed, and behind it.
+        reach: groups that are captured on each side of the replayed one.
     """
 
     start: int
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """Index behind the last block."""
+        """Index after the last block."""
         return self.start + self.groups * self.period
 
     @property
@@ -106,18 +106,18 @@ class Run:
 
     @property
     def left_out(self) -> int:
-        """How many blocks are not captured; none where it is negative."""
+        """Number of blocks that are not captured; negative where none can be left out."""
         return (self.groups - 2 * self.reach - 1) * self.period
 
 
 def runs_of(classes: Sequence[int], ahead: int = 1) -> Iterator[Run]:
-    """Yield runs of repeated blocks, of which no two overlap, in their order.
+    """Yield runs of repeated blocks that do not overlap, in order.
 
-    From each block on, that is taken of which most blocks can be left out.
+    From each block on, the run with the most blocks to leave out is chosen.
 
     Args:
         classes: of the blocks of a list; blocks of a class are interchangeable.
-        ahead: blocks that a block looks ahead or back at most.
+        ahead: how many blocks away, at most, a block may refer to another.
     """
     start = 0
     while start < len(classes):

@@ -1,7 +1,7 @@
-"""Files that are kept in a folder of the user's cache, each named by its key: pieces, and simulated pipelines.
+"""Disk cache: files in a folder of the user's cache, named by their keys, for pieces and simulated pipelines.
 
-A file is written beside its place and then renamed, so that it is whole or not there. One that is damaged counts as
-none, and is written again. The files that were not used for longest are removed when there are too many bytes of them.
+A file is written under a temporary name and then renamed, so that it is complete or missing. A damaged file counts as
+missing, and is written again. When a folder exceeds its size limit, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.cache import private_cache
 
 MOST_BYTES: Final = 128 * 2**20
-"""Bytes of all files of a folder together; a piece takes some 100 kB."""
+"""Size limit of a folder, in bytes; a piece takes some 100 kB."""
 _PIECES: Final = "pieces"
 
 
-def kept_piece(key: str) -> Piece | None:
-    """Return the piece of a key; None where there is none that can be read."""
+def cached_piece(key: str) -> Piece | None:
+    """Return the piece of a key; None where no readable one is cached."""
     held = kept_bytes(_PIECES, f"{key}.json")
     if held is None:
         return None
@@ -33,13 +33,13 @@ def kept_piece(key: str) -> Piece | None:
 
 
 def keep_piece(key: str, piece: Piece) -> None:
-    """Keep a piece under its key, if there is a place for it."""
+    """Store a piece under its key, if there is a cache folder."""
     with contextlib.suppress(ValueError):
         keep_bytes(_PIECES, f"{key}.json", save(piece).encode())
 
 
 def kept_bytes(folder: str, name: str) -> bytes | None:
-    """Return what a file of a folder of the cache holds; None where there is none that can be read."""
+    """Return the content of a file in a folder of the cache; None where no readable one exists."""
     place = private_cache(folder)
     if place is None:
         return None
@@ -54,7 +54,7 @@ def kept_bytes(folder: str, name: str) -> bytes | None:
 
 
 def keep_bytes(folder: str, name: str, held: bytes) -> None:
-    """Write a file of a folder of the cache, if there is a place for it."""
+    """Write a file in a folder of the cache, if there is a cache folder."""
     place = private_cache(folder)
     if place is None:
         return
@@ -64,7 +64,7 @@ def keep_bytes(folder: str, name: str, held: bytes) -> None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove the files that were not used for longest, until the others are few enough."""
+    """Remove the least recently used files until the folder is within its size limit."""
     found = []
     for file in folder.glob("[!.]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Order in which a trace visits the blocks of a model, and the block of each record."""
+"""Walk of a trace through the blocks of a model: the order of visits, and the block of each record."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
 
 OTHER: Final = NONE - 1
-"""In the place of a block: one of the same container that is of another run."""
+"""Stands for a block of the same container that belongs to another run."""
 
 _BOUNDS: Final = ("step ", "end step ", ACTION, END_ACTION)
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
-    """The blocks of a trace are not equal, or are joined in a way that is not understood."""
+    """The blocks of a trace are not equal, or are connected in an unsupported way."""
 
 
 class Sweep(NamedTuple):
-    """Records that go through the blocks once.
+    """A span of records that passes through the blocks once.
 
     Attributes:
-        bounds: where the part of each block begins, in the order of the records, and where the last one ends.
-        blocks: whose parts they are.
+        bounds: start of each block's section, in the order of the records, and the end of the last one.
+        blocks: the block of each section.
     """
 
     bounds: tuple[int, ...]
@@ -34,18 +34,18 @@ class Sweep(NamedTuple):
 
 
 class Walk:
-    """The way of a trace through repeated blocks.
+    """Walk of a trace through repeated blocks.
 
     Attributes:
         trace: of few blocks.
         repeated: its blocks.
         place: the block of each name; a block here is a whole group of the blocks that a run repeats.
         order: the index of each name in its group.
-        owners: the block of each storage that has one.
-        sweeps: every time that the trace goes through the blocks.
+        owners: the block of each storage that belongs to one.
+        sweeps: every pass of the trace through the blocks.
 
     Raises:
-        Unequal: it does not go from block to block.
+        Unequal: the trace does not pass from block to block.
     """
 
     def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks) -> None:
@@ -60,7 +60,7 @@ class Walk:
 
     @property
     def middle(self) -> int:
-        """The place of the block that is repeated."""
+        """The index of the block that is repeated."""
         return self.repeated.middle
 
     @property
@@ -69,7 +69,7 @@ class Walk:
         return self.repeated.missing
 
     def block_of(self, path: str) -> int:
-        """Return which kept block a module is of; `NONE` for none."""
+        """Return the captured block of a module; `NONE` for none."""
         block = self.blocks.get(path)
         if block is None:
             inside = path.startswith(self.repeated.prefix)
@@ -78,12 +78,12 @@ class Walk:
         return block
 
     def _is_other(self, path: str) -> bool:
-        """Whether a module is of a block of the container that is not of this run."""
+        """Whether a module belongs to a block of the container outside this run."""
         prefix = self.repeated.prefix
         return path.startswith(prefix) and path[len(prefix) :].partition(".")[0] not in self.place
 
     def _owners(self) -> dict[int, int]:
-        """Return of which block each storage is, as far as that is told by a module or a list."""
+        """Return the block of each storage, where a module or a list determines it."""
         owners: dict[int, int] = {}
         trace = self.trace
         for record, number in zip(trace.records, trace.numbers, strict=True):
@@ -96,7 +96,7 @@ class Walk:
                 for source, target in zip(used.inputs, used.outputs, strict=True):
                     if source in owners and target != NONE:
                         owners.setdefault(target, owners[source])
-        for span in self.apart:  # a unit's parameters are copied, gathered and copied again
+        for span in self.apart:  # a unit's parameters are copied in, all-gathered and copied out
             if not _named(trace.records[span.start], GATHER_APART):
                 continue
             for used in trace.operands[span.start : span.stop]:
@@ -105,14 +105,14 @@ class Walk:
         return owners
 
     def _apart(self) -> list[range]:
-        """Return where the trace does something for no micro batch, of one of pipelines."""
+        """Return the ranges of records of pipeline actions that belong to no micro batch."""
         records = self.trace.records
         marks = [index for index, item in enumerate(records) if isinstance(item, Mark)]
         pairs = zip(marks, [*marks[1:], len(records)], strict=True)
         return [range(index, end) for index, end in pairs if _named(records[index], ACTION_APART)]
 
     def _labels(self) -> list[int]:
-        """Return for each record the block on whose behalf it is made, where that is certain; `OTHER` of other runs."""
+        """Return the block of each record, where it is certain; `OTHER` for blocks of other runs."""
         trace, labels = self.trace, [NONE] * len(self.trace)
         owners = self.owners
         between = self._between_passes()
@@ -142,7 +142,7 @@ class Walk:
         return NONE if used is None else _only_owner(self.owners, used)
 
     def _between_passes(self) -> list[bool]:
-        """Return which records are neither of a forward nor of a backward."""
+        """Return for each record whether it is outside of all forwards and backwards."""
         records = self.trace.records
         between = [True] * len(records)
         start = None
@@ -156,12 +156,12 @@ class Walk:
                     start, last = index, index
             elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
                 last = index
-        for span in self.apart:  # which goes through parameters, as an optimizer does
+        for span in self.apart:  # these iterate over parameters, as an optimizer does
             between[span.start : span.stop] = [True] * len(span)
         return between
 
     def _sweeps(self) -> list[Sweep]:
-        """Find where the trace goes through the blocks."""
+        """Find the sweeps of the trace through the blocks."""
         runs: list[tuple[int, int]] = []
         before = None
         backward = apart = False
@@ -198,7 +198,7 @@ class Walk:
         return found
 
     def _end(self, start: int, block: int, stop: int) -> int:
-        """Return where the last part of a sweep ends, a block's, which begins at a place and stops before another."""
+        """Return the end of the last section of a sweep, which starts at a block and ends at an index at the latest."""
         first = self.trace.records[start]
         if isinstance(first, Mark):
             names = [name for name, place in self.place.items() if place == block]
@@ -212,7 +212,7 @@ class Walk:
 
     @staticmethod
     def _begins_or_ends(record: Record) -> bool:
-        """Whether a step, micro batch or action begins or ends with a record: no block does what is behind it."""
+        """Whether a record begins or ends a step, micro batch or action: no section of a block continues past it."""
         return isinstance(record, Mark) and (is_micro_batch(record) or record.name.startswith(_BOUNDS))
 
 

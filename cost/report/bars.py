@@ -1,4 +1,4 @@
-"""Bars of a timeline, merged until few enough to be drawn."""
+"""Bars of a timeline, merged down to a drawable number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from legoai.cost.timing.timeline import Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
 
 MOST: Final = 30_000
-"""Bars of a page; where there are more, neighbours of one module are drawn as one."""
+"""Most bars of a page; where there are more, neighbours of one module are drawn as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One or several operations on a track, in seconds from the beginning of the step.
 
-    ``look`` is the phase of a computation, `communication` or `copy`; ``line`` the place in the plan behind it.
+    ``look`` is the phase of a computation, `communication` or `copy`; ``line`` the line of the plan that causes it.
     """
 
     start: float
@@ -36,14 +36,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A queue of a rank, and what runs on it in order."""
+    """A queue of a rank, with its bars in order."""
 
     name: str
     bars: tuple[Bar, ...]
 
 
 _Level: TypeAlias = Callable[[str, str], object]
-"""What operations that are drawn as one bar have in common, from module and phase."""
+"""Key from module and phase; neighbouring operations with equal keys are drawn as one bar."""
 
 _LEVELS: Final[Sequence[_Level]] = (
     lambda module, phase: (module, phase),
@@ -53,7 +53,7 @@ _LEVELS: Final[Sequence[_Level]] = (
 
 
 def rank_tracks(item: RankEstimate, lines: Lines, *, most: int = MOST) -> tuple[Track, ...]:
-    """The tracks of a rank, with at most ``most`` bars and one for each track.
+    """Return the tracks of a rank, with at most ``most`` bars and one for each track.
 
     Where there are more operations, neighbours of one module and phase are drawn as one bar; else those of one block
     and phase; else those of one phase; else those that begin in one slice of the step.
@@ -73,7 +73,7 @@ def rank_tracks(item: RankEstimate, lines: Lines, *, most: int = MOST) -> tuple[
 
 
 def track_name(queue: str, place: int) -> str:
-    """The displayed name of a queue, the first of which is the stream with most operations."""
+    """Return the displayed name of a queue; the first is the stream with most operations."""
     if queue.startswith("communicator "):
         return queue.removeprefix("communicator ")
     return queue if place else "compute"
@@ -87,12 +87,12 @@ class _Group:
         start: of the first operation, in seconds.
         end: of the last.
         own: seconds of the first.
-        count: how many there are.
+        count: number of operations.
         look: of the first.
-        first: the first.
-        longest: the longest.
+        first: the first operation.
+        longest: the longest operation.
         longest_seconds: its time.
-        common: what they have in common.
+        common: the key that they share.
     """
 
     start: float
@@ -106,7 +106,7 @@ class _Group:
     common: object
 
     def shifted(self, by: float) -> _Group:
-        """A copy that begins later; `dataclasses.replace` takes ten times as long."""
+        """Return a copy that begins later; `dataclasses.replace` takes ten times as long."""
         return _Group(
             self.start + by,
             self.end + by,
@@ -121,7 +121,7 @@ class _Group:
 
 
 def _groups(intervals: Intervals, level: _Level | None) -> dict[str, list[_Group]]:
-    """The groups of each queue in order. A segment that occurs often is merged once; without a level nothing is."""
+    """Return the groups of each queue in order. Each segment is merged once; without a level nothing is merged."""
     merged: dict[int, dict[str, list[_Group]]] = {}
     found: dict[str, list[_Group]] = {}
     for at, segment in intervals.segments:
@@ -137,7 +137,7 @@ def _groups(intervals: Intervals, level: _Level | None) -> dict[str, list[_Group
 
 
 def _merged(intervals: Intervals, segment: SegmentIntervals, level: _Level | None) -> dict[str, list[_Group]]:
-    """The groups of a segment by queue, with the records that are meant."""
+    """Return the groups of a segment by queue, with the records of its instance."""
     queues: dict[str, list[_Group]] = {}
     for item in sorted(segment.intervals, key=lambda item: (item.start, item.end)):
         record, seconds = item.record, item.end - item.start
@@ -155,7 +155,7 @@ def _merged(intervals: Intervals, segment: SegmentIntervals, level: _Level | Non
 
 
 def _joined(groups: Sequence[_Group], *, across_gaps: bool = False) -> list[_Group]:
-    """Neighbours with the same in common as one, unless the gap between them is longer than the later operation."""
+    """Merge neighbours of equal keys, unless the gap between them is longer than the later operation."""
     found: list[_Group] = []
     for item in groups:
         last = found[-1] if found else None
@@ -170,7 +170,7 @@ def _joined(groups: Sequence[_Group], *, across_gaps: bool = False) -> list[_Gro
 
 
 def _sliced(groups: Mapping[str, Sequence[_Group]], seconds: float, most: int) -> dict[str, list[_Group]]:
-    """At most ``most`` groups and one for each queue, of those that begin in one slice of the step."""
+    """Return at most ``most`` groups and one for each queue, merging those that begin in one slice of the step."""
     total = sum(map(len, groups.values()))
     found = {}
     for queue, items in groups.items():

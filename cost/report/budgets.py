@@ -1,4 +1,4 @@
-"""Diagnostics of violated requirements: by how much, and the largest contributor."""
+"""Diagnostics of violated requirements: the excess, and the largest contributor."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from legoai.specs.directives.checkpoint import Full
 from legoai.specs.directives.require import METRICS
 
 _FREE: Final = 0.5
-"""Share of the device's memory from which on it is advised to recompute less: see the page of LP828."""
+"""Free share of the device's memory above which less recomputation is advised: see the page of LP828."""
 
 _RECOMPUTED: Final = 0.05
-"""Share of the step from which on recomputation is worth advice."""
+"""Share of the step above which recomputation is worth advice."""
 
 
 class Contributor(NamedTuple):
-    """What contributes most to a figure: in words, and the plan's line behind it."""
+    """The largest contribution to a figure: a description, and the plan's line that causes it."""
 
     words: str
     cause: Cause | None
 
 
 def violations(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
-    """A diagnostic for each violated requirement, and one if the device's memory does not suffice."""
+    """Yield a diagnostic for each violated requirement, and one if the device's memory does not suffice."""
     for item in estimate.requirements:
         if not item.ok:
             yield _budget(item, estimate, causes)
@@ -38,7 +38,7 @@ def violations(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
 
 
 def advice(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
-    """A diagnostic for the first rule of full recomputation, if every rank leaves half of its device's memory free."""
+    """Yield a diagnostic for the first rule of full recomputation, if half of every device's memory is free."""
     rules = causes.plan.checkpoint.rules if causes.plan.checkpoint is not None else ()
     rule = next((rule for rule in rules if isinstance(rule.treatment, Full)), None)
     fullest = max((item.use for item in estimate.ranks), key=lambda use: use.total)
@@ -97,7 +97,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
 
 
 def by_segments(estimate: Estimate) -> list[str]:
-    """Advice where a rank does not fit for what its allocator reserves beyond what is active."""
+    """Return advice where a rank exceeds its memory because of what its allocator reserves beyond active memory."""
     use, active = estimate.fullest.use, estimate.fullest.memory.peak
     if use.fits is not False or use.capacity is None or estimate.machine.expandable_segments:
         return []
@@ -116,7 +116,7 @@ def _place(found: Contributor) -> str:
 
 
 def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
-    """What contributes most to a figure of the plan."""
+    """Return the largest contribution to a figure of the plan."""
     assert metric in METRICS, metric
     if metric in ("peak_memory", "reserved_memory"):
         item = estimate.fullest

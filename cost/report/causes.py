@@ -18,19 +18,19 @@ _DATA: frozenset[str] = frozenset({"dp_replicate", "dp_shard", "cp"})
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A statement or rule of a plan, and where it stands."""
+    """A statement or rule of a plan, with its position."""
 
     words: str
     origin: Origin
 
     @property
     def place(self) -> str:
-        """File and line; `default` where nobody wrote it."""
+        """File and line; `default` where no one wrote it."""
         return place(self.origin)
 
 
 class Causes:
-    """Looks causes up in a plan. Its model must be known."""
+    """Maps costs to the lines of a plan whose model is known."""
 
     def __init__(self, analysis: Analysis) -> None:
         assert analysis.manifest is not None
@@ -38,11 +38,11 @@ class Causes:
         self.plan = analysis.plan
 
     def of_collective(self, cost: CollectiveCost) -> Cause | None:
-        """What makes ranks communicate; None where it is no statement of the plan."""
+        """Return the statement that makes ranks communicate; None where no statement does."""
         return self.of_communication(cost.axis, cost.kind, cost.phase, cost.first)
 
     def of_communication(self, axis: str, kind: str, phase: Phase, module: str) -> Cause | None:
-        """As :meth:`of_collective`, of one collective on behalf of a module."""
+        """As :meth:`of_collective`, for one collective of a module."""
         plan, axes = self.plan, frozenset(axis.split("+"))
         if "pp" in axes and plan.pipeline is not None:
             return self._statement(plan.pipeline, "pipeline on pp")
@@ -61,19 +61,19 @@ class Causes:
         return None
 
     def of_segments(self) -> Cause:
-        """What decides how the allocator takes memory."""
+        """Return the statement that decides how the allocator reserves memory."""
         assert self.plan.allocator is not None
         return self._statement(self.plan.allocator, "allocator")
 
     def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
-        """What decides the time of a module's kernels, and what makes them run twice."""
+        """Return the statements that decide the time of a module's kernels, and their recomputation."""
         found = [self.of_kernel(cost.op, cost.first)]
         if cost.recompute and self.plan.checkpoint is not None:
             found.append(self._nearest(self.plan.checkpoint, "checkpoint", cost.first))
         return tuple(found)
 
     def of_kernel(self, op: str, module: str) -> Cause:
-        """What decides the time of an operator of a module: most of all, the model itself."""
+        """Return the statement that decides the time of an operator of a module: in most cases, the model itself."""
         plan = self.plan
         if any(word in op for word in ("adam", "sgd", "_foreach_")) and not module:
             return self._statement(plan.optimizer, "optimizer")
@@ -94,7 +94,7 @@ class Causes:
         return self._statement(plan.model, "model")
 
     def of_memory(self, category: str, module: str = "") -> Cause:
-        """What decides how much memory a category takes."""
+        """Return the statement that decides the memory of a category."""
         plan = self.plan
         if category == "activation":
             if plan.checkpoint is not None:
@@ -115,7 +115,7 @@ class Causes:
         return None if shard is None else self._nearest(shard, f"shard on {axis}", module)
 
     def _nearest(self, directive: Directive, title: str, module: str) -> Cause:
-        """The rule of the module or of what holds it; else the statement."""
+        """Return the rule of the module or of its closest ancestor; else the statement."""
         rule = _rule_of(self._rules(directive), module)
         return self._statement(directive, title) if rule is None else Cause(f"{title}: {rule.path}", rule.origin)
 
@@ -137,7 +137,7 @@ def _rule_of(rules: Mapping[str, PathRule[Any]], module: str) -> PathRule[Any] |
 
 
 def _holders(module: str) -> Iterator[str]:
-    """The module and what holds it, innermost first; the model itself is last."""
+    """Yield the module and its ancestors, innermost first; the model itself is last."""
     path = module
     while path:
         yield path

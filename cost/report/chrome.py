@@ -22,14 +22,14 @@ _MICRO = 1e6
 
 
 def chrome_trace(estimate: Estimate, causes: Causes) -> str:
-    """The step as JSON. Times are in microseconds from the beginning of the step."""
+    """Return the step as JSON. Times are in microseconds from the beginning of the step."""
     events = [event for item in estimate.ranks for event in _events(item, causes)]
     head = {"plan": estimate.plan, "hash": estimate.digest, "step_time_s": estimate.step_time}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": head}, separators=(",", ":"))
 
 
 def tracks(item: RankEstimate) -> list[str]:
-    """The queues of a rank: the stream with most operations first, other streams, then communicators."""
+    """Return the queues of a rank: the stream with most operations first, other streams, then communicators."""
     segments = [segment for _, segment in Intervals.of(item.intervals).segments]
     times = Counter(map(id, segments))
     count: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def title(record: Timed) -> str:
-    """What an operation is called on a track."""
+    """Return the name of an operation on a track."""
     if isinstance(record, Kernel | HostKernel):
         return record.op
     if isinstance(record, Collective):
@@ -98,14 +98,14 @@ def _arguments(interval: Interval) -> dict[str, Any]:
 
 
 class Lines:
-    """The plan's lines behind operations, each looked up once."""
+    """Cache of the plan's lines that cause operations."""
 
     def __init__(self, causes: Causes) -> None:
         self.causes = causes
         self.known: dict[tuple[str, ...], str] = {}
 
     def of(self, record: Timed) -> str:
-        """File and line; empty where no statement of the plan is behind it."""
+        """Return file and line; empty where no statement of the plan causes the operation."""
         if isinstance(record, Collective):
             key: tuple[str, ...] = (record.axis, record.kind, record.phase, record.module)
         else:

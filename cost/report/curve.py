@@ -27,7 +27,7 @@ _CODE: Final = {category: code for code, category in enumerate(_CATEGORIES)}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Active bytes by category, from a moment of the step on, in seconds from its beginning."""
+    """Active bytes by category, from a point in time on, in seconds from the beginning of the step."""
 
     at: float
     bytes: dict[Category, int]
@@ -39,10 +39,11 @@ class Point:
 
 
 def memory_curve(item: RankEstimate, *, points: int = 1200) -> tuple[Point, ...]:
-    """The curve of a rank, thinned to about ``points`` points, none of which hides a higher one.
+    """Return the curve of a rank, thinned to about ``points`` points, each the maximum of those that it replaces.
 
-    A storage is active from the moment at which the stream with most operations reaches the place where the host
-    allocated it, until it reaches the place where the host freed it. Its category is the last that it was given.
+    A storage is active from the time at which the stream with most operations reaches the op before which the host
+    allocated it, until the time at which it reaches the op before which the host freed it. Its category is its final
+    one.
     """
     stream, ends = _busiest_stream(item)
     trace, span, seconds = item.trace, item.span, item.breakdown.seconds
@@ -69,7 +70,7 @@ def memory_curve(item: RankEstimate, *, points: int = 1200) -> tuple[Point, ...]
 
 
 def _peaks(totals: Integers, positions: Floats) -> Integers:
-    """The index of the first highest of ``totals`` in each unit of ``positions``, which ascend."""
+    """Return the index of the first maximum of ``totals`` in each unit of ``positions``, which ascend."""
     units = positions.astype(np.int64)
     first = np.flatnonzero(np.diff(units, prepend=-1))
     if not len(first):
@@ -80,7 +81,7 @@ def _peaks(totals: Integers, positions: Floats) -> Integers:
 
 
 def _busiest_stream(item: RankEstimate) -> tuple[int, Floats]:
-    """The stream with most operations, and when each of them ends, ascending."""
+    """Return the stream with most operations, and the end of each operation, ascending."""
     segments = Intervals.of(item.intervals).segments
     places = {id(segment): _places_by_stream(segment.intervals) for _, segment in segments}
     count: Counter[int] = Counter()
@@ -101,7 +102,7 @@ def _places_by_stream(intervals: Sequence[Interval]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What records do to storages, in their order.
+    """Changes of storages by records, in order.
 
     Attributes:
         storages: the number of the storage of each change.
@@ -109,7 +110,7 @@ class _Changes:
         ops: operations of one stream before each change.
         labelled: the number of each storage that is given a category.
         labels: the category, as an index of `_CATEGORIES`.
-        length: operations of the stream in all.
+        length: total operations of the stream.
     """
 
     storages: Integers
@@ -121,7 +122,7 @@ class _Changes:
 
     @classmethod
     def of(cls, records: Iterable[tuple[Record, int]], stream: int) -> _Changes:
-        """The changes by records, each given with the number of its storage."""
+        """Return the changes by records, each given with the number of its storage."""
         changes: list[tuple[int, int, int]] = []
         labels: list[tuple[int, int]] = []
         ops = 0
@@ -140,7 +141,7 @@ class _Changes:
 
     @classmethod
     def joined(cls, parts: Sequence[_Changes]) -> _Changes:
-        """The changes of several sequences of records, one after the other."""
+        """Concatenate the changes of several sequences of records."""
         if not parts:
             return cls.of((), 0)
         bases = itertools.accumulate((part.length for part in parts), initial=0)
@@ -154,11 +155,11 @@ class _Changes:
         )
 
     def renumbered(self, numbers: Integers) -> _Changes:
-        """The same of other storages: ``numbers`` has the new number at the index that is the old one."""
+        """Return the changes with other storages: ``numbers`` maps old numbers, as indices, to new ones."""
         return replace(self, storages=numbers[self.storages], labelled=numbers[self.labelled])
 
     def deltas(self) -> Integers:
-        """By how many bytes each change changes its storage, which has none at first."""
+        """Return the bytes by which each change increases its storage, which is empty at first."""
         order = np.argsort(self.storages, kind="stable")
         storages, sizes = self.storages[order], self.sizes[order]
         before = np.concatenate([[0], sizes[:-1]])[: len(sizes)]
@@ -168,17 +169,17 @@ class _Changes:
         return found
 
     def categories(self, later: _Changes) -> Integers:
-        """The final category of each change's storage, as an index of `_CATEGORIES`, by these and later labels."""
+        """Return the final category of each change's storage, as an index of `_CATEGORIES`, by all labels."""
         labelled = np.concatenate([self.labelled, later.labelled])
         _, places = np.unique(np.concatenate([self.storages, labelled]), return_inverse=True)
         final = np.zeros(len(places), dtype=np.int64)
-        # Of several labels of one storage the last is assigned.
+        # Of several labels of one storage the last one wins.
         final[places[len(self.storages) :]] = np.concatenate([self.labels, later.labels])
         return final[places[: len(self.storages)]]
 
 
 def _changes(items: Iterable[Item], stream: int, known: dict[int, _Changes]) -> _Changes:
-    """The changes by items of a trace, ``known`` having those of segments that were read already."""
+    """Return the changes by items of a trace; ``known`` caches those of segments."""
     found = []
     for in_segments, group in itertools.groupby(items, key=lambda item: isinstance(item, Instance)):
         if not in_segments:
@@ -196,6 +197,6 @@ def _changes(items: Iterable[Item], stream: int, known: dict[int, _Changes]) -> 
 
 
 def _numbered(segment: Segment) -> Iterable[tuple[Record, int]]:
-    """The records of a segment, each with its storage: those that it makes from 0 on, others from -1 downwards."""
+    """Yield the records of a segment with their storages: own ones are numbered from 0 up, others from -1 down."""
     pairs = zip(segment.records, segment.slots, strict=True)
     return ((record, slot // 3 if slot >= 0 else slot + 1) for record, slot in pairs)

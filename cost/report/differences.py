@@ -28,7 +28,7 @@ COLUMNS: Final = ("step time", "peak active", "peak reserved", "exposed comm")
 
 
 def place(side: Side, span: Span | None) -> str:
-    """Where a value stands: `a.plan:12`, with the `let` from which it is taken; `default` for one without a place."""
+    """Return where a value is stated: `a.plan:12`, with the `let` that provides it; `default` if nowhere."""
     if span is None:
         return "default"
     let = side.let_of(span)
@@ -37,7 +37,7 @@ def place(side: Side, span: Span | None) -> str:
 
 
 def places(comparison: Comparison, change: Change) -> str:
-    """Where both plans say what a change is about."""
+    """Return where both plans state the subject of a change."""
     found = [
         place(side, span)
         for side, value, span in (

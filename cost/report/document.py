@@ -12,11 +12,11 @@ FORMAT_VERSION: Final = 2
 """Adding a field keeps the version; removing or changing one increments it."""
 
 MOST_EXPENSIVE: Final = 20
-"""Modules and collectives that are listed."""
+"""Number of modules and collectives that are listed."""
 
 
 def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
-    """The estimate as plain data: seconds, bytes and shares."""
+    """Return the estimate as plain data: seconds, bytes and shares."""
     one = estimate.slowest.breakdown
     exposed = estimate.exposed_communication
     cluster = estimate.machine.cluster

@@ -1,4 +1,4 @@
-"""What each pass over the graph of a step does to time, memory and communication, as text and as JSON."""
+"""Effects of the passes over a step's graph on time, memory and communication, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS: Final = ("step time", "peak active", "exposed comm", "collectives")
 
 
 def document(found: Sequence[PassEstimate]) -> dict[str, Any]:
-    """The passes as plain data: seconds, bytes and numbers of collectives; differences are to the step before."""
+    """Return the passes as plain data: seconds, bytes and counts of collectives; differences are to the step before."""
     return {
         "format_version": FORMAT_VERSION,
         "plan": {
@@ -54,7 +54,7 @@ def _difference(before: Estimate, after: Estimate) -> dict[str, float]:
 
 
 def terminal(found: Sequence[PassEstimate]) -> str:
-    """The passes in lines of text, each with what it adds to the step before it."""
+    """Return the passes as lines of text, each with its difference from the previous pass."""
     first, last = found[0].estimate, found[-1].estimate
     rows = [
         ("passes over the graph of a step", *COLUMNS),

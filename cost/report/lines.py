@@ -1,4 +1,4 @@
-"""What each line of a plan causes: time of kernels and collectives, and memory at the peak."""
+"""Costs caused by each line of a plan: time of kernels and collectives, and memory at the peak."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from legoai.cost.trace.records import Category
 
 @dataclass(slots=True)
 class LineCost:
-    """What one line causes.
+    """Costs that one line causes.
 
     Attributes:
         file: of the line.
         line: its number, from 1.
-        compute: seconds of kernels, without what runs again.
+        compute: seconds of kernels, without recomputation.
         recompute: seconds of kernels in recomputation.
         communication: seconds of collectives.
-        exposed: seconds of these beside which nothing computes.
+        exposed: seconds of collectives during which nothing is computed.
         memory: bytes at the peak, by category.
-        required: the value of the figure that it bounds, in words.
+        required: for a requirement: the value of the bounded figure, as text.
     """
 
     file: str
@@ -37,7 +37,7 @@ class LineCost:
     required: str = ""
 
     def document(self) -> dict[str, Any]:
-        """The line as plain data, with a text of what is worth saying."""
+        """Return the line as plain data, with a text of the notable costs."""
         return {
             "file": self.file,
             "line": self.line,
@@ -65,7 +65,7 @@ class LineCost:
 
 
 def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
-    """The lines that cause something, in order: time on the busiest rank, memory on the fullest."""
+    """Return the lines that cause costs, in order: time on the busiest rank, memory on the fullest."""
     held: dict[tuple[str, int], LineCost] = {}
 
     def at(cause: Cause | None) -> LineCost:
@@ -91,12 +91,12 @@ def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
         verdict = "" if result.ok else ", violated"
         line = at(Cause(required.metric, required.origin))
         line.required = f"{words.bound(result.value, required.dimension)}{verdict}"
-    held.pop(("", 0), None)  # what nobody wrote
+    held.pop(("", 0), None)  # costs that no line causes
     return [held[key] for key in sorted(held)]
 
 
 def summary(estimate: Estimate) -> str:
-    """Step time, utilisation and memory in a line."""
+    """Return step time, utilisation and memory as one line."""
     fits = {True: "", False: ", does not fit", None: ""}[estimate.fits]
     return (
         f"{words.seconds(estimate.step_time)} a step, {words.share(estimate.mfu)} MFU, "

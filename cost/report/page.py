@@ -18,13 +18,13 @@ from legoai.cost.report.pictures import pipeline_picture
 
 _SHOWN = 15
 _FEWEST = 8_000
-"""Limit of the bars of one rank if there are many ranks."""
+"""Most bars of one rank if there are many ranks."""
 _HERE = Path(__file__).parent
 _LOOKS = ("forward", "backward", "recompute", "optimizer", "communication", "copy", "other", "setup")
 
 
 def page(estimate: Estimate, causes: Causes) -> str:
-    """The page's HTML. It loads nothing, and follows the reader's light or dark scheme."""
+    """Return the page's HTML. It loads nothing, and follows the reader's light or dark scheme."""
     most = max(_FEWEST, MOST // len(estimate.ranks))
     shown = {item.rank: rank_tracks(item, Lines(causes), most=most) for item in estimate.ranks}
     curves = {item.rank: memory_curve(item) for item in estimate.ranks}
@@ -279,7 +279,7 @@ def _anchor(file: str, line: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table; a heading that begins with `n:` is of a column of numbers. Cells are HTML, and the last may wrap."""
+    """Yield a table; headings that begin with `n:` mark columns of numbers. Cells are HTML, and the last may wrap."""
     kinds = [' class="n"' if name.startswith("n:") else "" for name in head]
     if not kinds[-1]:
         kinds[-1] = ' class="wide"'
@@ -298,7 +298,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _data(
     estimate: Estimate, shown: Mapping[int, Sequence[Track]], curves: Mapping[int, Sequence[Point]]
 ) -> dict[str, Any]:
-    """What the page's script draws: bars are start, duration, name, module, look and line, six numbers each."""
+    """Return what the page's script draws: bars are start, duration, name, module, look and line, six numbers each."""
     texts: dict[str, int] = {}
 
     def number(text: str) -> int:

@@ -24,14 +24,14 @@ _WIDE: Final = 1100
 _MOST_BARS: Final = 4_000
 _MOST_HOSTS: Final = 64
 _STAGES: Final = ("m0", "m3", "m8", "m10", "m6", "forward", "recompute", "copy")
-"""Colours of the places on `pp`, dark enough for white numbers."""
+"""Colours of the coordinates on `pp`, dark enough for white numbers."""
 _MICRO_BATCH: Final = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _LOOKS: Final = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
 _WORDS: Final = {"F": "forward", "B": "backward", "I": "gradients of inputs alone", "W": "gradients of weights alone"}
 
 
 def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
-    """When each rank of the pipeline takes each action of the schedule, labelled with its micro batch.
+    """Return the time of each action of the schedule on each rank, labelled with its micro batch.
 
     Args:
         estimate: of a plan with a pipeline.
@@ -56,7 +56,7 @@ def _action(action: ActionTime, top: float, scale: float) -> Iterator[str]:
     kind = match[2] if match is not None else ""
     look = _LOOKS.get(kind)
     if look is None:
-        return  # gathering and freeing parameters, and what overlaps two that are shown themselves
+        return  # UNSHARD, RESHARD, and overlapped pairs whose parts are drawn themselves
     wide = (action.end - action.start) * scale
     name = f"{action.name}: {words.seconds(action.end - action.start)} from {words.seconds(action.start)}"
     yield _rect(_LEFT + action.start * scale, top + 2, max(0.5, wide - 0.6), _ROW - 4, look, name)
@@ -66,7 +66,7 @@ def _action(action: ActionTime, top: float, scale: float) -> Iterator[str]:
 
 
 def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
-    """The operations of a rank's step on each of its streams and communicators, as an SVG file."""
+    """Return the operations of a rank's step on each of its streams and communicators, as an SVG file."""
     shown = rank_tracks(item, Lines(causes), most=_MOST_BARS)
     total = item.breakdown.seconds
     height = 34 + len(shown) * _ROW + 34
@@ -82,9 +82,10 @@ def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
 
 
 def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) -> str:
-    """A step with its graph as traced and after all passes, below each other on one scale of time, as an SVG file.
+    """Return a step with its graph as traced above the one after all passes, on one time scale, as an SVG file.
 
-    A lane for the computation, for each stream and mesh axis that communicates, and for copies from and to the host.
+    There is a lane for computation, for each stream and mesh axis that communicates, and for copies from and to the
+    host.
 
     Args:
         found: the estimates as traced, first, and after all passes, last.
@@ -113,7 +114,7 @@ def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) 
 
 
 def _lanes(item: RankEstimate, causes: Causes) -> dict[str, list[Bar]]:
-    """The bars of a rank by lane: tracks that do more than copy, and then all copies."""
+    """Return the bars of a rank by lane: tracks with more than copies, followed by all copies."""
     found: dict[str, list[Bar]] = {}
     copies = []
     for track in rank_tracks(item, Lines(causes), most=_MOST_BARS):
@@ -131,10 +132,10 @@ def _bar(bar: Bar, top: float, scale: float) -> str:
 
 
 def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
-    """Which rank is on which host, and which ranks each axis joins, as an SVG file.
+    """Return the placement of ranks on hosts, and the ranks that each axis joins, as an SVG file.
 
-    Ranks count through one host's devices before the next host's, and axes are nested with `pp` outermost, as
-    `init_device_mesh` lays them out.
+    Ranks fill one host's devices before the next host's, and axes are nested with `pp` outermost, as in
+    `init_device_mesh`.
 
     Args:
         mesh: the plan's.
@@ -169,7 +170,7 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
         parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
         height += 22
     if stages > 1:
-        parts.append(_text(6, height + 8, "A colour for each place on pp:", "soft"))
+        parts.append(_text(6, height + 8, "A colour for each coordinate on pp:", "soft"))
         for place in range(min(stages, len(_STAGES))):
             parts.append(_rect(210 + place * 62, height - 3, 13, 13, _STAGES[place]))
             parts.append(_text(228 + place * 62, height + 8, f"pp {place}", "soft"))
@@ -187,7 +188,7 @@ def _axis_words(mesh: Mesh, axis: str, devices_per_host: int) -> str:
 
 
 def axis_group(mesh: Mesh, axis: str) -> list[int]:
-    """The ranks that differ from rank 0 on one axis alone, rank 0 among them."""
+    """Return the ranks that differ from rank 0 only on one axis, including rank 0."""
     axes = [name for name in AXES if name != "ep"]
     stride = 1
     for inner in axes[axes.index(axis) + 1 :]:
@@ -204,7 +205,7 @@ def _coordinates(mesh: Mesh, rank: int) -> str:
 
 
 def _axis(total: float, scale: float, bottom: float) -> Iterator[str]:
-    """Marks of time along the top."""
+    """Yield time marks along the top."""
     raw = total / 8
     base = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * base for factor in (1, 2, 5, 10) if factor * base >= raw)

@@ -16,14 +16,14 @@ from legoai.specs.directives.cluster import ClusterUse
 _CPU: Final = "cpu"
 """The profile of the catalogue's CPU."""
 _FIRST: Final = 3
-"""Steps of a run that do not count: they allocate, and compile."""
+"""First steps of a run that are not counted: they allocate, and compile."""
 _FEWEST: Final = 3
-"""Steps that must be left."""
+"""Fewest steps that must remain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a step was predicted to take.
+    """Prediction for a step.
 
     Attributes:
         step_time_s: seconds.
@@ -32,9 +32,9 @@ class Predicted:
         devices: of the mesh.
         model_flops: operations that the model asks for in a step; 0 where they are not known.
         peak_flops_per_s_per_device: of the device.
-        profile: on which the figures rest.
-        of_this_machine: False for the catalogue's CPU, which was measured on another.
-        peak_memory_bytes: active on rank 0 at the peak; None on a CPU, where a run measures all of its process.
+        profile: on which the figures are based.
+        of_this_machine: False for the catalogue's CPU, which was measured on another machine.
+        peak_memory_bytes: peak of active memory on rank 0; None on a CPU, where a run measures its whole process.
     """
 
     step_time_s: float
@@ -49,7 +49,7 @@ class Predicted:
 
     @classmethod
     def of(cls, found: Estimate, *, text: bool) -> Predicted:
-        """The figures of an estimate of a plan whose samples are text, or not."""
+        """Return the figures of an estimate; ``text`` is whether the plan's samples are text."""
         first = next((item for item in found.ranks if item.rank == 0), found.fullest)
         return cls(
             step_time_s=found.step_time,
@@ -64,22 +64,22 @@ class Predicted:
         )
 
     def rate(self, seconds: float) -> float:
-        """Tokens or samples of a second on each device, if a step takes so many seconds."""
+        """Return tokens or samples per second and device, given the seconds of a step."""
         return self.samples_per_step / seconds / self.devices
 
     def mfu(self, seconds: float) -> float:
-        """Model FLOP/s utilisation, if a step takes so many seconds; 0 where that is not known."""
+        """Return model FLOP/s utilisation, given the seconds of a step; 0 where it is not known."""
         peak = self.peak_flops_per_s_per_device * self.devices
         return self.model_flops / seconds / peak if peak else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the steps of a run took.
+    """Measurements of a run's steps.
 
     Attributes:
-        steps: that count.
-        step_time_s: the median of their seconds, without what was waited for data.
+        steps: number of counted steps.
+        step_time_s: the median of their seconds, without waiting for data.
         peak_memory_bytes: on rank 0 since the run began.
     """
 
@@ -89,11 +89,11 @@ class Measured:
 
 
 def measured(metrics: Path, *, before: int = 0) -> Measured | None:
-    """What the last run tells in its metrics; None where it took too few steps, or there are none.
+    """Return the last run's measurements; None where it took too few steps, or there are no metrics.
 
     Args:
         metrics: `metrics.jsonl`.
-        before: bytes that the file had before the run.
+        before: bytes of the file before the run.
     """
     try:
         lines = metrics.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
@@ -103,7 +103,7 @@ def measured(metrics: Path, *, before: int = 0) -> Measured | None:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # a run that was killed may have left half a line
+        except ValueError:  # a killed run may have left an incomplete line
             continue
         if event.get("event") == "start":
             found = []
@@ -119,8 +119,8 @@ def measured(metrics: Path, *, before: int = 0) -> Measured | None:
     )
 
 
-def beside(predicted: Predicted, run: Measured) -> Iterator[str]:
-    """The lines of a table of both."""
+def compared(predicted: Predicted, run: Measured) -> Iterator[str]:
+    """Yield the lines of a table of predicted and measured figures."""
     one, two = predicted.step_time_s, run.step_time_s
     rows = [
         ("step time", words.seconds(one), words.seconds(two), one / two - 1.0),
@@ -146,14 +146,14 @@ def beside(predicted: Predicted, run: Measured) -> Iterator[str]:
 
 
 def note(metrics: Path, predicted: Predicted, run: Measured) -> None:
-    """Add both to the metrics of the run."""
+    """Add predicted and measured figures to the metrics of the run."""
     event = {"event": "prediction", "predicted": asdict(predicted), "measured": asdict(run)}
     with metrics.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
 
 def note_cluster(metrics: Path, use: ClusterUse, directory: Path) -> None:
-    """Add the cluster of the plan to the metrics of a run that begins; a device file by its whole path."""
+    """Add the cluster of the plan to the metrics of a run that begins; a device file is given by its absolute path."""
     file = None if use.profile is None else str((directory / use.profile).resolve())
     event = {
         "event": "cluster", "device": use.device, "profile": file, "hosts": use.hosts, "devices": use.devices,

@@ -17,7 +17,7 @@ FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""
 
 _SMALL: Final = 0.001
-"""Share of the step below which a difference is not named."""
+"""Share of the step below which a difference is not listed."""
 
 STATUSES: Final = {
     "optimal": "no better candidate is left",
@@ -29,12 +29,12 @@ STATUSES: Final = {
 
 
 def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool = False) -> dict[str, Any]:
-    """The solution as plain data: seconds, bytes and shares.
+    """Return the solution as plain data: seconds, bytes and shares.
 
     Args:
         solution: of a plan.
         estimate: of the best candidate, as `legoai cost --json` gives it.
-        every: list every evaluated candidate.
+        every: whether to list every evaluated candidate.
     """
     found, objective = solution.result, solution.objective
     body: dict[str, Any] = {
@@ -79,7 +79,7 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
 
 
 def _joint(solution: Solution) -> dict[str, Any] | None:
-    """How the joint answers beside those of the best candidate were found."""
+    """Return how the jointly decided answers were found, apart from the best candidate."""
     answers = solution.joint
     if answers is None:
         return None
@@ -104,7 +104,7 @@ def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
 
 
 def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
-    """What was solved for where buckets were open, beside the best candidate's other answers."""
+    """Yield the open buckets with their solutions, given the best candidate's other answers."""
     if solution.best is None:
         return
     holes = solution.plan.holes
@@ -156,14 +156,14 @@ def _candidate(solution: Solution, item: Evaluated) -> dict[str, Any]:
 
 
 def verdict(item: Evaluated) -> str:
-    """`feasible`, or what stands against a candidate."""
+    """Return `feasible`, or the reason why a candidate is not."""
     if item.figures.fits is False:
         return "does not fit"
     return "violates " + ", ".join(required.metric for required in item.violated) if item.violated else "feasible"
 
 
 def terminal(solution: Solution, *, top: int = 5) -> str:
-    """The solution in lines of text: the answers, the best few candidates, and what they are compared with.
+    """Return the solution as lines of text: the answers, the best few candidates, and the comparison with them.
 
     Args:
         solution: of a plan.
@@ -219,7 +219,7 @@ def _answers(solution: Solution) -> Iterator[str]:
 def _table(solution: Solution, top: int) -> Iterator[str]:
     shown = [(f"{place}", item, "") for place, item in enumerate(solution.ranked()[:top], start=1)]
     baselines = [(item.name, item.found, item.note) for item in solution.baselines]
-    named = [hole for hole in solution.plan.holes if hole.line is None]  # styles are many, and stand above
+    named = [hole for hole in solution.plan.holes if hole.line is None]  # styles are many, and are listed above
     rows = [("", *(hole.what for hole in named), "step", "memory", "exposed", "bubble", "recompute", "")]
     for name, one, note in [*shown, *baselines]:
         if one is None:
@@ -234,7 +234,7 @@ def _table(solution: Solution, top: int) -> Iterator[str]:
 
 
 def _jointly(solution: Solution) -> Iterator[str]:
-    """What the program of memory comes to beside the greedy choice."""
+    """Yield the result of the joint program for memory beside the greedy choice."""
     answers = solution.joint
     if answers is None or answers.program is None:
         return
@@ -270,7 +270,7 @@ def _row(solution: Solution, item: Evaluated) -> Sequence[str]:
 
 
 def _why(solution: Solution, item: Evaluated) -> str:
-    """Why a candidate loses against the best: what stands against it, or the part of its step that grows most."""
+    """Return why a candidate loses against the best: its violation, or the part of its step that grows most."""
     best = solution.best
     if best is None or not item.feasible:
         return verdict(item)

@@ -14,13 +14,13 @@ from legoai.cost.trace.records import Allocate
 
 _SHOWN: Final = 5
 _SMALL: Final = 0.001
-"""Share of the step, and of the memory, below which a row is left out."""
+"""Share of the step, and of the memory, below which a row is omitted."""
 
 Row = tuple[str, ...]
 
 
 def terminal(estimate: Estimate, causes: Causes) -> str:
-    """The estimate in lines of text, for a terminal of 100 columns or more."""
+    """Return the estimate as lines of text, for a terminal of 100 columns or more."""
     blocks = [
         _head(estimate),
         _where(estimate),
@@ -34,7 +34,7 @@ def terminal(estimate: Estimate, causes: Causes) -> str:
 
 
 def title(estimate: Estimate) -> str:
-    """The plan and its cluster in a line."""
+    """Return the plan and its cluster as one line."""
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
     hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
@@ -115,7 +115,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
 
 
 def _of_reserved(estimate: Estimate, causes: Causes) -> str:
-    """What reserved memory has in it, and the line that decides how it is taken."""
+    """Return the composition of reserved memory, and the line that decides how it is reserved."""
     workspace = estimate.fullest.use.workspace
     said = [f"with {words.size(workspace)} for cuBLAS"] if workspace else []
     if estimate.machine.expandable_segments:

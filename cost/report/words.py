@@ -22,7 +22,7 @@ CATEGORIES: Final[dict[Category, str]] = {
     "communication": "communication buffers",
     "other": "other",
 }
-"""Categories of memory, in the order in which they are stacked."""
+"""Categories of memory, in stacking order."""
 
 OUTSIDE: Final = {"cuda_context": "CUDA context", "nccl": "NCCL buffers"}
 """Device memory that PyTorch's allocator does not manage."""
@@ -53,7 +53,7 @@ def seconds(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in a binary unit: `30.8 GiB`."""
+    """Return bytes in a binary unit: `30.8 GiB`."""
     for unit, base in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(count) >= base:
             return f"{_three(count / base)} {unit}"
@@ -66,12 +66,12 @@ def share(value: float) -> str:
 
 
 def path(pattern: str) -> str:
-    """A module's path; the model itself is `root`."""
+    """Return the displayed path of a module; the model itself is `root`."""
     return pattern or "root"
 
 
 def bound(value: float, dimension: str) -> str:
-    """The value of a figure in its dimension."""
+    """Return the value of a figure in its dimension."""
     if dimension == "bytes":
         return size(value)
     if dimension == "seconds":
@@ -80,20 +80,20 @@ def bound(value: float, dimension: str) -> str:
 
 
 def signed(value: float, shown: Callable[[float], str]) -> str:
-    """A difference with its sign, `0` where it is rounding."""
+    """Return a difference with its sign, `0` if it is rounding error."""
     if abs(value) < _NANOSECOND:
         return "0"
     return f"+{shown(value)}" if value > 0 else shown(value).replace("-", "−", 1)
 
 
 def signed_share(value: float, whole: float, shown: Callable[[float], str]) -> str:
-    """A difference with its sign, and its share of a whole: `−120 ms (−3.1%)`."""
+    """Return a difference with its sign, and its share of a whole: `−120 ms (−3.1%)`."""
     text = signed(value, shown)
     return text if text == "0" else f"{text} ({100 * value / whole:+.1f}%)".replace("-", "−")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their cells below each other; all but the first column of a table of several are numbers."""
+    """Return rows with aligned cells; of several columns, all but the first are numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     numbers = len(widths) > 2
     return [

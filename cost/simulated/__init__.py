@@ -1,1 +1,1 @@
-"""The simulated device: one rank of many on an accelerator that is not there."""
+"""The simulated device: execution of one rank without an accelerator and without values."""

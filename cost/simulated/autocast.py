@@ -1,10 +1,10 @@
 """Autocast on the simulated device: the dtype in which each operator runs.
 
-PyTorch has rules of autocast for its own device types, and none for one that is a Python backend. Here the device gets
-those of the type whose kernels it has, on autocast's own dispatch key: which operators have a rule is asked of the
-dispatcher, and what the rule is stands in `aten/src/ATen/autocast_mode.h`, for the CPU in `autocast_mode.cpp`. A cast
-is an operator like any other, so it is recorded with its time and memory, and casts of parameters are kept until the
-outermost context ends, as PyTorch keeps them.
+PyTorch has autocast rules for its own device types, and none for a Python backend. Here the simulated device gets the
+rules of the device type that it simulates, on its own autocast dispatch key. The dispatcher states which operators have
+a rule; the rules themselves are listed in `aten/src/ATen/autocast_mode.h`, for the CPU in `autocast_mode.cpp`. A cast
+is an operator like any other, so its time and memory are recorded. Casts of parameters are cached until the outermost
+context ends, as PyTorch does.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _SET_DTYPE: Final = frozenset(
     }
 )  # fmt: skip
 _APPEND_DTYPE: Final = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
-"""Operators that have no dtype, and the overload with one that is called for them."""
+"""Operators without a dtype argument, and the overload with one that is called instead."""
 
 _KEY: Final[dict[Kind, str]] = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 _SIM_KEY: Final = "AutocastPrivateUse1"
 
 
 def rules(kind: Kind) -> dict[str, Rule]:
-    """Return what autocast does with which operators of `aten` on a kind of device, by name and overload.
+    """Return autocast's rule for each operator of `aten` on a kind of device, by name and overload.
 
     >>> rules("cuda")["mm"], rules("cuda")["rms_norm"], rules("cpu").get("rms_norm")
     ('lower', 'fp32', None)
@@ -102,7 +102,7 @@ def _rule(name: str, kind: Kind) -> Rule:
 
 @contextlib.contextmanager
 def autocast_rules(kind: Kind) -> Iterator[None]:
-    """Let `torch.autocast` of the simulated device do what it does on a device of the kind."""
+    """Let `torch.autocast` of the simulated device follow the rules of the given kind."""
     casts = _Casts()
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -127,13 +127,13 @@ def autocast_rules(kind: Kind) -> Iterator[None]:
 
 
 class _Casts:
-    """Casts to autocast's dtype of parameters that are fp32, which are made once in a context."""
+    """Cache of the casts of fp32 parameters to autocast's dtype, within one context."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """Return an argument with its floating-point tensors of this device in a dtype; fp64 stays as it is."""
+        """Return an argument with its floating-point tensors on this device cast to a dtype; fp64 stays as it is."""
         if isinstance(value, list | tuple):
             return [self.cast(item, dtype) for item in value]
         if not isinstance(value, torch.Tensor) or not _eligible(value) or value.dtype == dtype:
@@ -148,7 +148,7 @@ class _Casts:
         )
         if not keeps:
             return value.to(dtype)
-        # The parameter is kept beside its cast, so that no other tensor can take its identity.
+        # The parameter is stored beside its cast, so that no other tensor can reuse its `id`.
         if id(value) not in self.kept:
             self.kept[id(value)] = value, value.to(dtype)
         return self.kept[id(value)][1]
@@ -164,7 +164,7 @@ def _eligible(value: Any) -> bool:
 
 
 def _kernel(function: OpOverload, rule: Rule, casts: _Casts) -> Callable[..., Any]:
-    """Return what runs in place of an operator while autocast is on."""
+    """Return the function that runs instead of an operator while autocast is on."""
     excluded = DispatchKeySet(getattr(DispatchKey, _SIM_KEY))
     target = function
     dtype_place = next((i for i, item in enumerate(function._schema.arguments) if item.name == "dtype"), None)
@@ -183,12 +183,13 @@ def _kernel(function: OpOverload, rule: Rule, casts: _Casts) -> Callable[..., An
                 dtype = torch.get_autocast_dtype(SIM)
             elif rule == "promote":
                 dtype = _widest((args, tuple(kwargs.values())))
-            # From the last to the first, as the compiler of PyTorch's builds orders them: backward follows that order.
+            # From the last to the first, as the compiler of PyTorch's builds evaluates arguments: backward depends on
+            # it.
             named = {name: casts.cast(item, dtype) for name, item in reversed(kwargs.items())}
             return target(*[casts.cast(item, dtype) for item in reversed(args)][::-1], **named)
 
     def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call with an fp32 result, where the first argument can be cast and the caller names no dtype."""
+        """Call with an fp32 result, if the first argument can be cast and the caller specifies no dtype."""
         if args and _eligible(args[0]):
             if rule == "append_dtype":
                 return target(*args, **kwargs, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """The simulated accelerator, which runs a program without a GPU and without values.
 
-It is a PyTorch device named `sim` whose backend is written in Python: tensors are fake, streams and events tell a
-recorder what the program does with them, and process groups are of the `fake` backend, of any size.
+It is a PyTorch device named `sim` whose backend is written in Python: tensors are fake, streams and events report their
+use to a recorder, and process groups are of the `fake` backend, of any size.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SIM: Final = "sim"
 """The name of the device type."""
 
 Kind: TypeAlias = Literal["cuda", "cpu"]
-"""Whose kernels the simulated device has: which one serves attention, and what is one kernel, depends on it."""
+"""The kind of device to simulate. It decides, for example, the attention kernel and which operators are one kernel."""
 
 READ_VALUE: Final = 2.0**40
-"""What a value is that the program reads from the device; so large that gradients are clipped."""
+"""Result of reading a value from the device; large enough that gradients are clipped."""
 
 aten = torch.ops.aten
 
@@ -43,13 +43,13 @@ class SimulationError(RuntimeError):
 
 
 class Recorder(Protocol):
-    """Whom the simulated device tells what happens, such as :class:`legoai.cost.simulated.recorder.Capture`.
+    """Recipient of the simulated device's records, such as :class:`legoai.cost.simulated.recorder.Capture`.
 
     Attributes:
         module: path of the module that runs.
         phase: of the step.
-        python: whether Python code issues what happens, and not C++.
-        paused: whether what happens is no part of the program, such as the propagation of shapes.
+        python: whether Python code, rather than C++, issues the ops.
+        paused: whether ops are not part of the program, such as those of shape propagation.
     """
 
     module: str = ""
@@ -62,7 +62,7 @@ class Recorder(Protocol):
 
 
 class Stream:
-    """A queue of kernels, known by its number."""
+    """A queue of kernels, identified by its number."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.stream_id = backend.next_stream()
@@ -70,25 +70,25 @@ class Stream:
         self.device = torch.device(SIM, 0)
 
     def wait_stream(self, other: Stream) -> None:
-        """Let later work wait for what the other stream has now."""
-        backend.tell(WaitStream(self.stream_id, other.stream_id))
+        """Make later work wait for the work that the other stream has now."""
+        backend.record(WaitStream(self.stream_id, other.stream_id))
 
     def wait_event(self, event: Event) -> None:
-        """Let later work wait for the event."""
-        backend.tell(WaitEvent(self.stream_id, event.number))
+        """Make later work wait for the event."""
+        backend.record(WaitEvent(self.stream_id, event.number))
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Put an event behind the stream's work."""
+        """Record an event after the stream's work."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Let the host wait for the stream."""
-        backend.tell(HostWaitStream(self.stream_id))
+        """Make the host wait for the stream."""
+        backend.record(HostWaitStream(self.stream_id))
 
     def query(self) -> bool:
-        """Say that all is done, as no time passes."""
+        """Return that all work is complete, since no time passes."""
         return True
 
     def __enter__(self) -> Stream:
@@ -107,19 +107,19 @@ class Event:
         self.number = backend.next_event()
 
     def record(self, stream: Stream | None = None) -> None:
-        """Be complete when the stream's earlier work is."""
-        backend.tell(RecordEvent(self.number, (stream or backend.current).stream_id))
+        """Mark the point after the stream's earlier work."""
+        backend.record(RecordEvent(self.number, (stream or backend.current).stream_id))
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let later work of the stream wait."""
-        backend.tell(WaitEvent((stream or backend.current).stream_id, self.number))
+        """Make later work of the stream wait."""
+        backend.record(WaitEvent((stream or backend.current).stream_id, self.number))
 
     def synchronize(self) -> None:
-        """Let the host wait."""
-        backend.tell(HostWaitEvent(self.number))
+        """Make the host wait."""
+        backend.record(HostWaitEvent(self.number))
 
     def query(self) -> bool:
-        """Say that it is complete, as no time passes."""
+        """Return that the event is complete, since no time passes."""
         return True
 
 
@@ -127,7 +127,7 @@ _Stream: TypeAlias = Stream
 
 
 class _Sim:
-    """The backend module `torch.sim`; what it has is what torch asks of `torch.cuda`."""
+    """The backend module `torch.sim`, with those functions of `torch.cuda` that torch calls."""
 
     Stream = Stream
     Event = Event
@@ -136,14 +136,14 @@ class _Sim:
         self.recorder: Recorder | None = None
         self.streams = self.events = 0
         self.used = False
-        """Whether a simulation has begun in this process, or in one that it was forked from."""
+        """Whether a simulation has begun in this process, or in one from which it was forked."""
         self.single = False
         self.current: _Stream
 
     def start(self, recorder: Recorder, *, single: bool = False) -> None:
-        """Begin a simulation; ``single`` gives every stream the same number, as those of a cpu are no queues."""
+        """Begin a simulation; ``single`` gives every stream the same number, since those of a CPU are no queues."""
         if self.recorder is not None:
-            raise SimulationError("a simulation runs already in this process")
+            raise SimulationError("a simulation is already running in this process")
         self.recorder = recorder
         self.used = True
         self.streams = self.events = 0
@@ -153,7 +153,7 @@ class _Sim:
     def stop(self) -> None:
         self.recorder = None
 
-    def tell(self, record: Record) -> None:
+    def record(self, record: Record) -> None:
         if self.recorder is not None and not self.recorder.paused:
             self.recorder.record(record)
 
@@ -198,7 +198,7 @@ class _Sim:
         return contextlib.nullcontext()
 
     def synchronize(self, device: Any = None) -> None:
-        self.tell(HostWaitDevice())
+        self.record(HostWaitDevice())
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         with unset_fake_temporarily():
@@ -228,7 +228,7 @@ backend = _Sim()
 
 @functools.cache
 def register() -> None:
-    """Make torch know the device; it cannot forget it again."""
+    """Register the device type with torch; it cannot be unregistered."""
     register_python_backend(SIM, backend_module=backend)
 
 
@@ -242,7 +242,7 @@ def read_from_device(size: int) -> None:
     recorder = backend.recorder
     assert recorder is not None
     where = current_stream()
-    backend.tell(
+    backend.record(
         Copy(
             stream=where,
             direction="device_to_host",
@@ -253,4 +253,4 @@ def read_from_device(size: int) -> None:
             python=recorder.python,
         )
     )
-    backend.tell(HostWaitStream(where))
+    backend.record(HostWaitStream(where))

@@ -1,4 +1,4 @@
-"""Dispatch of operators on the simulated device, and their records."""
+"""Dispatch mode of the simulated device, which records every operator."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def _wraps(kind: type) -> bool:
 _FUSED_UPDATES: Final = frozenset(
     {aten._fused_adagrad_.default, aten._fused_adam_.default, aten._fused_adamw_.default, aten._fused_sgd_.default}
 )
-"""Updates of lists of tensors, element by element."""
+"""Elementwise updates of lists of tensors."""
 
 
 def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the arguments of an update with the local tensors of its DTensors.
+    """Return the arguments of an update with their DTensors replaced by local tensors.
 
-    None where there are none, or where they lie differently.
+    None where there are no DTensors, or where their placements differ.
 
-    What DTensor does is the same, but it looks for the placement of hundreds of results that have those of the
+    DTensor itself does the same, but it computes the placements of hundreds of results, which equal those of the
     arguments.
     """
     lists = [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
@@ -89,12 +89,12 @@ def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 @functools.cache
 def _pair(sender: int, receiver: int) -> tuple[int, int]:
-    """Return two ranks, for the same two the same tuple."""
+    """Return two ranks as a tuple; the same two ranks give the same object."""
     return sender, receiver
 
 
 class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator on plain tensors of this rank."""
+    """Dispatch mode that records every operator on plain tensors of this rank."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Say that dynamo need not be kept away: it traces nothing here, and its guard costs more than a call."""
+        """Let dynamo run with this mode on: it traces nothing here, and its guard costs more than a call."""
         return False
 
     def __torch_dispatch__(
@@ -134,7 +134,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return READ_VALUE
         inputs = [item for item in tensors((args, tuple(kwargs.values()))) if is_simulated(item)]
         if known.treatment == "wait" and inputs:
-            # The real kernel returns its argument; the fake one would return a new tensor, and end the argument's life.
+            # The real kernel returns its argument. The fake one would return a new tensor, and so end the argument's
+            # lifetime.
             capture.locate()
             self._wait(inputs)
             return inputs[0]
@@ -156,7 +157,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _on_host(
         self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        """Record an operator on tensors in host memory; single numbers are a part of the program's own work."""
+        """Record an operator on tensors in host memory; scalars count as the program's own host work."""
         if known.treatment not in ("kernel", "copy") or func.namespace != "aten":
             return
         inputs = [item for item in tensors((args, tuple(kwargs.values()))) if isinstance(item, FakeTensor)]
@@ -221,7 +222,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: list[torch.Tensor],
         results: list[torch.Tensor],
     ) -> Copy | None:
-        """Return the copy between host and device that a call is, if it is one."""
+        """Return the copy between host and device that a call performs, if any."""
         target, source = (args[0], args[1]) if known.name == "aten.copy_" else (None, args[0])
         arrives = is_simulated(target) if target is not None else bool(results)
         leaves = is_simulated(source)
@@ -290,7 +291,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if number is not None and kind in ("all_gather", "reduce_scatter"):
                     capture.record(Categorise(number, "communication", capture.module))
         elif known.name == "_dtensor.shard_dim_alltoall":
-            capture.record(WaitWork(current_stream(), work))  # torch waits inside of it
+            capture.record(WaitWork(current_stream(), work))  # torch waits within the operator
         else:
             for item in results or inputs:
                 number = capture.number_of(item)

@@ -1,4 +1,4 @@
-"""Micro batches of a capture: few of a step, and without values."""
+"""Micro batches of a capture: few of a step, without values."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from legoai.runtime.training import Training
 from legoai.specs.models.reads import InputShape
 
 DISTINCT: Final = 3
-"""Micro batches of a step that are taken: the first, the last, and between them one that is like the last."""
+"""Micro batches of a step that are captured: the first, the last, and between them one that equals the last."""
 _DISTINCT_LAST: Final = 5
-"""Micro batches of a step whose last does what the others do not: two of the three between the ends are compared."""
+"""The same for a step whose last micro batch differs: two of the three between the ends are compared."""
 
 
 class FewBatches(Batches):
-    """The first micro batches of a step, the last of which is the step's last.
+    """The first micro batches of a step; the last one yielded reports being the step's last.
 
     Args:
-        training: whose rank reads them.
+        training: of the rank that reads them.
         source: of micro batches.
-        most: how many are yielded; None for all. Where the program asks which is the last, more are.
+        most: how many are yielded; None for all. Two more are yielded where the program asks which is the last.
     """
 
     def __init__(self, training: Training, source: Source, *, most: int | None) -> None:
@@ -43,7 +43,7 @@ class FewBatches(Batches):
 
     @property
     def few(self) -> int:
-        """How many are yielded."""
+        """Number of micro batches that are yielded."""
         return self.taken if self.most is None else min(self.most, self.taken)
 
 
@@ -74,7 +74,7 @@ class ValuelessSource:
         self.on_next = on_next
 
     def next(self) -> SampleBatch:
-        """Return what the model reads and the targets, on the host."""
+        """Return the inputs and targets of the model, on the host."""
         self.on_next()
         reads, sizes = self.trainer.reads, (self.trainer.micro_batch, self.trainer.seq_len)
         return SampleBatch(

@@ -1,4 +1,4 @@
-"""Forked processes that simulate: whether they can be started, how many, and how they begin."""
+"""Forked processes of a simulation: whether to fork, how many, and their initialisation."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from legoai.runtime.signals import release_signals
 
 
 def may_fork() -> bool:
-    """Whether processes can be forked: autograd's threads, which a simulation starts, would be missing in them."""
+    """Whether processes can be forked: not once a simulation has started autograd's threads, which forks lack."""
     device = sys.modules.get("legoai.cost.simulated.device")
     used = device is not None and device.backend.used
     return not used and hasattr(os, "fork") and multiprocessing.parent_process() is None
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def begin_forked(interrupt: signal.Handlers) -> None:
-    """Begin a forked process.
+    """Initialise a forked process.
 
     Args:
-        interrupt: what an interrupt does, of which the parent tells: end the process, or nothing.
+        interrupt: handler of an interrupt, which the parent reports: ends the process, or does nothing.
     """
     signal.signal(signal.SIGINT, interrupt)
     release_signals()
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Threads that torch computes with in the caller's process are missing here, and would be waited for without
-        # end. Where the caller has not imported it, what is composed of kept pieces does not need it either.
+        # The caller's compute threads of torch do not exist in a fork, and would be waited for forever. Where the
+        # caller has not imported torch, traces composed of cached pieces do not need it either.
         torch.set_num_threads(1)
-    # What the caller left in cycles may belong to such threads, and crashes when it is collected here.
+    # Garbage cycles of the caller may refer to such threads, and crash when they are collected here.
     gc.freeze()

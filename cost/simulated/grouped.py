@@ -1,9 +1,9 @@
 """Grouped products without a grouped kernel: one product for each group.
 
-`aten::_grouped_mm` has a kernel for bf16, of GPUs of compute capability 9 and 10 (`_grouped_mm_cuda` in
-`aten/src/ATen/native/cuda/GroupedBlas.cpp`). On others, and of fp32 and fp16, it brings the ends of the groups to the
-host, and multiplies one group after the other (`aten/src/ATen/native/GroupedMMUtils.h`, `_grouped_mm_fallback`). Its
-fake kernel knows bf16 alone.
+`aten::_grouped_mm` has a kernel for bf16 on GPUs of compute capability 9 and 10 (`_grouped_mm_cuda` in
+`aten/src/ATen/native/cuda/GroupedBlas.cpp`). On other devices, and for fp32 and fp16, it copies the ends of the groups
+to the host, and multiplies one group after another (`aten/src/ATen/native/GroupedMMUtils.h`, `_grouped_mm_fallback`).
+Its fake kernel supports bf16 only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _GROUPED: Final = torch.ops.aten._grouped_mm.default
 _CAPABILITIES: Final = ("9", "10")
 """Major compute capabilities of GPUs that have a grouped kernel."""
 _ALIGNMENT: Final = 16
-"""Bytes that strides of arguments are multiples of, and to a multiple of which rows of the result are padded."""
+"""Bytes of which strides of arguments must be multiples, and to which rows of the result are padded."""
 
 
 def has_grouped_kernel(kind: str, gpu: Device | None) -> bool:
-    """Whether a device has a kernel of grouped products; one whose compute capability is not stated has.
+    """Whether a device has a kernel of grouped products; assumed where its compute capability is not stated.
 
     Args:
         kind: of the device, `cuda` or `cpu`.
-        gpu: the device; None where it is not known which one.
+        gpu: the device; None where it is not known.
     """
     if kind != "cuda":
         return False
@@ -62,9 +62,10 @@ def products(
     Args:
         left: [rows, k] or [groups, rows, k].
         right: [k, columns] or [groups, k, columns].
-        offs: where groups end along the dim that both or one of the two share out, int32 [groups]; None of two stacks.
+        offs: int32 [groups]: ends of the groups along the dim that both arguments, or one of them, divide among groups;
+            None for two stacks.
         bias: None, as there.
-        out_dtype: that of the arguments by default.
+        out_dtype: by default the dtype of the arguments.
 
     Raises:
         RuntimeError: PyTorch refuses the strides.

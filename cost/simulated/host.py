@@ -1,7 +1,7 @@
 """Host memory of a program on the simulated device.
 
-Tensors on the host are fake as those on the device are. They count for no memory of the device; copies between the two
-and the operators that run on the host are recorded.
+Tensors on the host are fake, like those on the device. They take no device memory. Copies between host and device, and
+operators that run on the host, are recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from legoai.runtime.torch_internals.patching import patched_attribute, patched_i
 
 @contextlib.contextmanager
 def host_memory(kind: Kind) -> Iterator[None]:
-    """Let host memory be page-locked where a program asks for it, and be the device's own where the device is a cpu."""
+    """Support page-locked host memory; on a CPU, treat host memory as the device's own."""
     pin = torch.ops.aten._pin_memory.default
 
     def pinned(mode: FakeTensorMode, function: Any, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

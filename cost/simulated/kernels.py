@@ -19,12 +19,12 @@ _ONE_KERNEL: Final[dict[Kind, tuple[str, ...]]] = {
     "cuda": ("_fused_rms_norm", "silu_backward", "mish_backward"),
     "cpu": ("silu_backward", "mish_backward"),
 }
-"""Operators that are one kernel there, and fall apart on a device that has none for them."""
+"""Operators that are a single kernel on the kind of device, and would be decomposed on a device without that kernel."""
 
 
 @contextlib.contextmanager
 def kernels_of(kind: Kind) -> Iterator[None]:
-    """Let attention and normalisation be the kernels that a device of the kind runs, with what they save."""
+    """Run attention and normalisation as the kernels of the given kind of device, with the tensors that they save."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     attend = _attend_on_gpu if kind == "cuda" else _attend_on_cpu
     library.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
     """`scaled_dot_product_attention` as `aten/src/ATen/native/transformers/attention.cpp` does it on a CPU."""
     flash = SDPBackend.FLASH_ATTENTION in allowed_attention_kernels()
     alike = query.shape[-1] == value.shape[-1]
-    # Its backward gives no gradient of a mask, such as a bias by distance that is learned.
+    # The CPU kernel's backward computes no gradient of the mask, for example of a learned bias.
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
     if flash and alike and not dropout_p and query.dim() == 4 and not learned:
         return aten._scaled_dot_product_flash_attention_for_cpu(

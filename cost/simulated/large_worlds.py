@@ -1,4 +1,4 @@
-"""Large worlds: torch's loops over all ranks, reduced to the simulated rank's own part."""
+"""Simulation of large worlds: torch's loops over all ranks are reduced to the simulated rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NEW_GROUP: Final = "torch.distributed.device_mesh:new_group"
 
 @contextlib.contextmanager
 def one_rank_alone() -> Iterator[None]:
-    """While entered, what is made for all ranks of a world is made for this rank, and for others when it is asked for.
+    """While entered, create objects for this rank only where torch creates them for all ranks; others on demand.
 
-    A step then takes as long to simulate in a world of many thousand ranks as in a small one.
+    The time to simulate a step then does not depend on the number of ranks.
     """
     made: Callable[..., Any] = original(_NEW_GROUP)
 
     def new_group(ranks: Sequence[int], **options: Any) -> Any:
-        # Of the groups along one axis of a mesh a rank is told to make all, and keeps the one that it is in.
+        # Torch lets each rank create the groups of all ranks along a mesh axis, and keeps the one that the rank is in.
         return made(ranks, **options) if dist.get_rank() in ranks else GroupMember.NON_GROUP_MEMBER
 
     with (
@@ -37,7 +37,7 @@ def one_rank_alone() -> Iterator[None]:
 
 
 def _are_equal(mesh: DeviceMesh, other: object) -> bool:
-    """Whether two meshes are equal; of those that are the ranks are compared once, and then are the same tuple."""
+    """Whether two meshes are equal. After a first comparison equal meshes share one tuple of ranks."""
     if mesh is other:
         return True
     if not isinstance(other, DeviceMesh):
@@ -45,7 +45,7 @@ def _are_equal(mesh: DeviceMesh, other: object) -> bool:
     if mesh._flatten_rank_map is not other._flatten_rank_map:
         if mesh._flatten_rank_map != other._flatten_rank_map:
             return False
-        if type(other) is DeviceMesh:  # and not what stands for one while a program is compiled
+        if type(other) is DeviceMesh:  # not a stand-in from the compilation of a program
             other._flatten_rank_map = mesh._flatten_rank_map
     return (
         mesh._layout == other._layout
@@ -56,12 +56,12 @@ def _are_equal(mesh: DeviceMesh, other: object) -> bool:
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """The chunks of a tensor, one for each rank, each made when it is taken: `torch.chunk`, and behind it empty ones.
+    """The chunks of a tensor, one for each rank, created on access: those of `torch.chunk`, then empty ones.
 
     Args:
-        tensor: that is cut.
-        num_chunks: into how many; one that is left without elements is empty, and of one dim.
-        dim: along which.
+        tensor: to be split.
+        num_chunks: number of chunks; a chunk without elements is one-dimensional.
+        dim: along which to split.
     """
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:

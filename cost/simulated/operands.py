@@ -28,9 +28,9 @@ def operands_of(  # noqa: PLR0917
         args: of the call.
         kwargs: of the call.
         inputs: all tensors of the device among them, in order.
-        fresh: results that are new.
-        traffic: bytes that the call reads and writes in all.
-        number_of: tells the number of a tensor's storage.
+        fresh: newly allocated outputs.
+        traffic: bytes that the call reads and writes in total.
+        number_of: returns the number of a tensor's storage.
     """
     written = {
         id(item)

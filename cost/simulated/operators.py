@@ -1,4 +1,4 @@
-"""Operators: what one call computes, reads and writes."""
+"""Operators: FLOPs, traffic and treatment of a call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from legoai.cost.trace.records import CollectiveKind, TensorType
 from legoai.runtime.torch_internals.operators import OpOverload
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
-"""`nothing` makes a view or reserves memory; `read` brings one value to the host.
+"""How a call is recorded. `nothing` creates a view or reserves memory; `read` copies one value to the host.
 
-Page-locking counts as reserving: a program locks its parameters in host memory once, in its first forward, in an order
-that is not that of its blocks.
+Page-locking counts as reserving memory: a program locks its parameters in host memory once, in its first forward, in an
+order that differs from that of its blocks.
 """
 
 _NOTHING: Final = frozenset(
@@ -45,7 +45,7 @@ _GATHERS: Final = frozenset({"aten.embedding", "aten.gather", "aten.index", "ate
 """Operators that read as much of their first argument as they write."""
 
 _WRITES_SOME: Final = frozenset({"aten._fused_adam_", "aten._fused_adamw_", "aten._fused_sgd_", "aten._fused_adagrad_"})
-"""Operators whose schema also names the gradients as written, which they are only where a loss scale is undone."""
+"""Operators whose schema marks the gradients as written, although they are only when a loss scale is applied."""
 
 _ATTENTION: Final = frozenset(
     {
@@ -65,17 +65,17 @@ _ATTENTION_BACKWARD: Final = frozenset(
 )
 
 _GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
-"""Products of which PyTorch has no count."""
+"""Products for which PyTorch has no FLOP formula."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What is known of an operator without its arguments.
+    """Properties of an operator that do not depend on its arguments.
 
     Attributes:
-        name: as `aten.mm`.
-        treatment: how a call of it is recorded.
-        collective: which, where it is one.
+        name: such as `aten.mm`.
+        treatment: how a call is recorded.
+        collective: its kind, if it is a collective.
         group: the index of the argument that names the process group.
         written: arguments that it writes.
     """
@@ -119,16 +119,16 @@ _COLLECTIVES: Final[Mapping[str, tuple[CollectiveKind, int]]] = {
 
 
 class UnknownCollective(ValueError):  # noqa: N818 (it names what was met)
-    """An operator communicates in a way that has no record."""
+    """An operator communicates in a way that has no record type."""
 
 
 @functools.cache
 def operator(func: OpOverload) -> Operator:
-    """Return what is known of an operator.
+    """Return the properties of an operator.
 
     Raises:
-        UnknownCollective: it communicates, and is none of those above.
-        SimulationError: what it does to memory is not captured.
+        UnknownCollective: it communicates, and is none of the known collectives.
+        SimulationError: its effect on memory is not supported.
     """
     name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"
     written = tuple(
@@ -147,8 +147,8 @@ def operator(func: OpOverload) -> Operator:
         raise UnknownCollective(name)
     if name == "aten.record_stream":
         raise SimulationError(
-            "`record_stream` keeps memory until the device has passed a point of another stream, which is not "
-            "captured; let the stream that made the tensor wait for an event, as FSDP does"
+            "`record_stream` delays the reuse of memory until another stream has passed a point, which is not "
+            "captured; let the stream that allocated the tensor wait for an event, as FSDP does"
         )
     if name == "aten._local_scalar_dense":
         return Operator(name=name, treatment="read")
@@ -172,7 +172,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def size_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of the elements that a tensor shows; those that a dim of stride 0 repeats count once."""
+    """Return the bytes of a tensor's distinct elements; those that a dim of stride 0 repeats count once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride or not size:
@@ -201,7 +201,7 @@ def traffic(
         args: of the call.
         kwargs: of the call.
         inputs: all tensors among them.
-        new: bytes of the results that are new.
+        new: bytes of newly allocated outputs.
     """
     written: list[torch.Tensor] = []
     for key in known.written:
@@ -227,7 +227,7 @@ def overwrites(known: Operator) -> bool:
 
 
 def whole_buffer(known: Operator, args: Sequence[Any], out: Any) -> list[torch.Tensor]:
-    """Return the tensors that together are the buffer whose size a collective's record tells."""
+    """Return the tensors that together form the buffer whose size the record of a collective states."""
     if known.collective == "barrier":
         return []
     if known.name.startswith("c10d."):
@@ -242,9 +242,9 @@ def whole_buffer(known: Operator, args: Sequence[Any], out: Any) -> list[torch.T
 
 
 def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Return the floating-point operations of matrix products, convolutions and attention; 0 for all else.
+    """Return the floating-point operations of matrix products, convolutions and attention; 0 for all other operators.
 
-    Attention is counted whole, without regard to a causal mask: two products of queries and keys in forward, five in
+    Attention is counted without regard to a causal mask: two products of queries and keys in forward, five in
     backward, which computes the scores again (Dao 2023, section 3.1).
     """
     if known.name in _ATTENTION:
@@ -264,13 +264,13 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Of products whose groups, where they are ragged, share out all rows, columns, or what is summed over."""
+    """Return FLOPs of products whose ragged groups together cover all rows, columns, or the summed dim."""
     shared = left.shape[0] if left.dim() > right.dim() else 1
     return 2 * left.numel() // shared * right.shape[-1]
 
 
 def attributes(known: Operator, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else decides the time of a call."""
+    """Return further arguments that affect the time of a call."""
     wanted = _wanted(func)
     if not wanted:
         return {}
@@ -290,16 +290,16 @@ def description(
     fresh: Sequence[torch.Tensor],
     out: Any,
 ) -> dict[str, Any]:
-    """Return what a kernel's record says of a call: what it computes, on what, and how much that is.
+    """Return the fields of a kernel's record for a call: what it computes, on which tensors, and how much.
 
     Args:
         func: the operator.
-        known: of it.
+        known: its properties.
         args: of the call.
         kwargs: of the call.
         inputs: all tensors among them.
-        fresh: the results that are new.
-        out: all that the call returns.
+        fresh: newly allocated outputs.
+        out: everything that the call returns.
     """
     read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in fresh))
     return {

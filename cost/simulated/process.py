@@ -1,6 +1,6 @@
 """A process as one rank of many on the simulated device.
 
-What torch does there otherwise than on a real device is patched while a simulation runs, and restored after it.
+Functions of torch that must behave differently there are patched while a simulation runs, and restored after it.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ _WRAP_TRACED: Final = original(_WRAP)
 
 @contextlib.contextmanager
 def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -> Iterator[FakeTensorMode]:
-    """Run what is inside as one rank of many on the simulated device.
+    """Run the body as one rank of many on the simulated device.
 
-    Inside, `cpu:fake,sim:fake` is the default process group, and a fake tensor mode can be entered. What is patched in
-    torch is restored on leaving; only the device type stays known.
+    Within the body, `cpu:fake,sim:fake` is the default process group, and a fake tensor mode can be entered. Patches of
+    torch are undone on exit; only the device type stays registered. torch is restored on leaving; only the device type
+    stays known.
 
     Args:
-        recorder: told what happens.
-        rank: which.
+        recorder: of the trace.
+        rank: of this process.
         world: number of ranks.
-        kind: whose kernels the device has.
+        kind: of device, which decides the kernels.
 
     Raises:
-        SimulationError: this process has a process group, or simulates already.
+        SimulationError: this process has a process group, or is simulating already.
     """
     if dist.is_initialized():
         raise SimulationError("this process belongs to a process group; simulate in a process of its own")
@@ -77,12 +78,13 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
             stack.enter_context(patched(f"torch.autograd.profiler:record_function.{name}", silent))
-        # PyTorch compiles a backward when it is first called. One that keeps its graph, as the first half of a split
-        # one does, then overwrites no buffer; here it is compiled with its forward, and has no values to overwrite.
+        # PyTorch compiles a backward when it is first called. A backward that retains its graph, as the first half of a
+        # split one does, then donates no buffers; here it is compiled with its forward, and its tensors have no values
+        # to overwrite.
         stack.enter_context(functorch_config.patch(donated_buffer=False))
         # The simulated device has no random state, and torch 2.12 asks CUDA for that of pipeline stages.
         stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
-        # Values that other ranks reduce are not there to be read; on the simulated device all ranks measure the same.
+        # Values reduced over other ranks are not available; on the simulated device all ranks measure the same.
         stack.enter_context(patched_attribute(recompute_budget, "agree", lambda measured, _: measured))
         stack.enter_context(even_routing())
         stack.enter_context(kernels_of(kind))
@@ -95,25 +97,25 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
 
 @contextlib.contextmanager
 def collectives_as_traced() -> Iterator[None]:
-    """Let functional collectives be waited for at once, as they are where torch traces them."""
+    """Wait for functional collectives immediately, as torch does while tracing."""
     with patched(_WRAP, _WRAP_TRACED):
         yield
 
 
 def _itself(label: Any) -> Any:
-    """Begin a label of the profiler, whom nobody asks; as an operator it would go through every mode."""
+    """No-op `record_function`; avoids its dispatch through every mode."""
     return label
 
 
 def _nothing(*_: Any) -> None:
-    """End a label of the profiler."""
+    """No-op end of a `record_function`."""
 
 
 def _forget_meshes() -> None:
-    """Forget the meshes that DTensor and the runtime have kept from another simulation.
+    """Drop the meshes that DTensor and the runtime have cached in another simulation.
 
-    They are equal to those of this one or of a process group to come, and name groups that are gone and the place of
-    another rank: a weight that is cut on such a mesh is the shard of that rank.
+    They compare equal to those of this simulation or of a later process group, but name destroyed groups and the
+    coordinate of another rank: a weight sharded on such a mesh would be the shard of that rank.
     """
     forget_meshes()
     split_off_experts.cache_clear()
@@ -122,9 +124,9 @@ def _forget_meshes() -> None:
 
 @contextlib.contextmanager
 def _patched_fake_mode() -> Iterator[None]:
-    """Keep tensor constructors from the device's own kernels, and answer when values are read.
+    """Bypass the device's kernels in tensor constructors, and return a constant when values are read.
 
-    Fake tensors of a device that is a Python backend would otherwise be made by kernels that it does not have.
+    Fake tensors on a Python backend would otherwise be constructed by kernels that the backend lacks.
     """
 
     def read(tensor: FakeTensor) -> Any:
@@ -143,9 +145,9 @@ def _patched_fake_mode() -> Iterator[None]:
 
 
 class _InFlight(torch.autograd.Function):
-    """The result of a functional collective, for which its first use waits, as it does outside of fake tensor modes.
+    """The result of a functional collective, which its first use waits for, as outside fake tensor modes.
 
-    PyTorch takes a fake mode for compilation, and would wait at once.
+    PyTorch takes a fake mode for compilation, and would wait immediately.
     """
 
     @staticmethod
@@ -173,7 +175,7 @@ _WITH_VALUES: Final = (
 
 @contextlib.contextmanager
 def patched_meshes() -> Iterator[None]:
-    """Run outside of fake tensor modes what makes a mesh of another, and what reads values of tensors that it makes."""
+    """Run functions that read values of their own tensors outside fake tensor modes: of meshes and strided shards."""
     with contextlib.ExitStack() as stack:
         for name in _MESH_METHODS:
             path = f"torch.distributed.device_mesh:DeviceMesh.{name}"
@@ -197,7 +199,7 @@ def _outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _patched_propagation(recorder: Recorder) -> Iterator[None]:
-    """Pause the recorder while DTensor finds out shapes with tensors of global shape, which no device allocates."""
+    """Pause the recorder while DTensor propagates shapes with tensors of global shape, which no device allocates."""
 
     def paused(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -218,10 +220,10 @@ def _patched_propagation(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patched_waits() -> Iterator[None]:
-    """Tell when a stream waits for a collective; `seq_id` of its work is the number that was given to it."""
+    """Record waits of streams for collectives; the `seq_id` of a work is its number."""
 
     def wait(work: FakeWork, *_: Any) -> bool:
-        backend.tell(WaitWork(current_stream(), work.seq_id))
+        backend.record(WaitWork(current_stream(), work.seq_id))
         return True
 
     with patched("torch._C._distributed_c10d:FakeWork.wait", wait):

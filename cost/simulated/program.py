@@ -1,4 +1,4 @@
-"""Trainer of a program that is given as lowered, as text, as a module, or as the trainer itself."""
+"""Trainer of a program, which may be given as a lowered program, text, a module, or the trainer itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from legoai.runtime import Trainer
 
 
 def trainer_of(program: Program | str | types.ModuleType | Trainer) -> Trainer:
-    """Return what a program's `trainer()` returns.
+    """Return the result of a program's `trainer()`.
 
     Raises:
-        SimulationError: it has none.
+        SimulationError: the program has none.
     """
     if isinstance(program, Program):
         program = program.text
@@ -24,7 +24,7 @@ def trainer_of(program: Program | str | types.ModuleType | Trainer) -> Trainer:
         try:
             exec(compile(program, "<lowered program>", "exec"), module.__dict__)
         except SyntaxError as error:
-            raise SimulationError(f"the program is no Python: {error}") from error
+            raise SimulationError(f"the program is not valid Python: {error}") from error
         program = module
     if isinstance(program, types.ModuleType):
         made = getattr(program, "trainer", None)

@@ -1,7 +1,7 @@
 """Recorder of one rank: its phases, modules, storages and process groups.
 
-The recorder keeps the trace while the program runs. It knows which module runs, in which phase, and which storages
-live.
+The recorder collects the trace while the program runs. It tracks the running module, the phase, and which storages are
+alive.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from legoai.runtime.torch_internals.patching import patched
 from legoai.runtime.training import Training
 
 _SIMULATOR: Final = __name__.rpartition(".")[0]
-"""The package whose code runs where a device would compute."""
+"""Package whose code runs where a device would compute."""
 
 _ACCUMULATION: Final = 2**64 - 1
-"""The number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
+"""Sequence number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
 
 
 class StorageRef(weakref.ref[torch.UntypedStorage]):
-    """Tells when the last tensor on a storage is gone."""
+    """Weak reference that reports when the last tensor on a storage is gone."""
 
     __slots__ = ("key", "number")
     key: int
@@ -62,14 +62,14 @@ class StorageRef(weakref.ref[torch.UntypedStorage]):
 
 
 class Capture(Recorder):
-    """Keeps what one rank does."""
+    """Recorder of the ops of one rank."""
 
     def __init__(self, *, grouped_kernel: bool = True) -> None:
         self.grouped_kernel = grouped_kernel
         """Whether the device has a kernel of grouped products."""
         self.records: list[Item] = []
         self.operands: dict[int, Operands] | None = None
-        """The operands of kernels, by the index of their record; None where nobody asks."""
+        """The operands of kernels, by the index of their record; None where they are not needed."""
         self.closed = False
         self.storages: dict[int, StorageRef] = {}
         self.storage_count = 0
@@ -85,22 +85,22 @@ class Capture(Recorder):
         self.started: list[str] = []
         self.gradient_module = ""
         self.outer = ""
-        """On whose behalf is computed what no module computes: before the model nobody's, behind it the loss's."""
+        """Module of ops outside all modules: none before the model runs, the loss after it."""
         self.of_node: Place | None = None
-        """The place of the node that runs, where the step is a graph."""
+        """Index of the running node, where the step is a graph."""
         self.makes: Makes = ""
         self.compiled = False
-        """Whether a compiled graph runs."""
+        """Whether a compiled graph is running."""
         self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
         self.mesh: DeviceMesh | None = None
 
     def record(self, record: Record) -> None:
-        """Take the next record."""
+        """Add a record."""
         self.records.append(record)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn what a program may raise into a simulation's error."""
+        """Turn exceptions that a program may raise into SimulationError."""
         try:
             yield
         except SimulationError:
@@ -108,13 +108,13 @@ class Capture(Recorder):
         except RunError as error:
             raise SimulationError(str(error)) from error
         except UnknownCollective as error:
-            raise SimulationError(f"{error} communicates in a way that is not captured") from error
+            raise SimulationError(f"{error} communicates in a way that is not supported") from error
         except Exception as error:
             where = f" in {self.module}" if self.module else ""
             raise SimulationError(f"the program failed{where}: {type(error).__name__}: {error}") from error
 
     def next_batch(self) -> None:
-        """Note that the next micro batch begins; a pipeline reads all of a pass at once, and marks its actions."""
+        """Begin the next micro batch. A pipeline reads all of a pass at once, and marks its actions instead."""
         self.outside = "forward"
         self.phase = "forward"
         self.outer = ""
@@ -125,7 +125,7 @@ class Capture(Recorder):
         self.micro_batch += 1
 
     def begin_step(self, number: int) -> None:
-        """Note that a step begins."""
+        """Begin a step."""
         self.micro_batch = 0
         self.step = number
         self.record(Mark(f"step {number}"))
@@ -134,38 +134,38 @@ class Capture(Recorder):
             self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Note that a pipeline begins a pass: what it receives before its first action belongs to the forward."""
+        """Begin a pass of a pipeline: receives before its first action belong to the forward phase."""
         self.outside = self.phase = "forward"
 
     def end_pass(self) -> None:
-        """Note that a pipeline has taken its last action of a pass: what follows belongs to the optimizer."""
+        """End a pass of a pipeline: what follows belongs to the optimizer."""
         self.outside = "optimizer"
 
     def begin_action(self, phase: Phase) -> None:
-        """Note that a pipeline's stage begins a forward or a backward."""
+        """Begin a forward or a backward of a pipeline stage."""
         self.outside = phase
         self.outer = self.gradient_module = ""
 
     def end_action(self) -> None:
-        """Note that it ends: what autograd records from here on belongs to no module."""
+        """End it: what autograd records from here on belongs to no module."""
         self.outer = ""
         self._begin("")
 
     def at_node(self, node: fx.Node) -> None:
-        """Note which node of a step's graph runs next; behind the output of a whole step the optimizer follows."""
+        """Set the node of a step's graph that runs next; after the output of a whole step the optimizer follows."""
         self.of_node = place_of(node)
         self.makes = ""
         if node.op == "output" and not self.staged:
             self.outside = "optimizer"
 
     def at_sum(self, node: fx.Node, gradient: torch.Tensor) -> None:
-        """Note an unsharded gradient, which a compiled region makes among others, and the node that is to take it."""
+        """Note an unsharded gradient computed in a compiled region with others, and the node that will return it."""
         place = place_of(node)
         assert place is not None, "a gradient was computed"
         self._categorise(gradient, "unsharded_gradient", place.module)
 
     def locate(self) -> None:
-        """Find out where the program is: the phase, the module on whose behalf it works, and whether Python does it."""
+        """Determine the current phase, the module, and whether Python issues the ops."""
         self._locate()
         if self.compiled:
             self.python = False
@@ -189,12 +189,12 @@ class Capture(Recorder):
             self.phase = "recompute"
             self.module = self.running[-1]
             return
-        # Gradients are not differentiated: where autograd records in a backward, something is computed again.
+        # Gradients are not differentiated: where autograd records within a backward, a forward is recomputed.
         self.phase = "recompute" if torch.is_grad_enabled() else "backward"
         node = current_autograd_node()
         if node is not None:
             number = node._sequence_nr()
-            if number != _ACCUMULATION:  # which belongs to the module whose gradient it is
+            if number != _ACCUMULATION:  # accumulation belongs to the module whose gradient it is
                 place = bisect.bisect_right(self.starts, number) - 1
                 if place >= 0:
                     self.gradient_module = self.started[place]
@@ -202,7 +202,7 @@ class Capture(Recorder):
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        """While entered, hear of modules that are called and of storages that are resized."""
+        """While entered, observe calls of modules and resizes of storages."""
         resize = torch.UntypedStorage.resize_
 
         def enter(module: nn.Module, _: Any) -> None:
@@ -246,12 +246,12 @@ class Capture(Recorder):
                 handle.remove()
 
     def _begin(self, path: str) -> None:
-        """Note that what autograd records from here on belongs to a module."""
+        """Attribute to a module what autograd records from here on."""
         self.starts.append(autograd_sequence_number())
         self.started.append(path)
 
     def adopt_state(self, training: Training) -> None:
-        """Record the storages of parameters, buffers and what every stage is given, which are there before any step."""
+        """Record the storages that exist before any step: parameters, buffers, and inputs given to every stage."""
         for part in training.parts:
             for path, parameter in part.named_parameters():
                 category: Category = "sharded_parameter" if isinstance(parameter, DTensor) else "parameter"
@@ -322,7 +322,7 @@ class Capture(Recorder):
         return True
 
     def adopt(self, tensor: torch.Tensor, number: int) -> None:
-        """Let the storage of a tensor be the one of a number, whose allocation is recorded already."""
+        """Assign to the storage of a tensor a number whose allocation is already recorded."""
         storage = tensor.untyped_storage()
         ref = StorageRef(storage, self._freed)
         ref.key, ref.number = storage._cdata, number
@@ -361,7 +361,7 @@ class Capture(Recorder):
 
 
 def locals_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors of which one consists on this rank."""
+    """Yield the plain local tensors that a tensor consists of on this rank."""
     if is_traceable_wrapper_subclass_type(type(tensor)):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)

@@ -1,7 +1,7 @@
 """Cache of fake-tensor outputs, keyed by operator and argument metadata.
 
-A fake tensor mode finds out shapes, strides and aliases of every call anew, or from a cache of its own that costs as
-much. Here a call on tensors of the simulated device that looks like an earlier one is answered from that.
+A fake tensor mode computes shapes, strides and aliases of every call again, or looks them up in a cache that costs as
+much. Here the outputs of a call on tensors of the simulated device are cached by the metadata of its arguments.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _PLAIN: Final = frozenset(
 
 
 class _Result(NamedTuple):
-    """One result: an argument as it is, a view of one, or a new tensor.
+    """One output: an argument itself, a view of one, or a new tensor.
 
-    ``argument`` counts the tensors among the arguments; it is -1 for a new one. ``shape`` is None for an argument as it
-    is.
+    ``argument`` is its index among the tensor arguments; -1 for a new tensor. ``shape`` is None for an argument itself.
     """
 
     argument: int
@@ -46,22 +45,22 @@ class _Result(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What a call returns; ``kind`` is the type of a sequence of results, or None for a single one."""
+    """Outputs of a call; ``kind`` is the type of a sequence of outputs, or None for a single one."""
 
     results: tuple[_Result | None, ...]
     kind: type | None
 
 
 class Results:
-    """Answers calls that are like earlier ones."""
+    """Cache of outputs of calls."""
 
     def __init__(self) -> None:
         self.answers: dict[object, _Answer | None] = {}
         self.like: FakeTensor | None = None
-        """One of the tensors of this simulation, whose mode and device all have."""
+        """One of the tensors of this simulation, from which outputs take their mode and device."""
 
     def of(self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a call returns, from the fake tensor mode or as that did before."""
+        """Return the outputs of a call, from the cache or the fake tensor mode."""
         if func.namespace not in _NAMESPACES or known.name in _CHANGES_SHAPE:
             return func(*args, **kwargs)
         parts: list[object] = [func]
@@ -77,7 +76,7 @@ class Results:
         return out
 
     def _answer(self, out: Any, inputs: Sequence[FakeTensor]) -> _Answer | None:
-        """Return how to answer such a call again; None where that is not certain."""
+        """Return the cache entry of a call; None where the outputs of an equal call might differ."""
         kind = type(out) if isinstance(out, list | tuple) else None
         if kind not in (None, list, tuple):
             return None
@@ -129,7 +128,7 @@ class Results:
 
 
 def tensor_like(like: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> FakeTensor:
-    """Return a new tensor of the mode and device of another one, of which nothing is recorded."""
+    """Return a new tensor with the mode and device of another one, without recording it."""
     with DisableTorchDispatch():
         return _fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), like)
 
@@ -141,7 +140,7 @@ def _without_storage(tensor: FakeTensor) -> FakeTensor:
 
 
 def _fake(elem: torch.Tensor, like: FakeTensor) -> FakeTensor:
-    """Return a fake tensor as its constructor would make it, which looks at every argument of a dozen again."""
+    """Return a fake tensor like its constructor, but without checking a dozen arguments again."""
     made: FakeTensor = make_subclass(
         FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=like.fake_device
     )
@@ -151,14 +150,14 @@ def _fake(elem: torch.Tensor, like: FakeTensor) -> FakeTensor:
 
 
 def _bytes(shape: Sequence[int], stride: Sequence[int], item: int) -> int:
-    """Return the bytes of the smallest storage that a tensor fits in."""
+    """Return the bytes of the smallest storage that holds a tensor."""
     if 0 in shape:
         return 0
     return item * (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
 
 
 def _describe(values: Any, parts: list[object], inputs: list[FakeTensor]) -> bool:
-    """Append what decides the shape of a call's results; whether all of it is known."""
+    """Append everything that the shapes of a call's outputs depend on; return whether that is complete."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor:

@@ -1,7 +1,7 @@
-"""Rows that reach each expert of a model whose router has no values.
+"""Even routing: rows per expert for models whose router has no values.
 
-Which token goes to which expert is decided by values, and the simulated device has none. A router is trained to use
-its experts alike (Shazeer et al. 2017, section 4), so that each is given the same number of rows, to within one.
+Routing depends on values, and tensors of the simulated device have none. A router is trained to use its experts equally
+(Shazeer et al. 2017, section 4), so each expert is given the same number of rows, to within one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from legoai.specs.models import mixtral
 
 
 def even_parts(rows: int, parts: int) -> list[int]:
-    """Cut rows into parts that differ by at most one, the larger ones first."""
+    """Split rows into parts that differ by at most one, the larger ones first."""
     share, rest = divmod(rows, parts)
     return [share + (index < rest) for index in range(parts)]
 
 
 @contextlib.contextmanager
 def even_routing() -> Iterator[None]:
-    """While entered, numbers of rows that are read from the simulated device are those of an even routing."""
+    """While entered, row counts that are read from the simulated device are those of an even routing."""
     exchanged, kept, groups = runtime_experts.rows_exchanged, runtime_experts.rows_with_room, mixtral.rows_of_groups
 
     def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
@@ -36,13 +36,13 @@ def even_routing() -> Iterator[None]:
             return exchanged(counts, rows)
         _read(counts.numel() * counts.itemsize)
         sent = even_parts(rows, counts.shape[1])
-        # Every rank of the group sends alike, to this one what it sends to its own place among them.
+        # Every rank of the group sends the same counts; this one receives what each sends to its index in the group.
         return [sent, [sent[dist.get_rank() % len(sent)]] * len(sent)]
 
     def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
         if place.device.type != SIM:
             return kept(place, capacity, experts)
-        _read(place.itemsize)  # `nonzero` tells the host how many it has found
+        _read(place.itemsize)  # `nonzero` copies the number of its results to the host
         return place[: sum(min(size, capacity) for size in even_parts(len(place), experts))].clone()
 
     def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
@@ -60,7 +60,7 @@ def even_routing() -> Iterator[None]:
 
 
 def _read(size: int) -> None:
-    """Read bytes from the device; of a step that is traced, in each run of its graph."""
+    """Record a read from the device; in a traced step, for each run of its graph."""
     tracing = get_proxy_mode()
     if tracing is None:
         read_from_device(size)

@@ -30,12 +30,12 @@ _FILLS: Final = frozenset(
 
 
 class Unfilled(TorchFunctionMode):
-    """Leaves out the first values of parameters, which a model on the meta device does not have."""
+    """Skips the initialisation of parameters, which has no effect on the meta device."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return a tensor that was to be filled as it is."""
+        """Return a tensor unfilled instead of filling it."""
         if func in _FILLS:
             tensor = args[0] if args else (kwargs or {}).get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:

@@ -1,12 +1,12 @@
-"""Actions of a pipeline's rank, each timed once and put in the place of its ops.
+"""Timing of pipeline actions: each distinct action is timed once, and simulated as one op.
 
-An action that waits for no other rank takes the same time whenever it is taken. Its ops are timed alone, and then
-stand as one :class:`legoai.cost.timing.rank_timeline.ActionOp` among what its rank does with others: sends, receives
-and the waits for them, the gathering of parameters beside the computation, and what follows the last action.
+An action that waits for no other rank always takes the same time. Its ops are timed alone, and then represented by one
+:class:`legoai.cost.timing.rank_timeline.ActionOp`. The other ops of a rank stay as they are: sends, receives and the
+waits for them, all-gathers that overlap the computation, and what follows the last action.
 
-Two things are lost: a transfer between stages does not slow down a collective inside of an action by taking its link,
-and an operation that an action leaves running is counted to its end. The test of both is the simulation of every
-operation of every rank, with which this one agrees within 1%.
+This is approximate in two ways: a transfer between stages does not slow down a collective within an action by sharing
+its link, and an operation that an action leaves running counts as part of the action. A test compares it with the
+simulation of every operation of every rank, with which it agrees within 1%.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from legoai.cost.trace.trace import Trace, records_of
 from legoai.cost.trace.translation import Translation
 
 _BESIDE = ("UNSHARD", "RESHARD")
-"""Actions whose operations run beside the next ones."""
+"""Actions whose operations overlap the following ones."""
 
 
 class StreamEffect:
-    """What a segment has to do with streams beyond it.
+    """Waits of a segment for work outside it.
 
     Attributes:
-        waits: slots of the collectives for which it waits and which it does not start.
+        waits: slots of the collectives that it waits for and does not start.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -57,13 +57,13 @@ class StreamEffect:
 
 @dataclass(slots=True, kw_only=True)
 class ActionTimer:
-    """The actions that were timed, of any rank.
+    """The timed actions of all ranks.
 
     Attributes:
         cost: of an operation when nothing runs beside it.
         host: that issues them.
-        together: the ranks that are simulated: what two of them do together is never part of an action.
-        known: the timed actions by what they are made of.
+        together: the simulated ranks; communication between two of them is never part of an action.
+        known: the timed actions by their items.
     """
 
     cost: Callable[[Timed], Cost]
@@ -71,14 +71,14 @@ class ActionTimer:
     together: frozenset[int]
     known: dict[tuple[object, ...], ActionOp | None] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
-    """What the keys of `known` name by identity."""
+    """Keeps the objects alive whose identity is part of a key of `known`."""
 
     def compressed(self, items: Sequence[Item], translation: Translation | None = None) -> list[Record | ActionOp]:
-        """Put one op in the place of each action. The marks around them stay; those inside are left out.
+        """Replace each action by one op. The marks around actions are kept; those inside are left out.
 
         Args:
             items: of a rank.
-            translation: from the names in its segments to those that are meant. An action keeps those of its segment.
+            translation: from the names in its segments to those of the rank. An action keeps the names of its segment.
         """
         result: list[Record | ActionOp] = []
         place = 0
@@ -109,7 +109,7 @@ class ActionTimer:
                 events.update(dict.fromkeys(item.own[2]))
                 waited = [item.number(slot) for slot in item.segment.summary(StreamEffect).waits]
                 if not works.keys() >= set(waited):
-                    return None  # on what an earlier action left running
+                    return None  # it waits for work that an earlier action left running
                 order = list(works) if waited else []
                 key.append((id(item.segment), *map(order.index, waited)))
             elif isinstance(item, Kernel | Copy):
@@ -132,7 +132,7 @@ class ActionTimer:
         return dataclasses.replace(op, works=tuple(works), events=tuple(events))
 
     def _timed(self, records: Sequence[Record], works: set[int]) -> ActionOp | None:
-        """Time some operations alone; None where the host or another rank has a part in them."""
+        """Time some operations alone; None where they involve the host or another rank."""
         timed: list[Record] = []
         issued, seconds = 0, 0.0
         for record in records:
@@ -143,7 +143,7 @@ class ActionTimer:
             if isinstance(record, Collective) and len(self.together.intersection(record.ranks)) > 1:
                 return None
             if isinstance(record, WaitWork) and record.work not in works:
-                return None  # on what an earlier action left running
+                return None  # it waits for work that an earlier action left running
             if isinstance(record, Kernel | Copy | Collective):
                 issued += 1
                 seconds += self.host.dispatch(record)

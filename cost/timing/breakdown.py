@@ -23,15 +23,15 @@ _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """What the kernels of equal modules take.
+    """Time of the kernels of equal modules.
 
     Attributes:
-        pattern: their path, numbers written as `*`.
+        pattern: their path, with numbers written as `*`.
         first: the path of one of them.
-        modules: how many there are.
+        modules: number of modules.
         seconds: of all their kernels.
-        recompute: of these, in recomputation.
-        op: the operator that takes most of it.
+        recompute: part of the seconds in recomputation.
+        op: the operator with the largest share.
     """
 
     pattern: str
@@ -44,19 +44,19 @@ class ModuleCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
-    """What the collectives of one kind, on one axis, on behalf of equal modules take.
+    """Time of the collectives of one kind, on one axis, for equal modules.
 
     Attributes:
-        kind: which.
-        axis: the mesh axes that it spans.
+        kind: of the collectives.
+        axis: the mesh axes that they span.
         ranks: of a group.
-        pattern: the modules' path, numbers written as `*`.
+        pattern: the modules' path, with numbers written as `*`.
         first: the path of one of them.
-        phase: when.
-        count: how many there are.
+        phase: of the step.
+        count: number of collectives.
         bytes: of all, as :class:`~legoai.cost.trace.records.Collective` counts them.
         seconds: of all.
-        exposed: seconds of them beside which nothing computes.
+        exposed: part of the seconds during which nothing is computed.
     """
 
     kind: str
@@ -81,15 +81,15 @@ class Breakdown:
         exposed: during which a collective runs and no kernel.
         copies: during which only copies between host and device run.
         host: during which only the host computes, as an offloaded optimizer does.
-        idle: during which nothing runs: the host has not put the next operation on its stream, or in a pipeline the
-            rank waits for others.
+        idle: during which nothing runs: the host has not issued the next operation yet, or in a pipeline the rank waits
+            for others.
         by_kind: of ``compute``: matrix products, attention, and what moves bytes by kind.
         by_phase: of ``compute``.
         recompute: of ``compute``, in recomputation.
-        slowed: of ``compute``, what communication beside it adds.
+        slowed: of ``compute``, slowdown from overlapping communication.
         communication: seconds of all collectives, hidden or not.
         exposed_by_axis: of ``exposed``.
-        by_model: seconds of all operations by the model that gave them.
+        by_model: seconds of all operations by the model that estimated them.
         modules: most expensive first.
         collectives: most exposed first, then longest.
     """
@@ -112,7 +112,7 @@ class Breakdown:
 
 
 def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
-    """Sort the operations of a step.
+    """Compute the breakdown of a step.
 
     Args:
         intervals: of the step, on one rank.
@@ -172,7 +172,7 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
 
 
 def pattern_of(path: str) -> str:
-    """A module's path with its numbers written as `*`: `layers.3.attention` is `layers.*.attention`."""
+    """Return a module's path with its numbers written as `*`: `layers.3.attention` is `layers.*.attention`."""
     return _pattern(path)
 
 

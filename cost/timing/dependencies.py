@@ -1,8 +1,8 @@
 """Stream dependencies: the order of each stream and communicator, and the waits of the program.
 
-A stream runs its operations in order; waits hold its next operation back until what they name is complete. A collective
-runs on its communicator's own queue and not on the stream that asked for it, as NCCL's do, behind what that stream
-waits for. The host goes on at once after all of these.
+A stream runs its operations in order; a wait delays its next operation until what it names is complete. As with NCCL, a
+collective runs on its communicator's own queue rather than on the calling stream, after everything that the calling
+stream waits for. The host continues immediately after all of these.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from legoai.cost.trace.records import Collective, RecordEvent, WaitEvent, WaitSt
 
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
 _FEW: Final = 4
-"""Nodes that are waited for one by one; more are joined."""
+"""Most nodes that are waited for one by one; more are joined into one node."""
 
 
 class StreamDependencies(ABC):
-    """The queues of one rank, on which nodes are put in the order of its program.
+    """The queues of one rank, on which nodes are put in program order.
 
     Attributes:
-        order: nodes that were made.
-        last: the latest of each queue: one, or those of a batch.
-        waits: what the next operation of a stream must wait for, beyond the stream's own order.
-        events: by number; None where there was nothing to wait for.
+        order: number of nodes so far.
+        last: the latest nodes of each queue: one, or those of a batch.
+        waits: what the next operation of a stream must wait for, in addition to the stream's own order.
+        events: nodes of events, by number; None where there was nothing to wait for.
         works: the nodes of collectives, by number.
     """
 
@@ -43,7 +43,7 @@ class StreamDependencies(ABC):
 
     @abstractmethod
     def release(self, node: Node) -> None:
-        """Take note that one thing has happened that a node waited for."""
+        """Note that one of a node's predecessors is complete."""
 
     def node(self, record: Timed | ActionOp | None, cost: Cost, queue: str) -> Node:
         """Return a new node."""
@@ -51,11 +51,11 @@ class StreamDependencies(ABC):
         return Node(self.order, record, cost, queue)
 
     def synchronise(self, record: object, number: int) -> None:
-        """Note what the next operation of a stream waits for.
+        """Update what the next operation of a stream waits for.
 
         Args:
-            record: of a wait or an event; others do nothing.
-            number: of the event or the collective that it names.
+            record: a wait or an event; other records have no effect.
+            number: of the event or the collective.
 
         Raises:
             ValueError: the record waits for work that was never started.
@@ -66,7 +66,7 @@ class StreamDependencies(ABC):
             if found is not None:
                 self.waits[stream_name(record.stream)].append(found)
         elif type(record) is RecordEvent:
-            # The event stands for the stream's latest work and all that the stream still waits for.
+            # The event stands for the stream's latest work, and for everything that the stream still waits for.
             pending = self.pending(stream_name(record.stream))
             self.events[number] = self.join(pending) if pending else None
         elif type(record) is WaitWork:
@@ -77,11 +77,11 @@ class StreamDependencies(ABC):
             self.waits[stream_name(record.stream)] += self.pending(stream_name(record.other))
 
     def pending(self, queue: str) -> list[Node]:
-        """Return what must be complete for all work of a queue so far to be complete."""
+        """Return the nodes that must be complete for all work of a queue so far to be complete."""
         return [*self.last.get(queue, ()), *self.waits[queue]]
 
     def join(self, nodes: Sequence[Node]) -> Node:
-        """Return a node that is complete when all of ``nodes`` are."""
+        """Return a node that is complete when all of ``nodes`` are complete."""
         if len(nodes) == 1:
             return nodes[0]
         node = self.node(None, _INSTANT, "")
@@ -91,7 +91,7 @@ class StreamDependencies(ABC):
 
     @staticmethod
     def follow(node: Node, before: Sequence[Node]) -> None:
-        """Let a node wait for those that are not complete."""
+        """Make a node wait for those that are not complete."""
         for other in before if len(before) == 1 else dict.fromkeys(before):
             if not other.done:
                 other.followers.append(node)
@@ -99,12 +99,12 @@ class StreamDependencies(ABC):
                 node.soonest = max(node.soonest, other.soonest)
 
     def put(self, node: Node, stream: str, now: float) -> None:
-        """Put a node at the end of its queue; it is the caller's to make it the queue's latest.
+        """Put a node at the end of its queue; the caller makes it the queue's latest.
 
         Args:
-            node: new.
-            stream: that asks for it. The node's queue is the stream itself, or a communicator's.
-            now: when it is issued.
+            node: the new node.
+            stream: the calling stream. The node's queue is the stream itself, or a communicator's.
+            now: time at which it is issued.
         """
         node.soonest = now
         queue, waits = node.queue, self.waits[stream]
@@ -116,14 +116,14 @@ class StreamDependencies(ABC):
                 self.follow(node, self.last.get(stream, ()))
             return
         if len(waits) > _FEW:
-            # A stream on which only communication is called keeps what it waits for, which would grow without end.
+            # The waits of a stream that only starts communication would otherwise grow without bound.
             pending = [item for item in waits if not item.done]
             self.waits[stream] = [self.join(pending)] if pending else []
         self.follow(node, [*self.pending(stream), *self.last.get(queue, ())])
 
 
 def unfinished(nodes: Iterable[Node]) -> list[Node]:
-    """Return those that are not complete, each once."""
+    """Return the nodes that are not complete, each once."""
     return list(dict.fromkeys(item for item in nodes if not item.done))
 
 

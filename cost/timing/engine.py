@@ -1,21 +1,25 @@
-"""Event simulation of ranks: the host of each, its streams, and the resources that these share.
+"""Event simulation of ranks: hosts, streams, and the resources that streams share.
 
 The semantics are those of section 4.6 of the LegoAI dissertation (Algorithms 1 to 6, Table 4.6): a stream runs its
-operations in order, waits release when what they name is complete, and an operation needs its resource. Here they are
-driven by events: time jumps from one completion to the next, and only what a completion releases is looked at, where
-the paper's loop scans all queues.
+operations in order, waits release when what they name is complete, and an operation needs its resource. Here the
+simulation is driven by events: time advances from one completion to the next, and only nodes that a completion releases
+are examined, whereas the dissertation's loop scans all queues.
 
-Five things are added. The host dispatches operations one after another and each takes it time, so that a stream of
-small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
-asked for it, as NCCL's do (:mod:`legoai.cost.timing.dependencies`). While a collective runs, computation beside it is
-slower, because the collective takes some of the multiprocessors. What several simulated ranks do together, sends and
-receives and the collectives whose group holds more than one of them, begins when the last of them is there and is over
-for all when it is over for the last; until then it keeps its queue, and no resource. And kernels of which only sums
-are asked for pass together (:mod:`legoai.cost.timing.runs`).
+There are five additions:
 
-Each rank has few things that may happen next: an operation ends on one of its six resources, or its host issues the
-next one. The rank where something happens first goes on until something would happen earlier on another, or until it
-concerns another. A rank alone goes on to its end.
+- The host dispatches operations one after another, each of which takes host time, so that a stream of small kernels
+  runs at the host's pace.
+- A collective runs on its communicator's own queue and not on the calling stream, as NCCL's do
+  (:mod:`legoai.cost.timing.dependencies`).
+- While a collective runs, overlapping computation is slower, because the collective occupies multiprocessors.
+- Joint operations of several simulated ranks (sends and receives, and collectives whose group holds more than one of
+  them) begin when the last rank has arrived, and end on all ranks when they end on the last. Until they begin, they
+  block their queues, and occupy no resource.
+- Kernels whose individual times are not needed are simulated together (:mod:`legoai.cost.timing.runs`).
+
+Each rank has few possible next events: an operation ends on one of its six resources, or its host issues the next one.
+The rank with the earliest event advances until another rank has an earlier one, or until it affects another rank. A
+rank alone advances to its end.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ from legoai.cost.trace.trace import Trace
 
 
 def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host, *, by_run: bool = False) -> Timeline:
-    """Run the operations of a rank that stands for all: what it does with others begins when it is there.
+    """Run the operations of one rank that represents all: its communication begins as soon as it arrives.
 
     Args:
         trace: of the rank.
         cost: of an operation when nothing runs beside it.
         host: of the rank.
-        by_run: let kernels of a segment that follow each other pass as one interval, which has the record of the first
+        by_run: whether consecutive kernels of a segment are simulated as one interval, with the record of the first
             (:mod:`legoai.cost.timing.runs`). Marks of modules are left out.
 
     Raises:
@@ -62,13 +66,13 @@ def simulate_ranks(
     a batch of them is one operation of the group's own queue (`torch.distributed.batch_isend_irecv`).
 
     Args:
-        ranks: what each does, by global rank.
+        ranks: items of each rank, by global rank.
         cost: of an operation when nothing runs beside it.
         host: of every rank.
 
     Raises:
         StandstillError: the ranks wait for each other.
-        ValueError: a rank waits for work that it never started, or sends to one that is not there.
+        ValueError: a rank waits for work that it never started, or sends to a rank that is not simulated.
     """
     operations = {rank: operations_of(items, None) for rank, items in ranks.items()}
     return _Simulation(operations, cost, host, alone=False).run()
@@ -90,10 +94,10 @@ class _Simulation:
             number: Rank(number, operations, cost, host, self.meetings) for number, operations in ranks.items()
         }
         self.upcoming: list[tuple[float, int, int, Rank]] = []
-        """When something happens first on each rank, with its number and its turn; what was said before counts not."""
+        """Times of the ranks' next events, with rank and turn; entries of earlier turns are stale."""
 
     def run(self) -> dict[int, RankTimeline]:
-        """Run all ranks to their ends."""
+        """Run all ranks to their end."""
         for rank in self.ranks.values():
             rank.begin()
             self._expect(rank)
@@ -112,6 +116,6 @@ class _Simulation:
         return {number: rank.result() for number, rank in self.ranks.items()}
 
     def _expect(self, rank: Rank) -> None:
-        """Note when something happens next on a rank."""
+        """Enter the time of a rank's next event."""
         rank.turn += 1
         heapq.heappush(self.upcoming, (rank.upcoming(), rank.number, rank.turn, rank))

@@ -1,8 +1,8 @@
 """Intervals of a timeline, in which repeated segments are stored once.
 
-The ops of a pipeline's action run one after the other in the same way whenever the action is taken.
-:class:`SegmentIntervals` has their times once, from the beginning of the action; :class:`Intervals` puts segments
-behind each other. Sums look at each segment once; what needs every op gets them in the order in which they begin.
+The ops of a pipeline action run in the same way every time. :class:`SegmentIntervals` holds their times once, from the
+beginning of the action; :class:`Intervals` concatenates segments. Sums process each segment once; iteration yields
+every op in order of its beginning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PLACE: Final = {resource: place for place, resource in enumerate(RESOURCES)}
 
 @dataclass(frozen=True, eq=False)
 class SegmentIntervals:
-    """Operations that run in the same way whenever they are run; times are in seconds from its beginning.
+    """Operations that run in the same way every time; times are in seconds from the beginning of the segment.
 
     Attributes:
         intervals: the operations.
-        named: whether their names are those that are meant, whatever else is renamed.
+        named: whether their names are final, and not translated.
     """
 
     intervals: tuple[Interval, ...]
@@ -48,12 +48,12 @@ class SegmentIntervals:
 
     @functools.cached_property
     def resources(self) -> NDArray[np.int8]:
-        """What each occupies, as a place in `RESOURCES`."""
+        """The resource of each interval, as an index in `RESOURCES`."""
         return np.array([_PLACE[item.cost.resource] for item in self.intervals], dtype=np.int8)
 
     @functools.cached_property
     def collectives(self) -> NDArray[np.intp]:
-        """The places of those that are collectives."""
+        """The indices of the collectives."""
         return np.array([i for i, item in enumerate(self.intervals) if isinstance(item.record, Collective)], np.intp)
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class SegmentIntervals:
         return {}
 
     def times(self, resources: tuple[Resource, ...]) -> tuple[Floats, Floats]:
-        """When what occupies any of the resources begins and ends."""
+        """Begin and end times of the intervals on some resources."""
         found = self._times.get(resources)
         if found is None:
             chosen = np.isin(self.resources, [_PLACE[name] for name in resources])
@@ -73,8 +73,8 @@ class Intervals(Sequence[Interval]):
     """The operations of a rank, in the order in which they begin.
 
     Attributes:
-        segments: what they are made of, each with the second in which it begins.
-        translation: from the names in the segments to those that are meant; None where they are the same.
+        segments: each with the time at which it begins, in seconds.
+        translation: from the names in the segments to those of the rank; None where they are the same.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Intervals(Sequence[Interval]):
 
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> Intervals:
-        """Return intervals as one segment, unless they are made of segments already."""
+        """Return intervals as one segment, unless they consist of segments already."""
         return intervals if isinstance(intervals, Intervals) else cls([(0.0, SegmentIntervals(tuple(intervals)))])
 
     @functools.cached_property
@@ -104,11 +104,11 @@ class Intervals(Sequence[Interval]):
         return tuple(sorted(found, key=lambda item: (item.start, item.end)))
 
     def meant(self, record: Timed) -> Timed:
-        """Return a record of the segments with the names that are meant."""
+        """Return a record of the segments with the names of the rank."""
         return record if self.translation is None else self.translation.record(record)  # type: ignore[return-value]
 
     def path(self, path: str) -> str:
-        """Return the module that is meant by a path in the segments."""
+        """Return the module that a path in the segments denotes."""
         return path if self.translation is None else self.translation.path(path)
 
     def __len__(self) -> int:
@@ -126,11 +126,11 @@ class Intervals(Sequence[Interval]):
 
     @property
     def end(self) -> float:
-        """When the last of them is over; 0 where there are none."""
+        """The end of the last interval; 0 where there are none."""
         return max((at + float(segment.ends.max()) for at, segment in self.segments), default=0.0)
 
     def times(self, resources: Sequence[Resource]) -> tuple[Floats, Floats]:
-        """When what occupies any of the resources begins and ends, in no order."""
+        """Return begin and end times of the intervals on some resources, in no order."""
         starts, ends, asked = [np.empty(0)], [np.empty(0)], tuple(resources)
         for at, segment in self.segments:
             begins, stops = segment.times(asked)
@@ -140,7 +140,7 @@ class Intervals(Sequence[Interval]):
 
 
 def spans(intervals: Sequence[Interval], resources: Sequence[Resource]) -> tuple[Floats, Floats]:
-    """When any of the resources is occupied: beginnings and ends of times without overlap, in order."""
+    """Return the begins and ends of the times at which any of the resources is busy, without overlap, in order."""
     starts, ends = Intervals.of(intervals).times(resources)
     order = np.argsort(starts, kind="stable")
     starts, latest = starts[order], np.maximum.accumulate(ends[order]) if len(ends) else ends
@@ -150,19 +150,19 @@ def spans(intervals: Sequence[Interval], resources: Sequence[Resource]) -> tuple
 
 
 def busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> list[tuple[float, float]]:
-    """The times during which any of the resources is occupied, without overlap, in order."""
+    """Return the times at which any of the resources is busy, without overlap, in order."""
     starts, ends = spans(intervals, resources)
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def seconds_busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> float:
-    """For how long any of the resources is occupied."""
+    """Return the seconds for which any of the resources is busy."""
     starts, ends = spans(intervals, resources)
     return float((ends - starts).sum())
 
 
 def exposed_seconds(intervals: Intervals) -> list[Floats]:
-    """For each segment, for how many seconds of each of its collectives no computation runs beside it.
+    """Return, for each segment, the exposed seconds of each of its collectives: those without computation beside it.
 
     Where two collectives run at once and nothing computes, the time belongs to the one that began first.
     """
@@ -177,7 +177,7 @@ def exposed_seconds(intervals: Intervals) -> list[Floats]:
     before = np.concatenate([[0.0], np.cumsum(stops - begins)])
 
     def computed(until: Floats) -> Floats:
-        """Seconds of computation before some moments."""
+        """Return the seconds of computation before some points in time."""
         place = np.searchsorted(begins, until, side="right")
         inside = np.maximum(stops[place - 1] - until, 0.0) if len(stops) else np.zeros(len(until))
         return np.where(place > 0, before[place] - inside, 0.0)
@@ -188,7 +188,7 @@ def exposed_seconds(intervals: Intervals) -> list[Floats]:
 
 
 def exposed(intervals: Sequence[Interval]) -> Iterator[tuple[Interval, float]]:
-    """Each collective, and for how many of its seconds no computation ran beside it."""
+    """Yield each collective, with its seconds without computation beside it."""
     found = Intervals([(0.0, SegmentIntervals(tuple(intervals)))])
     for (_, segment), seconds in zip(found.segments, exposed_seconds(found), strict=True):
         for place, alone in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
@@ -200,12 +200,12 @@ def _joined(parts: Sequence[Any]) -> Floats:
 
 
 def since(intervals: Sequence[Interval], begin: float, translation: Translation | None = None) -> Intervals:
-    """Return those that do not begin before a moment, in seconds from it.
+    """Return the intervals that begin at a time or later, in seconds from that time.
 
     Args:
         intervals: of a rank.
-        begin: the moment.
-        translation: from the names in them to those that are meant.
+        begin: the time.
+        translation: from the names in them to those of the rank.
     """
     if not begin and isinstance(intervals, Intervals):
         return Intervals(intervals.segments, translation)

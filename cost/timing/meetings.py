@@ -1,4 +1,4 @@
-"""Meetings: what several simulated ranks do together, which begins when the last of them is there."""
+"""Meetings: joint operations of several simulated ranks, which begin when the last of them has arrived."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ POINT_TO_POINT: Final = ("send", "receive")
 
 
 class Meetings:
-    """What simulated ranks do together.
+    """Joint operations of simulated ranks.
 
     Attributes:
-        ranks: those that are simulated.
-        alone: whether there is one, which waits for no other.
-        known: by what it is and how many like it were before.
-        concerned: other ranks on which the one that goes on has just let something begin or end.
+        ranks: the simulated ranks.
+        alone: whether there is only one, which waits for no other.
+        known: by key and number of earlier ones with the same key.
+        concerned: other ranks that the advancing rank has just affected.
     """
 
     def __init__(self, ranks: frozenset[int], *, alone: bool) -> None:
@@ -26,11 +26,11 @@ class Meetings:
         self.concerned: list[Participant] = []
 
     def of(self, record: Collective, place: int) -> Meeting | None:
-        """Return what the record is one side of; None where no other simulated rank takes part.
+        """Return the meeting of a record; None where no other simulated rank takes part.
 
         Args:
             record: of one rank.
-            place: how many like it the rank has issued before.
+            place: number of equal records that the rank has issued before.
         """
         if record.kind in POINT_TO_POINT:
             missing = [rank for rank in record.ranks if rank not in self.ranks]

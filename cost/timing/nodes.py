@@ -1,4 +1,4 @@
-"""Nodes of a simulation: operations on their way, and what several ranks do together."""
+"""Nodes of a simulation: operations in progress, and joint operations of several ranks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ NEVER: Final = float("inf")
 
 
 class Node:
-    """An operation on its way through a simulation, or, without a record, a joint of several that takes no time.
+    """An operation in progress, or, without a record, a join of several nodes that takes no time.
 
     Attributes:
-        order: in which the host of its rank issued it.
+        order: index in the order in which the host of its rank issued it.
         record: of the operation.
         cost: when nothing runs beside it.
         queue: on which it runs.
-        meeting: what it is one side of; None where no other simulated rank takes part.
-        action: the index of the pipeline's action that it belongs to; -1 for none.
-        waiting: predecessors that are not complete; one of them is the host's dispatch.
+        meeting: of which it is one side; None where no other simulated rank takes part.
+        action: the index of the pipeline action that it belongs to; -1 for none.
+        waiting: number of predecessors that are not complete; one of them is the host's dispatch.
         followers: nodes that wait for it.
         done: whether it is complete.
         blocks: whether the host waits for it.
-        late: whether what it waited for last is something that ranks do together.
-        start: when it began.
-        finish: when its work is over if nothing changes; infinite until that is known.
-        soonest: it is not complete before, whatever runs beside it; beyond what has happened when it is issued.
-        earliest: it does not end before, as the host puts its parts on the stream one after another.
-        end: the later of the two.
-        factor: how much slower than alone it runs.
+        late: whether the last predecessor that it waited for is a joint operation of ranks.
+        start: time at which it began.
+        finish: time at which its work ends if nothing changes; infinite until that is known.
+        soonest: lower bound of its completion, whatever runs beside it; later than the present when it is issued.
+        earliest: lower bound of its end, as the host issues its parts one after another.
+        end: the later of `finish` and `earliest`.
+        factor: slowdown relative to running alone.
     """
 
     __slots__ = (
@@ -61,15 +61,15 @@ class Node:
         self.end = max(self.end, self.earliest)
 
     def taken(self) -> Cost:
-        """What it takes, up to now, when nothing runs beside it."""
+        """The cost up to now, as if nothing ran beside it."""
         return self.cost
 
     def slow(self, now: float, host: Host, left: Left | None) -> None:
-        """Let it, a kernel, run as fast as beside collectives, from now on.
+        """Run a kernel from now on at its speed beside collectives.
 
         Args:
-            now: the moment.
-            host: that says how much slower.
+            now: the present.
+            host: that determines the slowdown.
             left: by the collectives; None beside none.
         """
         factor = 1.0 if left is None else host.factor(self.cost, left)
@@ -80,31 +80,31 @@ class Node:
 
 
 class Participant(Protocol):
-    """A rank that takes part in what ranks do together.
+    """A rank that takes part in joint operations.
 
     Attributes:
         number: global rank.
-        now: the moment up to which everything has happened.
+        now: time up to which all events have happened.
     """
 
     number: int
     now: float
 
     def meet(self, node: Node, last: Participant) -> None:
-        """Let its side begin, as the last rank is there."""
+        """Begin its side, as the last rank has arrived."""
 
     def part(self, node: Node, last: Participant) -> None:
-        """Let its side be complete, as it is over on the last rank."""
+        """Complete its side, as the operation has ended on the last rank."""
 
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """What some ranks do together.
+    """A joint operation of some ranks.
 
     Attributes:
-        need: how many take part.
-        sides: the nodes of those that are there, each with its rank.
-        finished: how many are over.
+        need: number of ranks that take part.
+        sides: the nodes of the ranks that have arrived, each with its rank.
+        finished: number of sides that have ended.
     """
 
     need: int

@@ -1,4 +1,4 @@
-"""Operations of a rank, in the order in which its host comes to them."""
+"""Operations of a rank in issue order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from legoai.cost.trace.translation import Translation
 Operation: TypeAlias = Record | ActionOp | Run
 
 _ORDERING_MARKS: Final = (ACTION, END_ACTION, BATCH, END_BATCH)
-"""Beginnings of the names of marks that concern operations."""
+"""Beginnings of the names of marks that affect operations."""
 _MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
 """Records that take no time."""
 
 
 class TimedRecords:
-    """The records of a segment that take time or order it.
+    """The records of a segment that take time or order operations.
 
     Attributes:
-        pairs: in their order, each with its slot.
+        pairs: in order, each with its slot.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -36,7 +36,7 @@ class TimedRecords:
         )
 
     def named(self, *translations: Translation | None) -> list[tuple[Record | Run, int]]:
-        """Return the pairs, the records translated to other names; runs keep the names of their segment."""
+        """Return the pairs, with records translated to other names; runs keep the names of their segment."""
         found = list(self.pairs)
         for translation in translations:
             if translation is not None:
@@ -47,9 +47,9 @@ class TimedRecords:
 
 
 class RecordsByRun(TimedRecords):
-    """The same with kernels in runs, and without the marks of modules.
+    """The same with kernels joined into runs, and without the marks of modules.
 
-    A run begins with the record by which instances of the segment are found.
+    A run begins with the record that serves as the anchor of the segment.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -80,12 +80,12 @@ class RecordsByRun(TimedRecords):
 def operations_of(
     items: Iterable[Item | ActionOp], translation: Translation | None, *, by_run: bool = False
 ) -> Iterator[tuple[Operation, int]]:
-    """Yield what takes time or orders it, with the number of its collective or event.
+    """Yield the records that take time or order operations, with the number of their collective or event.
 
     Args:
         items: of a rank.
-        translation: from the names in the segments to those that are meant; None where they are the same.
-        by_run: put the kernels of segments together in runs.
+        translation: from the names in the segments to those of the rank; None where they are the same.
+        by_run: whether to join the kernels of segments into runs.
     """
     summary = RecordsByRun if by_run else TimedRecords
     named: dict[tuple[int, int], list[tuple[Record | Run, int]]] = {}

@@ -1,8 +1,8 @@
-"""Pace of the host beside that of the device, in spans of a timeline that stand for further ones.
+"""Pace of the host relative to the device, within spans of a timeline that represent further ones.
 
-A span stands for more of its kind only while the same of both is the bottleneck. The device is behind the host by its
-*lag*. In a span that takes the device longer than the host the lag grows, and otherwise it shrinks; the device runs at
-the host's pace where there is none. With further spans the lag is another than in the excerpt that was timed.
+A span represents further ones only while its bottleneck, host or device, stays the same. The *lag* is how far the
+device is behind the host. It grows in a span that takes the device longer than the host, and otherwise shrinks; without
+lag the device runs at the host's pace. With further spans the lag differs from that in the timed excerpt.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from legoai.cost.trace.segments import Instance, Item
 
 
 class Paced(NamedTuple):
-    """A span, and what the host does meanwhile.
+    """A span, with the pace of the host.
 
     Attributes:
         span: of the device.
-        by_host: seconds that the host takes for it.
-        lag: the least by which the device is behind the host; 0 where that is not known.
+        by_host: seconds of the host for it.
+        lag: lower bound of the device's lag behind the host; 0 where it is not known.
     """
 
     span: Span
@@ -32,24 +32,24 @@ class Paced(NamedTuple):
 
     @property
     def took(self) -> float:
-        """Seconds that it takes on the device."""
+        """Its seconds on the device."""
         return self.span.end - self.span.start
 
     @property
     def gain(self) -> float:
-        """By how much the lag grows with all that it stands for; 0 where both take equally long."""
+        """Growth of the lag over all spans that it represents; 0 where host and device take equally long."""
         apart = self.took - self.by_host
         return apart * self.span.more if abs(apart) > EQUAL * self.took else 0.0
 
 
 class Pace:
-    """When the items of a trace begin on the device, and when the host issues them.
+    """Times at which the items of a trace begin on the device, and at which the host issues them.
 
     Args:
         items: of a step.
         starts: on the device, from the step's beginning; None where that is not known.
-        marks: when the host passes each mark, by name.
-        begin: when it passes the step's.
+        marks: times at which the host passes each mark, by name.
+        begin: time at which the host passes the mark of the step.
         cost: of an operation when nothing runs beside it.
         host: that issues them.
     """
@@ -73,7 +73,7 @@ class Pace:
 
         known: dict[int, float] = {}
         self.issued = [0.0]
-        """Seconds of the host up to each item, where it waits for nothing."""
+        """Seconds of the host up to each item, without waits."""
         for item in items:
             if not isinstance(item, Instance):
                 took = seconds(item)
@@ -85,10 +85,10 @@ class Pace:
             for place, item in enumerate(items)
             if isinstance(item, Mark) and item.name in marks
         ]
-        """Marks by place, with when the host passes them."""
+        """Marks by index, with the times at which the host passes them."""
 
     def _lag(self, place: int, start: float) -> float:
-        """By how much the device is behind the host at an item; 0 where the host has waited near it."""
+        """Return the lag of the device at an item; 0 where the host has waited near it."""
         before = max((mark for mark in self.passed if mark[0] <= place), default=None)
         behind = min((mark for mark in self.passed if mark[0] > place), default=None)
         if before is None or behind is None:
@@ -99,7 +99,7 @@ class Pace:
         return max(0.0, start - before[1] - (self.issued[place] - self.issued[before[0]]))
 
     def settled(self, places: Sequence[int], more: int) -> Paced | None:
-        """The span between the last of some items that stands for more of them; None where they differ."""
+        """Return the last span between some items if it can represent further ones; None where the spans differ."""
         known = [start for place in places if (start := self.starts[place]) is not None]
         span = settled(known, more) if len(known) == len(places) else None
         if span is None:
@@ -109,11 +109,11 @@ class Pace:
 
 
 def keeps_pace(of_blocks: Sequence[Paced], of_batches: Sequence[Paced]) -> bool:
-    """Whether the bottleneck of each span is the same with all that they stand for.
+    """Whether each span keeps its bottleneck with all the spans that it represents.
 
     Args:
         of_blocks: spans of blocks.
-        of_batches: those of micro batches, in which spans of blocks lie.
+        of_batches: spans of micro batches, which contain spans of blocks.
     """
     gained = 0.0
     for paced in sorted(of_blocks):

@@ -1,4 +1,4 @@
-"""One rank of a simulation: its host, its streams, its resources."""
+"""One rank of a simulation: its host, its streams and its resources."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from legoai.cost.trace.records import (
 
 _ON_DEVICE: Final = frozenset({Kernel, Collective, Copy})
 _BY_HOST: Final = frozenset({ActionOp, HostKernel, HostWaitDevice, HostWaitEvent, HostWaitStream})
-"""What else happens when the host comes to it; other records take effect as it passes them."""
+"""Other events that happen when the host reaches them; all remaining records take effect immediately."""
 _NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 
 
 class Rank(StreamDependencies):
-    """One rank: its host, its streams, its resources.
+    """One rank: its host, its streams and its resources.
 
     Attributes:
         number: global rank.
-        turn: how often it was said when the next thing happens on it.
-        now: the moment up to which everything has happened.
-        latest: when the last operation of the device ended.
-        host_time: when the host has done all that it was seen to do.
-        issues: when it does the next thing; infinite while it waits, and in the end.
-        next: that thing, with the number of its collective or event, or of a run's kernel.
+        turn: number of times that its next event was announced.
+        now: time up to which all events have happened.
+        latest: end of the last operation of the device.
+        host_time: time at which the host has finished everything so far.
+        issues: time at which it issues the next operation; infinite while it waits, and at the end.
+        next: that operation, with the number of its collective or event, or of a run's kernel.
         times: of runs, by identity.
         waited_for: nodes for which the host waits.
         running: the node on each resource.
-        ready: nodes that could run, in the order in which they were issued.
-        retimed: whether what runs knows when it ends, since the last time that something began or ended.
-        active: nodes that run and in which no other rank takes part.
-        idle_since: when the last of them ended.
+        ready: nodes that could run, in issue order.
+        retimed: whether end times are up to date with the last begin or end of an operation.
+        active: running nodes in which no other rank takes part.
+        idle_since: time at which the last of them ended.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Rank(StreamDependencies):
 
     @property
     def complete(self) -> bool:
-        """Whether the host has issued everything, and everything is done."""
+        """Whether the host has issued everything, and everything is complete."""
         return (
             self.next is None
             and not self.waited_for
@@ -93,7 +93,7 @@ class Rank(StreamDependencies):
         )
 
     def stuck(self) -> str:
-        """Return what the rank waits for, in words."""
+        """Return a description of what the rank waits for."""
         alone = [
             node
             for meeting in self.meetings.known.values()
@@ -106,7 +106,7 @@ class Rank(StreamDependencies):
         return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
 
     def result(self) -> RankTimeline:
-        """Return when everything ran."""
+        """Return the timeline."""
         own = tuple(sorted(self.intervals, key=lambda item: (item.start, item.end)))
         intervals = Intervals([(0.0, SegmentIntervals(own, named=True)), *self.segments])
         ends = (at + float(segment.ends.max()) for at, segment in self.segments if segment.intervals)
@@ -122,17 +122,17 @@ class Rank(StreamDependencies):
         )
 
     def begin(self) -> None:
-        """Let the host begin."""
+        """Start the host."""
         self._take()
 
     def upcoming(self) -> float:
-        """Return when the next thing happens; infinite if another rank must do something first."""
+        """Return the time of the next event; infinite if another rank must act first."""
         if not self.retimed:
             self._retime()
         return min([self.issues, *(node.end for node in self.running.values())])
 
     def advance(self, limit: float) -> None:
-        """Let happen what happens up to a moment, or until another rank is concerned."""
+        """Process events up to a time, or until another rank is affected."""
         running, concerned = self.running, self.meetings.concerned
         while not concerned:
             if not self.retimed:
@@ -154,7 +154,7 @@ class Rank(StreamDependencies):
                 self._issue()
 
     def _take(self) -> None:
-        """Let the host go on to what it issues or waits for next; the rest it does on the way."""
+        """Advance the host to its next operation or wait; other records take effect on the way."""
         for found in self.operations:
             record, number = found
             if type(record) is Run:
@@ -177,7 +177,7 @@ class Rank(StreamDependencies):
         self.issues = NEVER
 
     def _issue(self) -> None:
-        """Let the host do its next thing."""
+        """Issue the host's next operation."""
         assert self.next is not None
         record, number = self.next
         if type(record) is RunTimes:
@@ -201,7 +201,7 @@ class Rank(StreamDependencies):
             cost = self.cost(record)
             end = self.host_time + cost.seconds
             self.intervals.append(Interval(record, cost, "host", self.host_time, end))
-            self.host_time = end  # so that no interval of the host ends later than it
+            self.host_time = end  # so that no interval of the host ends after it
         elif isinstance(record, HostWaitDevice):
             self._block(node for nodes in self.last.values() for node in nodes)
         elif isinstance(record, HostWaitStream):
@@ -213,7 +213,7 @@ class Rank(StreamDependencies):
             self._take()
 
     def _block(self, nodes: Iterable[Node]) -> None:
-        """Let the host wait for nodes."""
+        """Make the host wait for nodes."""
         for node in unfinished(nodes):
             node.blocks = True
             self.waited_for += 1
@@ -221,7 +221,7 @@ class Rank(StreamDependencies):
             self.waiting, self.issues = True, NEVER
 
     def _resume(self) -> None:
-        """Let the host go on if it waits for nothing any more."""
+        """Resume the host if it has nothing left to wait for."""
         if not self.waited_for:
             self.waiting = False
             self.blocked += max(0.0, self.now - self.host_time)
@@ -255,7 +255,7 @@ class Rank(StreamDependencies):
         return node
 
     def _put_run(self, times: RunTimes, first: int) -> bool:
-        """Put kernels of a run on its stream, from the first that is not there, and return whether none is left."""
+        """Put kernels of a run on its stream, from a given one on; return whether none is left."""
         self.order += 1
         node = RunNode(self.order, times, first)
         stream, node.action = node.queue, self.action
@@ -297,7 +297,7 @@ class Rank(StreamDependencies):
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Take note that one thing has happened that a node waited for."""
+        """Note that one of a node's predecessors is complete."""
         node.waiting -= 1
         if node.waiting:
             return
@@ -313,14 +313,14 @@ class Rank(StreamDependencies):
                     rank.meet(side, self)
 
     def meet(self, node: Node, last: Participant) -> None:
-        """Let a side of what ranks do together begin, as the last of them is there."""
+        """Begin a side of a joint operation, as the last rank has arrived."""
         if last is not self:
             self.now = last.now
             self.meetings.concerned.append(self)
         self._enter(node)
 
     def part(self, node: Node, last: Participant) -> None:
-        """Let a side of what ranks do together be complete, as it is over on the last of them."""
+        """Complete a side of a joint operation, as it has ended on the last rank."""
         if last is self:
             self._complete(node)
             return
@@ -331,7 +331,7 @@ class Rank(StreamDependencies):
             self._resume()
 
     def _enter(self, node: Node) -> None:
-        """Let a node run, or wait until its resource is free."""
+        """Run a node, or queue it until its resource is free."""
         resource = node.cost.resource
         ready = self.ready[resource]
         running = self.running.get(resource)
@@ -345,7 +345,7 @@ class Rank(StreamDependencies):
             self._start(node)
 
     def _start(self, node: Node) -> None:
-        """Let a node run."""
+        """Run a node."""
         now = self.now
         node.begin(now)
         if node.meeting is None:
@@ -356,7 +356,7 @@ class Rank(StreamDependencies):
         self.retimed = False
 
     def _retime(self) -> None:
-        """Slow the kernel that runs beside communication, or let it run freely again."""
+        """Slow down the kernel that runs beside communication, or restore its speed."""
         self.retimed = True
         node = self.running.get("compute")
         if node is None:
@@ -365,7 +365,7 @@ class Rank(StreamDependencies):
         node.slow(self.now, self.host, left_by(beside) if beside else None)
 
     def _end(self, resource: Resource) -> None:
-        """Let the node end that runs on a resource."""
+        """End the node that runs on a resource."""
         node = self.running.pop(resource)
         self.retimed = False
         meeting = node.meeting
@@ -390,7 +390,7 @@ class Rank(StreamDependencies):
             self._resume()
 
     def _complete(self, node: Node) -> None:
-        """Take note that a node is complete, and release what waits for it."""
+        """Mark a node as complete, and release its followers."""
         node.done = True
         if node.record is not None:
             self._note(node)
@@ -405,7 +405,7 @@ class Rank(StreamDependencies):
                 self.release(follower)
 
     def _note(self, node: Node) -> None:
-        """Keep when a node ran, up to now."""
+        """Record the interval of a node, up to now."""
         record, now = node.record, self.now
         if isinstance(record, ActionOp):
             self.segments.append((node.start, record.intervals))

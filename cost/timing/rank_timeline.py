@@ -12,16 +12,16 @@ from legoai.cost.trace.pickling import pickled_by_position
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOp:
-    """Many operations of one rank as one, where nothing in them waits for another rank.
+    """Many operations of one rank as one, none of which waits for another rank.
 
     Attributes:
-        stream: whose earlier work they follow and whose later work follows them.
+        stream: on which the action runs.
         seconds: of the device, where the host is ahead.
-        latency: from when the host begins to issue them to when the device is done, where the device is idle before.
-        host_seconds: for which the host issues them.
-        works: the collectives among them, by number, which later operations may wait for.
-        events: those that they record.
-        intervals: when each runs, from the beginning of the action.
+        latency: from when the host begins to issue them until the device is done, where the device is idle before.
+        host_seconds: of the host to issue them.
+        works: numbers of its collectives, for which later operations may wait.
+        events: that it records.
+        intervals: of its operations, from the beginning of the action.
     """
 
     stream: int
@@ -34,7 +34,7 @@ class ActionOp:
 
 
 class StandstillError(ValueError):
-    """Ranks wait for each other in a circle; the message names what each of them waits for."""
+    """Ranks wait for each other in a cycle; the message names what each of them waits for."""
 
 
 @pickled_by_position
@@ -49,12 +49,12 @@ class ActionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
-    """When everything ran on one rank.
+    """Timeline of one of several ranks.
 
     Attributes:
         timeline: as for a rank alone.
-        actions: of a pipeline, in the order in which the host issued them.
-        waits: when the device did nothing because what was next waited for another rank.
+        actions: of a pipeline, in issue order.
+        waits: times at which the device was idle because its next operation waited for another rank.
     """
 
     timeline: Timeline

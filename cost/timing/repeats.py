@@ -1,8 +1,8 @@
-"""Spans of a timeline that stand for several equal ones, which were left out of the trace.
+"""Steady-state spans of a timeline, each weighted by the number of equal spans that the trace leaves out.
 
-Blocks and micro batches that are equal take the same time once the step has settled: when each of the last few took as
-long as the one before it, so do all further ones. A span between the beginnings of two of them then counts as often as
-there are further ones. Figures of a step are integrals over its time, weighted so.
+Equal blocks and micro batches take the same time once the step has reached a steady state: if the last few took equally
+long, all further ones do. A span between the starts of two of them then counts as often as there are further ones.
+Figures of a step are integrals over its time with these weights.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, Phas
 from legoai.cost.trace.segments import Instance, Item, Segment
 
 EQUAL: Final = 1e-3
-"""Share by which the spans between them may differ: a fifth of what composed figures may be off."""
+"""Relative difference up to which spans count as equal: a fifth of the permitted error of extrapolated times."""
 
 
 class Span(NamedTuple):
-    """Seconds of a timeline between which everything happens so many times more."""
+    """A span of a timeline in seconds, and how many further times it occurs."""
 
     start: float
     end: float
@@ -34,11 +34,11 @@ class Span(NamedTuple):
 
 
 class Anchor:
-    """The record by which instances of a segment are found in a timeline.
+    """The record that identifies instances of a segment in a timeline.
 
     Attributes:
-        record: the first product of the segment that is in it once, else the first such kernel; None without one. Other
-            segments may have it too.
+        record: the first product that occurs once in the segment, or else the first such kernel; None without one.
+            Other segments may contain it too.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -49,7 +49,7 @@ class Anchor:
 
 
 def beginnings(items: Sequence[Item], intervals: Intervals) -> list[float | None]:
-    """When each item of a trace begins; None of those by themselves, and of instances that no kernel tells of.
+    """Return the start of each item of a trace; None for single records, and for instances without an anchor.
 
     Args:
         items: whose names are not translated.
@@ -75,7 +75,7 @@ def takes_time(segment: Segment) -> bool:
 
 
 def runs_of(items: Sequence[Item]) -> Iterator[range]:
-    """Yield the places of neighbouring instances of segments that are told by the same record."""
+    """Yield the ranges of consecutive instances of segments with the same anchor."""
 
     def anchor(place: int) -> object:
         item = items[place]
@@ -88,9 +88,9 @@ def runs_of(items: Sequence[Item]) -> Iterator[range]:
 
 
 def settled(starts: Sequence[float], more: int) -> Span | None:
-    """The last one or two spans between the beginnings of instances, as they stand for more; None where they differ.
+    """Return the last one or two spans between starts of instances, with their weight; None where spans differ.
 
-    Two spans may take turns: what travels beside every second block is there for the next one already.
+    Two spans may alternate: communication beside every second block can already be complete for the next one.
     """
     took = [end - start for start, end in itertools.pairwise(starts)]
     for period in (1, 2):
@@ -101,10 +101,10 @@ def settled(starts: Sequence[float], more: int) -> Span | None:
 
 
 class Weights:
-    """How often each moment of a timeline counts.
+    """Weights of the points in time of a timeline.
 
     Args:
-        spans: that count more than once; one that lies in another counts as often in each of its instances.
+        spans: that count more than once; a span nested in another counts in each of its repetitions.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -117,24 +117,24 @@ class Weights:
         self.before = np.concatenate([[0.0], np.cumsum(np.diff(self.edges) * self.times[:-1])])
 
     def at(self, moments: Floats) -> Floats:
-        """How often some moments count."""
+        """Return the weights at some points in time."""
         found: Floats = self.times[np.searchsorted(self.edges, moments, side="right") - 1]
         return found
 
     def until(self, moments: Floats) -> Floats:
-        """Seconds of the whole step until some moments of its excerpt."""
+        """Return the seconds of the whole step up to some points in time of its excerpt."""
         place = np.searchsorted(self.edges, moments, side="right") - 1
         found: Floats = self.before[place] + (moments - self.edges[place]) * self.times[place]
         return found
 
 
 def weighted_breakdown(intervals: Intervals, end: float, weights: Weights) -> Breakdown:
-    """The seconds of a step of which some spans were left out; modules and collectives are not told apart.
+    """Return the breakdown of a step of which some spans were left out, without modules and collectives.
 
     Args:
         intervals: of the excerpt, from the beginning of the step.
         end: of the excerpt.
-        weights: how often each moment counts.
+        weights: of points in time.
     """
 
     def busy(resources: Sequence[Resource]) -> float:

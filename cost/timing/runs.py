@@ -1,10 +1,9 @@
-"""Runs: kernels that follow each other on a stream, which pass through a simulation as one node.
+"""Runs: consecutive kernels on a stream, which are simulated as one node.
 
-Where sums over kernels are asked for and not each of them, those of one phase with nothing between them that orders
-them are a run. It takes the time that they take one by one. Each is slower beside communication by its own factor.
-Between two of them the run gives way to an operation that was issued before it and is ready since. And only kernels of
-which each is put on the stream before the one before it can be done pass as one node; where the host is behind, the run
-goes on with another.
+Where only sums over kernels are needed, kernels of one phase without synchronisation between them form a run. A run
+takes the time of its kernels one by one; beside communication each is slowed by its own factor. Between two kernels,
+the run yields to an operation that was issued before it and has become ready. Kernels share a node only if each is
+issued before the preceding one can end; where the host is behind, the run continues with another node.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ _MODEL: Final = "run of kernels"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Kernels of one stream and one phase, with nothing between them that orders them."""
+    """Kernels of one stream and one phase, without synchronisation between them."""
 
     records: tuple[Kernel, ...]
 
 
 class RunTimes:
-    """What the kernels of a run take.
+    """Times of the kernels of a run.
 
     Attributes:
         records: the kernels.
         queue: of their stream.
         costs: of each when nothing runs beside it.
-        issues: seconds of the host from before the first until it has put each on the stream.
-        alone: seconds of the device before each kernel and behind the last, when nothing runs beside them.
+        issues: seconds of the host from before the first until it has issued each.
+        alone: seconds of the device before each kernel and after the last, when nothing runs beside them.
         whole: the cost of all together.
-        lead: for how long the stream must be busy when the first is put on it, so that none waits for the host.
+        lead: seconds for which the stream must be busy when the first is issued, so that none waits for the host.
     """
 
     def __init__(self, run: Run, cost: Callable[[Timed], Cost], host: Host) -> None:
@@ -54,11 +53,11 @@ class RunTimes:
         self._beside: dict[Left, list[float]] = {}
 
     def together(self, first: int, busy: float) -> int:
-        """Return the end of the kernels that pass as one node: each is there before the one before it is done.
+        """Return the end of the kernels that share a node: each is issued before the preceding one ends.
 
         Args:
-            first: of them, which the host puts on the stream now.
-            busy: for how long the stream is busy from now on, at least.
+            first: of them, which the host issues now.
+            busy: seconds for which the stream is busy from now on, at least.
         """
         if not first and busy >= self.lead:
             return len(self.records)
@@ -69,7 +68,7 @@ class RunTimes:
         return len(self.records)
 
     def beside(self, left: Left | None) -> list[float]:
-        """Return what :attr:`alone` is beside collectives that leave so much."""
+        """Return :attr:`alone` scaled for collectives that run beside the kernels."""
         if left is None:
             return self.alone
         found = self._beside.get(left)
@@ -86,16 +85,16 @@ class RunTimes:
 
 
 class RunNode(Node):
-    """Kernels of a run on their way through a simulation.
+    """Kernels of a run in progress.
 
     Attributes:
         times: of the run.
-        first: kernel that has not run, or runs, since the node last began.
-        until: the end of the kernels that run before it gives way.
-        last: the end of its kernels.
+        first: index of the next or running kernel when the node last began.
+        until: end index of the kernels that run before it yields.
+        last: end index of its kernels.
         left: by the collectives that run beside it; None beside none.
-        ends: seconds before each kernel of the run and behind the last, beside these.
-        origin: the moment from which these count.
+        ends: seconds before each kernel of the run and after the last, beside these collectives.
+        origin: time from which these count.
     """
 
     __slots__ = ("ends", "first", "last", "left", "origin", "times", "until")
@@ -116,7 +115,7 @@ class RunNode(Node):
         self.end = self.origin + self.ends[self.until]
 
     def slow(self, now: float, host: Host, left: Left | None) -> None:
-        """Let each of its kernels run as fast as beside these collectives, from now on."""
+        """Run each of its kernels from now on at its speed beside these collectives."""
         if left == self.left:
             return
         place, before, ends = self._place(now), self.ends, self.times.beside(left)
@@ -127,19 +126,19 @@ class RunNode(Node):
         self.end = self.origin + ends[self.until]
 
     def give_way(self, now: float) -> None:
-        """Let it end with the kernel that runs, and go on with the next one later."""
+        """End after the running kernel, to continue with the next one later."""
         self.until = self._place(now) + 1
         self.end = self.origin + self.ends[self.until]
 
     def go_on(self) -> None:
-        """Let it be what is left of it."""
+        """Continue with the remaining kernels."""
         self.first, self.until = self.until, self.last
         self.record = self.times.records[self.first]
 
     def taken(self) -> Cost:
-        """What its kernels take that ran since it last began."""
+        """The cost of the kernels that ran since it last began."""
         return self.times.cost(self.first, self.until)
 
     def _place(self, now: float) -> int:
-        """The kernel that runs."""
+        """Return the index of the running kernel."""
         return bisect_right(self.ends, now - self.origin, self.first + 1, self.until) - 1

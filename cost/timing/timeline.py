@@ -13,22 +13,22 @@ Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "dev
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
 
 _LEAST_LEFT: Final = 0.1
-"""Share of the memory's bandwidth that is left to a kernel, however much collectives are said to take."""
+"""Lower bound of the share of memory bandwidth left to a kernel beside collectives."""
 
 
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one operation takes when nothing runs beside it.
+    """Cost of one operation when nothing runs beside it.
 
     Attributes:
         seconds: its time on the device.
-        resource: what it occupies.
-        model: the model that gave the time.
-        beside: of a kernel, its time while a collective has some of the multiprocessors over its time alone; None where
-            that is not known for its class, so that :attr:`Host.compute_slowdown` is taken.
-        memory: the share of the memory's bandwidth that it takes while it runs alone, of what kernels reach.
-        processors: of a collective, whether it runs on multiprocessors and not on copy engines.
+        resource: that it occupies.
+        model: the model that estimated the time.
+        beside: of a kernel, its time while a collective occupies multiprocessors, divided by its time alone; None where
+            that is not known for its class, so that :attr:`Host.compute_slowdown` is used.
+        memory: the share of the attainable memory bandwidth that it uses while it runs alone.
+        processors: of a collective, whether it runs on multiprocessors rather than on copy engines.
     """
 
     seconds: float
@@ -40,11 +40,11 @@ class Cost:
 
 
 class Left(NamedTuple):
-    """What collectives leave to kernels that run beside them.
+    """Resources that collectives leave to kernels that run beside them.
 
     Attributes:
-        processors: whether they take multiprocessors.
-        memory: the share of the memory's bandwidth that is left.
+        processors: whether the collectives occupy multiprocessors.
+        memory: the share of the memory bandwidth that is left.
     """
 
     processors: bool
@@ -52,22 +52,22 @@ class Left(NamedTuple):
 
 
 def left_by(collectives: Sequence[Cost]) -> Left:
-    """What some collectives leave."""
+    """Return what some collectives leave."""
     memory = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
     return Left(any(item.processors for item in collectives), memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """How fast operations are put on streams, and how much communication slows computation.
+    """Host time of operations, and slowdown of computation by communication.
 
     Attributes:
-        dispatch_seconds: host time of one operation that C++ issues, as the nodes of autograd do; 0 where the host is
-            never the bottleneck, as in a replayed graph.
-        python_seconds: of one that Python issues, with what Python does between two; None where that is not known, so
-            that it is as the former.
-        compute_slowdown: the time of a kernel beside a collective over its time alone, at least 1, where nothing is
-            known of the kernel's class.
+        dispatch_seconds: host time of one operation that C++ issues, as autograd nodes do; 0 where the host is never
+            the bottleneck, as in a replayed graph.
+        python_seconds: of one that Python issues, including Python's time between two operations; None where it is not
+            known, so that `dispatch_seconds` is used.
+        compute_slowdown: the time of a kernel beside a collective divided by its time alone, at least 1, where it is
+            not known for the kernel's class.
     """
 
     dispatch_seconds: float = 0.0
@@ -75,17 +75,17 @@ class Host:
     compute_slowdown: float = 1.0
 
     def dispatch(self, record: Kernel | Collective | Copy) -> float:
-        """Seconds to put an operation on its stream; 0 in a CUDA graph, whose kernels the host starts all at once."""
+        """Return the seconds to issue an operation; 0 in a CUDA graph, whose kernels are launched together."""
         if type(record) is Kernel and "replayed" in record.attributes:
             return 0.0
         return self.python_seconds if record.python and self.python_seconds is not None else self.dispatch_seconds
 
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
-        """The time of a kernel beside collectives over its time alone."""
+        """Return the time of a kernel beside collectives, divided by its time alone."""
         return self.factor(kernel, left_by(collectives)) if collectives else 1.0
 
     def factor(self, kernel: Cost, left: Left) -> float:
-        """The time of a kernel beside collectives, which leave so much, over its time alone.
+        """Return the time of a kernel beside collectives, given what they leave, divided by its time alone.
 
         They take multiprocessors from it, if they run on any, and bandwidth of the memory, of which it has what they
         leave; what is scarcer counts.
@@ -108,12 +108,12 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """When everything ran.
+    """Timeline of a rank.
 
     Attributes:
         intervals: by start.
         marks: (name, host time) of each mark.
-        end: when the last operation or the host was done.
+        end: time at which the last operation, and the host, are done.
         host_blocked: seconds for which the host waited for the device.
     """
 

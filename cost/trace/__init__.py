@@ -1,1 +1,1 @@
-"""Segmented traces: what one rank does in a step, and the parts that repeat."""
+"""Segmented traces: the ops of one rank in a step, with repeated segments stored once."""

@@ -1,7 +1,7 @@
-"""Editable traces, whose parts are compared and renumbered.
+"""Editable traces, whose sections are compared and renumbered.
 
-Records name storages, collectives and events by number. An editable trace keeps the numbers beside the records, so that
-records that are equal but for their number are the same object.
+Records refer to storages, collectives and events by number. An editable trace keeps the numbers beside the records, so
+that records that are equal apart from their number are the same object.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Operands:
 
     Attributes:
         inputs: the number of each input's storage, encoded; `NONE` where it has none.
-        outputs: of each new result.
+        outputs: the number of each newly allocated output's storage, encoded.
         read: bytes that the kernel reads of each input.
         written: bytes that it writes of each input.
-        new: bytes that it writes of each new result.
+        new: bytes that it writes of each newly allocated output.
         whole: whether the shares add up to what the kernel reads and writes.
     """
 
@@ -38,11 +38,11 @@ class Operands:
 
 
 def key_of(record: Record) -> object:
-    """Return what two records have in common that are equal but for their number."""
+    """Return a key that is equal for records that are equal apart from their number."""
     kind = type(record)
     numbered = FIELD.get(kind)
     values = [
-        # The ranks of a group, of whom there may be thousands, are the same tuple for the same group.
+        # The ranks of a group, which may number thousands, are the same tuple for the same group.
         tuple(value.items()) if isinstance(value, dict) else id(value) if name == "ranks" else value
         for name in kind.__slots__
         if name != numbered
@@ -51,23 +51,23 @@ def key_of(record: Record) -> object:
     try:
         found = kind, *values
         hash(found)
-    except TypeError:  # an attribute that is a list
+    except TypeError:  # an attribute is a list
         return kind, repr(values)
     return found
 
 
 Made: TypeAlias = tuple[object, int]
-"""How a number is made: what its record has in common with others, and its order among these."""
+"""Definition of a number: the key of its record, and its index among definitions with that key."""
 
 
 @dataclasses.dataclass(slots=True)
 class EditableTrace:
-    """Records, the number of each (`NONE` for none), and what some kernels used.
+    """Records, the number of each (`NONE` for none), and the operands of some kernels.
 
-    The number in a record itself means nothing.
+    The numbers in the records themselves are not used.
 
     Attributes:
-        records: those that are equal but for their number are the same object.
+        records: those that are equal apart from their number are the same object.
         numbers: of each record, encoded.
         operands: of some kernels.
     """
@@ -78,7 +78,7 @@ class EditableTrace:
 
     @classmethod
     def of(cls, records: Sequence[Record], operands: Sequence[Operands | None] | None = None) -> EditableTrace:
-        """Return the editable trace of records, those that are equal but for their number being the same object."""
+        """Return the editable trace of records."""
         numbers, kept = [], []
         same: dict[object, Record] = {}
         for record in records:
@@ -91,10 +91,10 @@ class EditableTrace:
         return len(self.records)
 
     def made(self, start: int, stop: int) -> dict[int, Made]:
-        """Return the numbers that are made between two places, each with how.
+        """Return the definitions of the numbers that are defined between two indices.
 
-        That is what the record that makes it has in common with others, and its order among these, counted from the
-        end: so whatever else is made changes nothing, as by a first micro batch that gathers for all.
+        The order within a definition is counted from the end, so that additional definitions at the start, as by a
+        first micro batch that all-gathers for all, change nothing.
         """
         first: dict[int, Record] = {}
         for record, number in zip(self.records[start:stop], self.numbers[start:stop], strict=True):
@@ -109,7 +109,7 @@ class EditableTrace:
         return found
 
     def finished(self) -> tuple[Record, ...]:
-        """Return the records with storages, collectives and events counted from 0 as they appear."""
+        """Return the records with storages, collectives and events numbered from 0 in order of appearance."""
         return tuple(
             record
             if number == NONE or getattr(record, FIELD[type(record)]) == number // 3
@@ -118,7 +118,7 @@ class EditableTrace:
         )
 
     def _counted(self) -> list[int]:
-        """Return the numbers, still encoded, counted from 0 as they appear."""
+        """Return the numbers, still encoded, counted from 0 in order of appearance."""
         names: dict[int, int] = {NONE: NONE}
         counts = [0, 1, 2]
         result = []
@@ -138,7 +138,7 @@ def is_micro_batch(record: Record) -> bool:
 
 
 def micro_batches(records: Iterable[Record]) -> list[list[int]]:
-    """Return, for each step, where its micro batches begin."""
+    """Return the indices at which micro batches begin, for each step."""
     found: list[list[int]] = []
     for index, record in enumerate(records):
         if isinstance(record, Mark):

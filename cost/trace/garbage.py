@@ -11,10 +11,11 @@ from collections.abc import Iterator
 def uncollected(*, kept: bool = False) -> Iterator[None]:
     """Disable the cyclic garbage collector: its passes over live records are pure overhead.
 
-    What a program leaves in cycles then lives to the end, in every run alike.
+    Objects in cycles then live to the end, in every run.
 
     Args:
-        kept: nothing of it lies in cycles that end, so that the collector need not look through it afterwards either.
+        kept: whether the live objects contain no garbage cycles, so that the collector need not visit them later
+            either.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -29,7 +30,7 @@ def uncollected(*, kept: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collected() -> Iterator[None]:
-    """Enable the cyclic garbage collector for a part of what runs :func:`uncollected` that leaves cycles."""
+    """Enable the cyclic garbage collector within :func:`uncollected`, for code that leaves cycles."""
     enabled = gc.isenabled()
     gc.enable()
     try:

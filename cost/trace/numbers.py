@@ -1,4 +1,4 @@
-"""Numbers by which records name storages, collectives and events."""
+"""Numbers of storages, collectives and events in records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIELD: Final[dict[type, Kind]] = {
 """The field of a record that is a number."""
 
 MAKES: Final = (Allocate, Collective, RecordEvent)
-"""Records that give a number its meaning."""
+"""Records that define a number."""
 
 NONE: Final = -1
 
@@ -58,21 +58,21 @@ _RENUMBERED: Final[dict[type, Callable[[Any, int], Record]]] = {
         python=r.python,
     ),
 }
-"""How a record gets another number, faster than `dataclasses.replace`."""
+"""Functions that change the number of a record, faster than `dataclasses.replace`."""
 
 
 def encoded(kind: Kind, number: int) -> int:
-    """Return a number that tells its kind."""
+    """Return a number from which the kind can be decoded."""
     return number * 3 + KINDS.index(kind)
 
 
 def renumbered(record: Record, number: int) -> Record:
-    """Return a record that has a number with another one."""
+    """Return a record with another number."""
     return _RENUMBERED[type(record)](record, number)
 
 
-def alike(first: Record, second: Record) -> bool:
-    """Whether two records are equal, whatever their numbers are, and whichever micro batch they begin."""
+def same_apart_from_numbers(first: Record, second: Record) -> bool:
+    """Whether two records are equal, apart from their numbers and the index of the micro batch that they begin."""
     kind = type(first)
     if kind is not type(second):
         return False

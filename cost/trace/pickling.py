@@ -1,7 +1,7 @@
 """Pickling of frozen dataclasses with slots by the order of their fields.
 
-The standard library asks for the fields of every object by name, which takes several times as long: traces have
-hundreds of thousands of objects, and go from process to process.
+The standard library looks up the fields of every object by name, which takes several times as long: traces have
+hundreds of thousands of objects, and are sent between processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=type)
 
 
 def pickled_by_position(cls: T) -> T:
-    """Let the objects of a frozen dataclass with slots be pickled as their values, in the order of its fields."""
+    """Pickle the objects of a frozen dataclass with slots as their values, in the order of its fields."""
     names = [item.name for item in dataclasses.fields(cls)]
     if not names:
         return cls
@@ -40,7 +40,7 @@ def _setters(cls: type) -> Sequence[Callable[[Any, Any], None]]:
 
 
 def restored(cls: type, values: Sequence[Any]) -> Any:
-    """An object of a dataclass with slots, by its values: nothing else is done that its `__init__` does."""
+    """Return an object of a dataclass with slots, given its values; like `__init__` without `__post_init__`."""
     made: Any = object.__new__(cls)
     for put, value in zip(_setters(cls), values, strict=True):
         put(made, value)

@@ -1,4 +1,4 @@
-"""Records of what one rank does: ops, collectives, synchronisation, allocations and marks."""
+"""Records of one rank's trace: kernels, collectives, synchronisation, allocations and marks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from legoai.cost.trace.pickling import pickled_by_position
 
 Phase = Literal["setup", "forward", "backward", "recompute", "optimizer", "other"]
-"""`recompute` is a forward that runs again inside of a backward; `setup` is all before the first step."""
+"""`recompute` is a forward that runs again within a backward; `setup` is everything before the first step."""
 
 CollectiveKind = Literal[
     "all_gather",
@@ -22,7 +22,7 @@ CollectiveKind = Literal[
     "peer_copy",
     "barrier",
 ]
-"""`peer_copy` is what a rank's copy engine reads from the memory of another, which does nothing."""
+"""`peer_copy` is a read of another rank's memory by this rank's copy engine; the other rank issues nothing."""
 
 Category = Literal[
     "parameter",
@@ -38,10 +38,10 @@ Category = Literal[
     "communication",
     "other",
 ]
-"""What a storage holds. `temporary` is the gradient of an activation and all else that a backward makes and drops."""
+"""What a storage holds. `temporary` is a gradient of an activation, or other memory of a backward alone."""
 
 LOSS: Final = "loss"
-"""The module of what is computed from the model's result, and of its backward, which no module computes."""
+"""The module of ops on the model's output, and of their backward, which belong to no module."""
 
 CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
 
@@ -61,18 +61,18 @@ class Kernel:
     """One kernel of one stream.
 
     Attributes:
-        stream: the stream that it was put on; 0 is the default stream.
+        stream: the stream on which it was launched; 0 is the default stream.
         op: the operator, `aten.mm`, or for a fused group `fused(aten.mul, aten.add)`.
         inputs: its tensor arguments, in order.
-        outputs: its results that are new tensors.
+        outputs: its newly allocated outputs.
         flops: floating-point operations, two for a multiply-add.
         bytes_read: bytes of inputs that it must read once.
         bytes_written: bytes of outputs that it must write once.
-        attributes: what else decides its time, such as `causal`.
-        module: path of the innermost module, as `named_modules()` prints it.
-        phase: when.
-        python: whether Python code issues it, as modules, hooks and the backward of a Python autograd function do; else
-            C++ does, as the nodes of autograd are and a compiled graph calls.
+        attributes: anything else that its time depends on, such as `causal`.
+        module: path of the innermost module, as in `named_modules()`.
+        phase: of the step.
+        python: whether Python code issues it, as modules, hooks and the backward of a Python autograd function do;
+            otherwise C++ does, as autograd nodes and compiled graphs do.
     """
 
     stream: int
@@ -91,9 +91,9 @@ class Kernel:
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKernel:
-    """One operator on tensors in host memory, which the host computes itself before it goes on.
+    """One operator on tensors in host memory, which the host computes itself, synchronously.
 
-    Its fields are those of a :class:`Kernel`, but for the stream and who issues it.
+    Its fields are those of a :class:`Kernel`, apart from the stream and ``python``.
     """
 
     op: str
@@ -115,16 +115,15 @@ class Collective:
     Attributes:
         work: its number, which a :class:`WaitWork` names.
         stream: the stream whose earlier work it follows; it runs on the communicator's own queue.
-        kind: which.
+        kind: of the collective.
         ranks: global ranks of its group, in the group's order; for `send`, `receive` and `peer_copy` the two ends,
             sender first.
         axis: the mesh axes of the group as the program names them, joined by `+`; empty where they are unknown.
         bytes: the size of the *whole* buffer: the gathered output of an all-gather, the input of a reduce-scatter, the
-            buffer of an
-            all-reduce, broadcast, send or receive, the local input of an all-to-all.
+            buffer of an all-reduce, broadcast, send or receive, the local input of an all-to-all.
         dtype: of the elements.
-        module: path of the module on whose behalf it runs.
-        phase: when.
+        module: path of the module for which it runs.
+        phase: of the step.
         python: as of a :class:`Kernel`.
     """
 
@@ -143,7 +142,7 @@ class Collective:
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy between host and device, or within the device by the copy engine; who issues it as of a kernel."""
+    """A copy between host and device, or within the device by the copy engine; ``python`` is as of a kernel."""
 
     stream: int
     direction: CopyDirection
@@ -214,7 +213,7 @@ class HostWaitDevice:
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocate:
-    """A storage comes to life, of exactly ``bytes`` bytes, made on ``stream``."""
+    """A storage of ``bytes`` bytes is allocated on ``stream``."""
 
     storage: int
     bytes: int
@@ -227,7 +226,7 @@ class Allocate:
 @pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Categorise:
-    """It turns out what a storage holds, such as a gradient that becomes `.grad`."""
+    """The final category of a storage becomes known, for example when a buffer becomes `.grad`."""
 
     storage: int
     category: Category
@@ -237,7 +236,7 @@ class Categorise:
 @pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A storage changes its size in place, on ``stream``; FSDP frees and takes back unsharded parameters so."""
+    """A storage is resized in place, on ``stream``; FSDP frees and reallocates unsharded parameters in this way."""
 
     storage: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Rounds of a trace: neighbouring micro batches that are equal but for the numbers that each makes anew."""
+"""Rounds of a trace: consecutive micro batches that are equal apart from the numbers that each defines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ V = TypeVar("V")
 class Rounds:
     """Equal micro batches that follow each other.
 
-    A number that a round names is either the same in all rounds or larger in each by as much. So where an analysis
-    finds the state behind a round to be that before it, but for such numbers, all further rounds leave it so.
+    A number that a round uses is either the same in all rounds or increases by ``shift`` with each round. If an
+    analysis finds the same state before and after a round, apart from such numbers, all further rounds preserve the
+    state too.
 
     Attributes:
         first: index of the first item of the first round.
         length: items of a round.
         count: rounds.
-        shift: by how much a number is larger in the next round, where it is not the same.
+        shift: increase of a number with the next round, where it is not the same.
     """
 
     first: int
@@ -35,15 +36,15 @@ class Rounds:
 
     @property
     def behind_first(self) -> Rounds:
-        """All but the first round."""
+        """All rounds but the first."""
         return replace(self, first=self.first + self.length, count=self.count - 1)
 
     def moved(self, before: Mapping[int, V], now: Mapping[int, V], rounds: int) -> list[int] | None:
         """Return the numbers that moved between two equal states; None where the states differ.
 
         Args:
-            before: what a state says of each number.
-            now: of a later state.
+            before: a state, by number.
+            now: a later state, by number.
             rounds: between the two.
         """
         if len(before) != len(now):

@@ -1,7 +1,7 @@
 """Segments of a trace: ops that a rank issues several times, stored once.
 
-A :class:`Segment` has the records of the ops; an :class:`Instance` replays them on other storages, collectives and
-events. What an analysis finds for a segment is computed once, as a summary of the type that the analysis defines.
+A :class:`Segment` holds the records of the ops; an :class:`Instance` replays them on other storages, collectives and
+events. The result of an analysis for a segment is computed once, as a summary of the type that the analysis defines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_OUTSIDE: Final = -2
 
 
 class Summary(Protocol):
-    """What an analysis finds for a segment, whichever numbers its instances have, such as its effect on memory."""
+    """Result of an analysis for a segment, independent of its instances' numbers, such as its effect on memory."""
 
     def __init__(self, segment: Segment) -> None: ...
 
@@ -33,11 +33,12 @@ S = TypeVar("S", bound=Summary)
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Ops in their order, whichever storages, collectives and events they name.
+    """Ops in order, independent of the storages, collectives and events that they use.
 
     Attributes:
-        records: of the ops; the numbers in them mean nothing.
-        slots: of each record the slot of its number, see :meth:`Instance.number`; `NONE` for a record without.
+        records: of the ops; the numbers in them are not used.
+        slots: for each record the slot of its number, see :meth:`Instance.number`; `NONE` for a record without a
+            number.
     """
 
     records: tuple[Record, ...]
@@ -56,7 +57,7 @@ class Segment:
 
     @functools.cached_property
     def outside(self) -> tuple[tuple[int, int], ...]:
-        """Slots of the numbers that the segment names and does not make, each with its kind as an index in `KINDS`."""
+        """Slots of the numbers that the segment uses and does not define, each with its kind as an index in `KINDS`."""
         pairs = zip(self.records, self.slots, strict=True)
         return tuple({slot: KIND_OF[type(record)] for record, slot in pairs if slot < NONE}.items())
 
@@ -64,13 +65,13 @@ class Segment:
 @pickled_by_position
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
-    """A segment, issued once on these storages, collectives and events.
+    """A segment, issued once on particular storages, collectives and events.
 
     Attributes:
         segment: the ops.
-        own: the numbers of the storages, collectives and events that are made by it, in the order of their slots.
-        outside: the numbers of those that are named and not made, in the order of their slots.
-        translation: from the names of modules in the segment to those that are meant; None where they are the same.
+        own: the numbers of the storages, collectives and events that it defines, in the order of their slots.
+        outside: the numbers that it uses and does not define, in the order of their slots.
+        translation: from the names of modules in the segment to those of the instance; None where they are the same.
     """
 
     segment: Segment
@@ -82,7 +83,7 @@ class Instance:
         return len(self.segment.records)
 
     def number(self, slot: int) -> int:
-        """Return the number for which a slot stands."""
+        """Return the number of a slot."""
         if slot >= 0:
             return self.own[slot % 3][slot // 3]
         return self.outside[outside_index(slot)]
@@ -95,7 +96,7 @@ class Instance:
             yield named if slot == NONE else renumbered(named, self.number(slot))
 
     def path(self, path: str) -> str:
-        """Return the module that is meant by a path in the segment."""
+        """Return the module that a path in the segment denotes in this instance."""
         return path if self.translation is None else self.translation.path(path)
 
 
@@ -104,17 +105,17 @@ Item: TypeAlias = Record | Instance
 
 
 def slot_outside(index: int) -> int:
-    """Return the slot of one of the numbers that a segment names and does not make."""
+    """Return the slot of one of the numbers that a segment uses and does not define."""
     return _FIRST_OUTSIDE - index
 
 
 def outside_index(slot: int) -> int:
-    """Return the index, among the numbers that a segment names and does not make, of the one of a slot."""
+    """Return the index of a slot among the numbers that a segment uses and does not define."""
     return _FIRST_OUTSIDE - slot
 
 
 def slot_inside(kind: int, index: int) -> int:
-    """Return the slot of one of the numbers of a kind, an index in `KINDS`, that a segment makes."""
+    """Return the slot of one of the numbers of a kind, an index in `KINDS`, that a segment defines."""
     return index * 3 + kind
 
 

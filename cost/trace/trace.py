@@ -1,4 +1,4 @@
-"""Traces: what one rank does in its steps, as a sequence of ops in which repeated segments are stored once."""
+"""Traces: the ops of one rank in its steps, with repeated segments stored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEP: Final = "step "
 
 
 class Summary(Protocol):
-    """What an analysis finds for a trace."""
+    """Result of an analysis for a trace."""
 
     def __init__(self, trace: Trace) -> None: ...
 
@@ -38,8 +38,8 @@ class Trace:
         again = Instance(block.segment, own, outside)    # the same ops on other storages, collectives and events
         Trace(rank=0, world=8, stage=0, items=[*before, block, again, *behind])
 
-    Analyses look at each segment once (:meth:`~legoai.cost.trace.segments.Segment.summary`). Traces are equal if
-    their records are, one by one.
+    Analyses process each segment once (:meth:`~legoai.cost.trace.segments.Segment.summary`). Traces are equal if their
+    records are equal one by one.
 
     Attributes:
         rank: global rank that was simulated.
@@ -68,10 +68,10 @@ class Trace:
 
     @functools.cached_property
     def records(self) -> Sequence[Record]:
-        """Every op by itself, with the names of this rank.
+        """The single ops, with the names of this rank.
 
-        Where the trace has segments, storages, collectives and events are counted from 0 as they appear, whatever
-        their numbers in :attr:`items` are.
+        Where the trace has segments, storages, collectives and events are numbered from 0 in order of appearance,
+        whatever their numbers in :attr:`items` are.
         """
         return _Records(self.items, self.translation) if self.segmented else self.items  # type: ignore[return-value]
 
@@ -81,14 +81,14 @@ class Trace:
         return any(type(item) is Instance for item in self.items)
 
     def summary(self, kind: type[S]) -> S:
-        """Return what an analysis finds for the trace, which is computed once."""
+        """Return the result of an analysis for the trace, which is computed once."""
         found: S | None = self._summaries.get(kind)
         if found is None:
             found = self._summaries[kind] = kind(self)
         return found
 
     def forget(self) -> None:
-        """Drop what analyses found, which may be as large as the trace."""
+        """Drop the results of analyses, which may be as large as the trace."""
         self._summaries.clear()
 
     @functools.cached_property
@@ -110,10 +110,10 @@ class Trace:
         )
 
     def between(self, span: range) -> Sequence[Item]:
-        """Return the items of some records.
+        """Return the items of a range of records.
 
         Args:
-            span: their sequence numbers; it neither begins nor ends within an instance.
+            span: their sequence numbers; the range neither begins nor ends within an instance.
         """
         if not self.segmented:
             return self.items[span.start : span.stop]
@@ -140,10 +140,10 @@ class Trace:
         return found
 
     def once_each(self, *, translated: bool = False) -> Iterator[Record]:
-        """Return the ops by themselves, and those of each segment once, with numbers that mean nothing.
+        """Yield the single ops, and those of each segment once; the numbers in the latter are not used.
 
         Args:
-            translated: whether the latter have the names that are meant, and not those of the segments.
+            translated: whether the latter have the names of their instance rather than those of the segment.
         """
         if not self.segmented:
             return iter(self.records)
@@ -159,7 +159,7 @@ def records_of(items: Iterable[Item], translation: Translation | None = None) ->
 
     Args:
         items: ops, and instances of segments.
-        translation: from the names in the segments to those that are meant; None where they are the same.
+        translation: from the names in the segments to those of the rank; None where they are the same.
     """
     for item in items:
         if not isinstance(item, Instance):
@@ -171,7 +171,7 @@ def records_of(items: Iterable[Item], translation: Translation | None = None) ->
 
 
 def length(item: Item) -> int:
-    """Return how many records an item stands for."""
+    """Return the number of records of an item."""
     return len(item.segment.records) if isinstance(item, Instance) else 1
 
 
@@ -230,7 +230,7 @@ class _Records(Sequence[Record]):
 
 
 def _counted(record: Record, names: Sequence[dict[int, int]]) -> Record:
-    """Return a record whose number is counted as it appears."""
+    """Return a record with its number counted in order of appearance."""
     name = FIELD.get(type(record))
     if name is None:
         return record

@@ -16,13 +16,13 @@ _MODULE: Final = re.compile(r"(forward |end )(?!step |action )(.*)")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Translation:
-    """From one rank to another.
+    """Translation of module names, stages and ranks from one rank to another.
 
     Attributes:
-        modules: the paths of modules that both have, from those of the one to those of the other.
-        stages: the numbers of their stages.
-        here: the ranks that share the place of the one on the `pp` axis.
-        shift: how far from these those of the other are.
+        modules: the paths of modules, from those of the first rank to those of the other.
+        stages: the indices of their stages.
+        here: the ranks that share the coordinate of the first rank on the `pp` axis.
+        shift: difference between the ranks at the other coordinate and these.
     """
 
     modules: Mapping[str, str]
@@ -33,7 +33,7 @@ class Translation:
     kept: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     def path(self, path: str) -> str:
-        """Return the path of the module that takes a module's place."""
+        """Return the path of the corresponding module."""
         found = self.known.get(path)
         if found is None:
             outer = path
@@ -43,9 +43,9 @@ class Translation:
         return found
 
     def ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ranks that take the place of those of a group or of the ends of a transfer.
+        """Return the ranks that correspond to those of a group or of the ends of a transfer.
 
-        Groups that hold ranks of several places are the same for all of them, but for the two ends of a transfer.
+        Groups that span several coordinates are the same for all of them, except for the two ends of a transfer.
         """
         found = self.kept.get(ranks)
         if found is None:
@@ -54,7 +54,7 @@ class Translation:
         return found
 
     def record(self, record: Record) -> Record:
-        """Return a record as the other rank makes it."""
+        """Return the corresponding record of the other rank."""
         if isinstance(record, Mark):
             if match := _ACTION.fullmatch(record.name):
                 stage = int(match[2])
@@ -70,7 +70,7 @@ class Translation:
         return in_module(record, path)
 
     def collective(self, record: Collective) -> Collective:
-        """Return a collective as the other rank starts it."""
+        """Return the corresponding collective of the other rank."""
         if record.kind in ("send", "receive"):
             first, second = record.ranks
             ranks: tuple[int, ...] = (first + self.shift, second + self.shift)
@@ -80,8 +80,8 @@ class Translation:
 
 
 def in_module(record: Record, path: str) -> Record:
-    """Return a record that names a module with another one."""
-    if isinstance(record, Kernel):  # which most are; `dataclasses.replace` takes several times as long
+    """Return a record with another module."""
+    if isinstance(record, Kernel):  # most records are kernels, and `dataclasses.replace` takes several times as long
         return Kernel(
             stream=record.stream,
             op=record.op,

@@ -1,7 +1,7 @@
-"""Analysis of a resolved plan on its model: what lint rules, lowering, simulator and search read.
+"""Analysis of a resolved plan on its model: the facts that lint rules, lowering, simulator and search read.
 
-Facts about one family of directives stand in the module of that family, each a function that is marked with
-:func:`~legoai.dsl.analysis.fact.fact`, so that it is computed once for each analysis, when it is first asked for.
+Facts about one family of directives are functions in the module of that family, marked with
+:func:`~legoai.dsl.analysis.fact.fact`: each is computed once per analysis, on first use.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ T = TypeVar("T")
 
 
 class Analysis:
-    """A resolved plan and its model, with what follows from them.
+    """A resolved plan and its model, with the facts derived from them.
 
     Args:
-        plan: the resolved plan; held is what takes effect. Diagnostics stand at the spans that its values remember.
+        plan: the resolved plan, with the values in effect. Diagnostics use the spans of its values.
         manifest: of the plan's model; None where the model could not be inspected.
-        directory: where files that the plan names are looked up.
+        directory: base of relative file names in the plan.
         file: the plan file's name, for diagnostics.
-        resolution: what the plan was resolved from; None for a plan that was made without a text of its own.
-        like: an analysis of another plan for the same model: what follows from the model alone is taken from there.
-        kept: what is known of other plans for the same model, whose facts are taken where they read the same values.
+        resolution: from which the plan was resolved; None for a plan without a text of its own.
+        like: an analysis of another plan for the same model, whose facts about the model alone are reused.
+        kept: cache shared with other plans for the same model, whose facts are reused where they read the same values.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Analysis:
         return self._noted
 
     def once(self, what: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute`` gives, computed once for this analysis, and for those that share what they keep.
+        """Return the result of ``compute``, computed once for this analysis, and for analyses that share its cache.
 
         Args:
-            what: is computed, from this analysis and from what belongs to `what` itself.
-            compute: reads the plan through this analysis only. Nobody changes its result.
+            what: key of the result.
+            compute: reads the plan through this analysis only. Its result must not be changed.
         """
         if self._inputs is not None:
             return self._inputs.once(what, compute)
@@ -97,24 +97,24 @@ class Analysis:
         return found
 
     def unlike(self, other: Analysis) -> set[Hashable]:
-        """What may have another result than for another plan, of all that was computed for that one.
+        """Return the keys of another plan's results that may differ for this plan.
 
-        Both must share what they keep.
+        Both must share a cache.
         """
         assert self._inputs is not None and other._inputs is not None
         return self._inputs.unlike(other._inputs)
 
     @property
     def start(self) -> Span:
-        """The span of diagnostics about what the plan does not say."""
+        """The span of diagnostics about something missing in the plan."""
         return Span(self.file, 0, 0, 1, 1, 1, 1) if self.resolution is None else self.resolution.start
 
     def place(self, declared: Declared, field: str = "keyword") -> Span:
-        """Where the value of ``field`` stands; else the statement's keyword; else the plan's first line."""
+        """Return the span of the value of ``field``; else of the statement's keyword; else the plan's first line."""
         return declared.place(field) or self.start
 
     def rule_span(self, rule: PathRule[Any]) -> Span:
-        """Where the path of a rule stands."""
+        """Return the span of a rule's path."""
         return rule.path_origin.span or rule.origin.span or self.start
 
     @property
@@ -153,15 +153,15 @@ class Analysis:
         return found
 
     def assigned(self, directive: Directive) -> Assignment[Any]:
-        """Which rule names each module, or parameter where rules may name these; without undecided rules.
+        """Return the rule that matches each module, or parameter where rules may name these; without undecided rules.
 
-        A rule that treats its first modules in one way and the others in another is two rules here, and one that treats
-        the stages of a pipeline apart is one or two for each stage.
+        A rule with another treatment for its first modules counts as two rules, and one with treatments for pipeline
+        stages as one or two for each stage.
 
         Raises:
-            Undecided: a rule treats stages apart, and it is not decided what they hold.
+            Undecided: a rule depends on stages whose modules are not decided.
         """
-        # The statement is kept beside what was found for it, so that no other can have its identity.
+        # The statement is stored with its result, so that no other object can reuse its `id`.
         return self.once(("assigned", id(directive)), lambda: (directive, self._assigned(directive)))[1]
 
     def _assigned(self, directive: Directive) -> Assignment[Any]:
@@ -189,10 +189,10 @@ class Analysis:
         return found
 
     def parts_by_path(self, rule: PathRule[Any], matched: Sequence[str]) -> dict[str, PathRule[Any]]:
-        """Of modules that a rule matches, in their order, each with the part that treats it; none that no stage has.
+        """Yield the modules that a rule matches, in order, each with the applicable part of the rule.
 
         Raises:
-            Undecided: the rule treats stages apart, and it is not decided what they hold.
+            Undecided: the rule depends on stages whose modules are not decided.
         """
         treatment = rule.treatment
         if isinstance(treatment, Staged):
@@ -201,7 +201,7 @@ class Analysis:
             for stage, one in enumerate(treatment.each):
                 own = [path for path in matched if stages[path] == stage]
                 found |= self.parts_by_path(replace(rule, treatment=one), own)
-            # What is treated alike in several stages is of one rule, so that its blocks are of one class.
+            # Equal treatments in several stages count as one rule, so that its blocks have one class.
             alike = {one.treatment: one for one in reversed(found.values())}
             return {path: alike[found[path].treatment] for path in matched if path in found}
         if isinstance(treatment, Divided):
@@ -215,7 +215,7 @@ class Analysis:
 
 
 def is_open(treatment: Any) -> bool:
-    """Whether a rule's treatment is a hole, or one of its parts is, so that nothing is known of its modules."""
+    """Whether a rule's treatment, or a part of it, is a hole, so that nothing is known of its modules."""
     if isinstance(treatment, Staged):
         return isinstance(treatment.each, Hole) or any(map(is_open, treatment.each))
     if isinstance(treatment, Divided):
@@ -224,7 +224,7 @@ def is_open(treatment: Any) -> bool:
 
 
 def parts_of(rule: PathRule[Any]) -> Iterator[PathRule[Any]]:
-    """The rule itself; where it is divided, a rule for its first modules and one for the others, or those of stages."""
+    """Yield the rule itself; a divided rule as one for its first modules and one for the others, or one per stage."""
     if isinstance(rule.treatment, Staged):
         for one in rule.treatment.each:
             yield from parts_of(replace(rule, treatment=one))

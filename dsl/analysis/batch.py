@@ -52,13 +52,13 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def pass_micro_batches(plan: Plan) -> int | None:
-    """Micro batches in one pass of the pipeline's schedule: what `pipeline` says, or else all that the batch gives."""
+    """Micro batches in one pass of the pipeline's schedule: from `pipeline`, or else all of the batch."""
     pipeline = plan.pipeline
     return micro_batches(plan) if pipeline is None or pipeline.microbatches is None else pipeline.microbatches
 
 
 def passes(plan: Plan) -> int | None:
-    """How often a step goes through the pipeline's schedule; None where the passes do not come out even."""
+    """Number of passes of the pipeline's schedule in a step; None where it is not an integer."""
     count, each = micro_batches(plan), pass_micro_batches(plan)
     return None if count is None or each is None or count % each else count // each
 
@@ -69,10 +69,10 @@ def local_tokens(plan: Plan) -> int:
 
 
 def sequence_length(plan: Plan, manifest: Manifest) -> int | None:
-    """Tokens of a sequence in the model's blocks; None where it is not known how many an image becomes.
+    """Tokens of a sequence in the model's blocks; None where the number for an image is not known.
 
     Raises:
-        Undecided: the model reads text, and the plan says no length.
+        Undecided: the model reads text, and the plan does not decide its length.
     """
     if manifest.reads is None or manifest.reads.kind in ("tokens", "two_texts"):
         return plan.batch.length

@@ -1,4 +1,4 @@
-"""Equal blocks of a model: what holds in one holds in all, so it is looked at and told once."""
+"""Equal blocks of a model: findings that are the same in all of them are computed and reported once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from legoai.specs.span import Span
 
 
 def span_of(rule: PathRule[Any]) -> Span:
-    """Where the rule's path stands."""
+    """Return the span of the rule's path."""
     span = rule.path_origin.span or rule.origin.span
     assert span is not None, "a rule is always written by a person"
     return span
 
 
 def general(manifest: Manifest, path: str) -> str:
-    """The path with the block's number as `*`, as a plan writes what it says of all blocks."""
+    """Return the path with the block's number as `*`, as plans refer to all blocks."""
     for blocks in manifest.block_lists:
         prefix = f"{blocks.path}." if blocks.path else ""
         if path.startswith(prefix):
@@ -32,7 +32,7 @@ def general(manifest: Manifest, path: str) -> str:
 
 def distinct(analysis: Analysis, directive: Directive) -> list[tuple[str, PathRule[Any]]]:
     """Each path that a rule of the statement matches, with the rule; of equal blocks under one rule the first."""
-    # The statement is kept beside what was found for it, so that no other can have its identity.
+    # The statement is stored with its result, so that no other object can reuse its `id`.
     return analysis.once(("distinct", id(directive)), lambda: (directive, list(_distinct(analysis, directive))))[1]
 
 
@@ -61,5 +61,5 @@ def _distinct(analysis: Analysis, directive: Directive) -> Iterator[tuple[str, P
 
 
 def by_rule(analysis: Analysis, directive: Directive) -> Iterator[tuple[PathRule[Any], list[str]]]:
-    """Each rule of the statement once, with the paths that :func:`distinct` gives it."""
+    """Yield each rule of the statement once, with its paths from :func:`distinct`."""
     yield from grouped(distinct(analysis, directive))

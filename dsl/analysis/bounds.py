@@ -18,7 +18,7 @@ _PASSES = 6
 
 
 def logits_bytes(analysis: Analysis) -> int | None:
-    """A lower bound of the bytes that one micro batch's logits take on a rank; None where the model gives no such.
+    """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
 
     An eager loss holds the logits in the dtype of computation or `output`, a copy in fp32 where that is narrower, and
     their logarithms in fp32; other losses at least the first.

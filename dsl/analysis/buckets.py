@@ -1,4 +1,4 @@
-"""Buckets: modules whose parameters are gathered, or whose gradients are reduced, in one collective."""
+"""Buckets: modules whose parameters share one all-gather, or whose gradients share one reduction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ModuleBucket(Record):
     paths: tuple[str, ...]
     """In the order of the model, none inside another."""
     span: Span | None
-    """Where the plan makes the bucket."""
+    """Span of the plan that makes the bucket."""
 
 
 def local_numel(analysis: Analysis, path: str) -> int:
-    """Parameters below a module that one rank of `tp` holds."""
+    """Number of parameters below a module on one rank of `tp`."""
     assert analysis.manifest is not None
     shard = shard_on_tp(analysis)
     assigned = {} if shard is None else analysis.assigned(shard).by_path
@@ -47,7 +47,7 @@ def counted(paths: Sequence[str], counts: Sequence[int]) -> list[tuple[str, ...]
 
 
 def fill(sizes: Sequence[tuple[str, int]], least: int) -> list[tuple[str, ...]]:
-    """Cut a sequence of modules and their bytes into buckets of at least ``least`` bytes; the last may hold less."""
+    """Divide a sequence of modules and their bytes into buckets of at least ``least`` bytes, but for the last."""
     buckets: list[tuple[str, ...]] = []
     held: list[str] = []
     total = 0

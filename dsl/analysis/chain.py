@@ -1,9 +1,9 @@
-"""Calls of the modules with which stages can begin, in order of execution, and where a pipeline can cut between them.
+"""Chain of calls of the modules with which stages can begin, in execution order, and the valid cuts of a pipeline.
 
-A stage runs the forward of the whole model, with placeholders for the modules of other stages: those of earlier stages
-give what arrived from the stage before, those of later ones pass on what they get. That is the model's own computation
-only where exactly one tensor crosses each cut, from a module straight into another, and where nothing else that a stage
-computes needs tokens or weights that lie elsewhere. The manifest's flow tells.
+A stage runs the forward of the full model, with placeholders for the modules of other stages: those of earlier stages
+return the received input, those of later ones pass on their input. That equals the model's own computation only if
+exactly one tensor crosses each cut, directly from one module into another, and nothing else that a stage computes needs
+tokens or weights of other stages. The manifest's flow shows this.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class Node(Record, kw_only=True):
 
     op: StepOp
     path: str
-    """Of the module that is called; else of the module whose forward does the step."""
+    """Path of the called module; else of the module whose forward contains the step."""
     inputs: tuple[int, ...]
-    """The nodes whose results it takes; the first argument's first."""
+    """The nodes of its arguments, in order."""
 
 
 class CannotFollow(Exception):  # noqa: N818
-    """The forward cannot be followed to its end; the message says where."""
+    """The forward cannot be followed to its end; the message gives the position."""
 
 
 class Cut(Record, kw_only=True):
-    """Where one stage ends and the next begins.
+    """Boundary between two stages.
 
     Attributes:
-        before: the module that computes what crosses.
-        start: the module that takes it first.
+        before: the module that computes the crossing tensor.
+        start: the first module that reads it.
         width: its features, the last dim; None where that is not known.
     """
 
@@ -60,7 +60,7 @@ class Chain:
         self._walk("", ())
 
     def _walk(self, path: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
-        """Add the steps of a module that holds others; return the nodes of what it returns."""
+        """Add the steps of a module that contains others; return the nodes of its results."""
         info = self.manifest.modules[path]
         count = sum(step.op == "input" for step in info.flow)
         if path and len(arguments) not in (count, 1):
@@ -105,16 +105,16 @@ class Chain:
         )
 
     def stages(self, split: str | Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-        """The modules of each stage, as `SplitPoints.stages` gives them; those that each computes are in each."""
+        """Return the modules of each stage, as `SplitPoints.stages`; modules that each stage computes are in each."""
         found = self.points.stages(split, stages)
         shared = set(self.everywhere)
         return tuple((*(path for path in stage if path not in shared), *self.everywhere) for stage in found)
 
     def cuts(self, stages: Sequence[Sequence[str]]) -> Iterator[Cut]:
-        """What crosses from each stage to the next.
+        """Return the tensors that cross from each stage to the next.
 
         Raises:
-            CannotFollow: a stage needs something else of the stages before it.
+            CannotFollow: a stage needs something else of earlier stages.
         """
         for path in ("", *self._holders()):
             for parameter in self.manifest.modules[path].parameters:
@@ -129,10 +129,10 @@ class Chain:
 
     @staticmethod
     def width(cuts: Sequence[Cut]) -> int:
-        """The features of what crosses, the same at every cut.
+        """Return the features of the crossing tensor, the same at every cut.
 
         Raises:
-            CannotFollow: it is not known, or not the same.
+            CannotFollow: they are not known, or differ.
         """
         width = cuts[0].width
         odd = next((cut for cut in cuts if cut.width is None or cut.width != width), None)
@@ -142,7 +142,7 @@ class Chain:
         return width
 
     def _cut(self, index: int, stage_of: dict[str, int]) -> Cut:
-        """What crosses to one stage from the one before."""
+        """Return the tensor that crosses to one stage from the one before."""
         place = {path: self.calls[path][0] for path in stage_of if self.calls.get(path)}
         later = {path: at for path, at in place.items() if stage_of[path] >= index}
         start = min(later, key=later.__getitem__, default=None)
@@ -180,7 +180,7 @@ class Chain:
         return bool(info.parameters) or any(self._weighs(info.child_path(name)) for name in info.children)
 
     def _is_clean(self, index: int) -> bool:
-        """Whether a value is the same on every stage: made of buffers and shapes alone."""
+        """Whether a value is the same on every stage: computed only from buffers and shapes."""
         if index not in self._clean:
             node = self.nodes[index]
             if node.op in ("input", "parameter") or (node.op == "call" and self._weighs(node.path)):
@@ -191,7 +191,7 @@ class Chain:
         return self._clean[index]
 
     def _used(self, node: Node) -> tuple[int, ...]:
-        """The arguments of a call on whose values the result depends, rather than on their shapes and dtypes."""
+        """Return the arguments of a call whose values, rather than only shapes and dtypes, affect the result."""
         info = self.manifest.modules[node.path]
         inputs = [index for index, step in enumerate(info.flow) if step.op == "input"]
         if len(inputs) != len(node.inputs) or not info.outputs:
@@ -201,9 +201,9 @@ class Chain:
 
     @cached_property
     def _widths(self) -> Sequence[int | None]:
-        """The features of what each node gives; None where they cannot be told."""
+        """Return the features of each node's result; None where they are not known."""
         found: list[int | None] = []
-        for node in self.nodes:  # each behind those that it takes from
+        for node in self.nodes:  # in topological order
             if node.op == "call":
                 given = partial(self._first_known, node.inputs[:1], found.__getitem__)
                 found.append(self._width_of(node.path, given))
@@ -212,7 +212,7 @@ class Chain:
         return found
 
     def _width_of(self, path: str, given: Callable[[], int | None]) -> int | None:
-        """The features that a module gives, where it is given some: layers say it, others follow from their flow."""
+        """Return the features of a module's result: given by its layer, or derived from its flow."""
         info = self.manifest.modules[path]
         if info.kind in ("linear", "embedding"):
             width = info.attributes.get("out_features" if info.kind == "linear" else "embedding_dim")
@@ -237,7 +237,7 @@ class Chain:
 
 
 _SAME_WIDTH: Final = ("add", "mul", "cast", "activation", "normalize")
-"""Operations that give as many features as they take."""
+"""Operations whose result has as many features as their argument."""
 
 
 def _reached(info: ModuleInfo) -> set[int]:

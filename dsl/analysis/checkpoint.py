@@ -44,13 +44,13 @@ def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def kept_outputs(analysis: Analysis) -> PathRule[Any] | None:
-    """The first rule that keeps outputs of some operators of modules that recompute; None where there is none."""
+    """The first rule with selective checkpointing; None where there is none."""
     rules = recomputed_modules(analysis).values()
     return next((rule for rule in rules if isinstance(rule.treatment, Selective | Budget)), None)
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Budgets of one module at a time, whose operators are the same on every rank."""
+    """Budgets of single modules, whose operators are the same on every rank."""
     checkpoint = analysis.plan.checkpoint
     if checkpoint is None:
         return
@@ -58,7 +58,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         if not isinstance(rule.treatment, Budget):
             continue
         if analysis.plan.context is not None and analysis.plan.mesh.cp > 1:
-            # Ranks that keep other operators would recompute other collectives, and wait for each other without end.
+            # Ranks that saved different operators would recompute different collectives, and deadlock.
             yield Unsupported(
                 rule.origin.span or analysis.place(checkpoint, "keyword"),
                 "a `budget` beside ranks of `cp` is not lowered: they compute different blocks of attention, "
@@ -70,8 +70,8 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 def keeps_random_state(analysis: Analysis, path: str) -> bool:
     """Whether a recomputing module restores the random state of its forward, so that dropout drops the same elements.
 
-    By default it does where the module or one inside of it draws random numbers, and where forward could not be
-    followed, so that it is not known what draws.
+    By default it does where the module or one within it draws random numbers, or where forward could not be followed,
+    so that this is not known.
     """
     checkpoint, manifest = analysis.plan.checkpoint, analysis.manifest
     assert checkpoint is not None and manifest is not None, "a plan that recomputes modules"
@@ -82,6 +82,6 @@ def keeps_random_state(analysis: Analysis, path: str) -> bool:
 
 @fact
 def random_modules(analysis: Analysis) -> tuple[str, ...]:
-    """The paths of the modules whose own forward draws random numbers in training."""
+    """Return the paths of the modules whose own forward draws random numbers in training."""
     assert analysis.manifest is not None, "a model that can be inspected"
     return tuple(path for path, module in analysis.manifest.modules.items() if module.random)

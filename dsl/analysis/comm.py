@@ -29,19 +29,19 @@ _GRAPH_ONLY = "it moves collectives inside one traced graph, which the eager bac
 
 
 class UnitKind(Record):
-    """What units must have in common to share their collectives."""
+    """Properties that units must share to share their collectives."""
 
     reshard: Any
     """As :attr:`legoai.dsl.analysis.fsdp.FsdpUnit.reshard`."""
     cut: int | None
-    """The dim on which experts of `ep` are cut over the ranks that hold the same ones; None for all else."""
+    """The dim along which experts of `ep` are sharded over the ranks that hold the same ones; None otherwise."""
 
 
 @fact
 def unit_kinds(analysis: Analysis) -> dict[str, UnitKind]:
-    """Every unit by path in the model's order; experts on `ep` are units of their own.
+    """Return every unit by path in the model's order; experts on `ep` are units of their own.
 
-    Where no rule makes a unit of experts, they reshard as the unit would that they lie in.
+    Where no rule makes a unit of experts, they reshard like the enclosing unit.
     """
     assert analysis.manifest is not None
     units = fsdp_units(analysis)
@@ -60,7 +60,7 @@ def reduces_last(analysis: Analysis) -> bool:
 
 @fact
 def bucket_rules(analysis: Analysis) -> tuple[tuple[PathRule[Any], list[str]], ...]:
-    """The rules of `comm` that say something of a unit, with the modules that they match."""
+    """Yield the rules of `comm` that affect units, with the modules that they match."""
     if analysis.plan.fsdp is None or analysis.manifest is None:
         return ()
     units = fsdp_units(analysis)
@@ -97,15 +97,15 @@ def buckets_of(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> lis
 
 
 def prefetching_units(analysis: Analysis) -> tuple[str, ...]:
-    """The units that are told which to gather ahead, in the order of the model; of a bucket the first."""
+    """Return the units for which prefetching is set explicitly, in model order; for a bucket the first."""
     later = {path for bucket in unit_buckets(analysis) for path in bucket.paths[1:]}
     return tuple(path for path in unit_kinds(analysis) if path and path not in later)
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """What FSDP2's hooks can do, prefetching by count and buckets of whole units; of a graph, reordering and buckets.
+    """Supported are, with FSDP2's hooks, prefetching by count and buckets of whole units; with a graph, more.
 
-    Without `fsdp` nothing is gathered, and `comm` has no effect, which is a warning of its own.
+    Without `fsdp` nothing is gathered, and `comm` has no effect, for which there is a separate warning.
     """
     comm, plan = analysis.plan.comm, analysis.plan
     if comm is None:
@@ -144,7 +144,7 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     if comm.unshard == "selective" and not is_staged(analysis):
         yield from _selectively(analysis)
     if compiler_rule(analysis) is not None:
-        pass  # of which options it goes with, `compiler_buckets` speaks
+        pass  # `compiler_buckets` checks its options
     elif isinstance(comm.prefetch, Units):
         yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
     elif comm.prefetch != "implicit" and not comm.reorder:
@@ -154,7 +154,7 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
-    """What a graph's memory curve must know to tell which units can stay gathered."""
+    """Yield what a graph's memory curve lacks to decide which units can stay gathered."""
     if memory_limit(analysis) is None:
         yield _option(
             analysis,
@@ -208,7 +208,7 @@ def _buckets(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _not_whole(analysis: Analysis, paths: list[str]) -> str | None:
-    """Why a bucket cannot be made of the modules; None where each is a unit with no other inside of it."""
+    """Return why a bucket cannot be made of the modules; None where each is a unit without nested ones."""
     kinds = unit_kinds(analysis)
     for path in paths:
         if path == "":

@@ -1,4 +1,4 @@
-"""Modules that torch.compile compiles, and what it is asked to do with them."""
+"""Modules compiled by torch.compile, and their options."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def compiled_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 @fact
 def graphs_of_gathered(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules that are to be launched as CUDA graphs although units of `fsdp` gather their parameters.
+    """Return modules that would be launched as CUDA graphs although units of `fsdp` gather their parameters.
 
-    A CUDA graph knows parameters by their addresses, and hooks of units gather them to other ones each time.
+    A CUDA graph contains the addresses of parameters, and units gather them to other addresses each time.
 
     Raises:
         Undecided: a rule's treatment is a hole.

@@ -1,4 +1,4 @@
-"""Buckets that torch's automatic scheduler makes of a traced step, and the plans that it schedules."""
+"""Buckets made by torch's automatic scheduler from a traced step, and the plans that it supports."""
 
 from __future__ import annotations
 
@@ -110,6 +110,6 @@ def _model(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
 
 
 def _prices(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
-    """Clusters of whose speed a program knows nothing."""
+    """Yield clusters whose speed a program does not know."""
     for span, what, why in unpriced(analysis):
         yield _refused(span, f"{what} beside {_STATEMENT}", f"{why}, from which the scheduler takes its times")

@@ -1,4 +1,4 @@
-"""Context parallelism: which attention it makes see the other ranks' tokens, and by which kernels."""
+"""Context parallelism: the attention that it covers, and the supported kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.plan import Plan
 
 KERNELS: Final = ("default", "flash", "math")
-"""Those of which ``legoai.runtime.attention_kernels`` has the logarithm of the softmax sums."""
+"""Kernels for which ``legoai.runtime.attention_kernels`` returns the log-sum-exp."""
 
 
 def parts_of_heads(plan: Plan) -> int:
@@ -28,7 +28,7 @@ def parts_of_heads(plan: Plan) -> int:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Attention by ``scaled_dot_product_attention``; where keys travel, by kernels that give the softmax sums."""
+    """Supported is ``scaled_dot_product_attention``; where keys are communicated, with the kernels above."""
     context, attention, manifest = analysis.plan.context, analysis.plan.attention, analysis.manifest
     if context is None or analysis.plan.mesh.cp == 1:
         return

@@ -1,7 +1,7 @@
-"""What crosses between the stages of a pipeline, and what a stage cannot hold a part of.
+"""Tensors that cross between the stages of a pipeline, and treatments that a stage cannot apply to a part of a module.
 
-A stage of a built-in model runs the modules that it holds. One of a model that others wrote runs the whole forward,
-with placeholders for the modules of other stages (see :mod:`legoai.dsl.analysis.chain`).
+A stage of a built-in model runs the modules that it holds. A stage of another model runs the full forward, with
+placeholders for the modules of other stages (see :mod:`legoai.dsl.analysis.chain`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Cuts(Record, kw_only=True):
-    """The model as it is cut into stages.
+    """The model divided into stages.
 
     Attributes:
-        stages: the modules of each stage, in the model's order; behind them those that every stage computes.
-        starts: the module of each stage but the first that takes what crosses.
-        width: features of what crosses, the last dim.
+        stages: the modules of each stage, in the model's order, followed by those that every stage computes.
+        starts: for each stage but the first, the module that reads the crossing tensor.
+        width: features of the crossing tensor, the last dim.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -43,7 +43,7 @@ class Cuts(Record, kw_only=True):
 
 @fact
 def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
-    """The stages, or why the model cannot be cut; None where the plan makes none, or the model reads no tokens."""
+    """Return the stages, or why the model cannot be divided; None without stages, or for other inputs than tokens."""
     points, manifest = first_modules(analysis), analysis.manifest
     if points is None or manifest is None:
         return None
@@ -68,9 +68,10 @@ def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
 
 @fact
 def crossing_shapes(analysis: Analysis) -> dict[str, tuple[int, ...] | None]:
-    """The local shape of what each stage but the first takes, by its first module.
+    """Return the local shape of the input of each stage but the first, by its first module.
 
-    None is the shape of what is not known to be one plain tensor of even pieces. Without stages there are no shapes.
+    A shape is None where the input is not known to be one plain, evenly sharded tensor. Without stages there are no
+    shapes.
     """
     found = cuts(analysis)
     if not isinstance(found, Cuts):
@@ -83,7 +84,7 @@ def crossing_shapes(analysis: Analysis) -> dict[str, tuple[int, ...] | None]:
 
 
 def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[int, ...] | None:
-    """The part of a tensor that one rank of `tp` holds; None where it is not a plain tensor of that shape."""
+    """Return the part of a tensor on one rank of `tp`; None where it is not a plain tensor of that shape."""
     if arrived is None or arrived.wrapped or arrived.moved or arrived.state not in ("replicate", "shard"):
         return None
     if arrived.state == "replicate":
@@ -95,7 +96,7 @@ def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Models that read tokens, one layout of what crosses between stages, and treatments inside of one stage."""
+    """Yield violations: models that read no tokens, different layouts between stages, treatments across stages."""
     pipeline, manifest = analysis.plan.pipeline, analysis.manifest
     if pipeline is None or manifest is None or not is_staged(analysis):
         return
@@ -134,9 +135,10 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _treatments_of_several_stages(analysis: Analysis) -> Iterator[Unsupported]:
-    """Treatments of modules of which each stage has a part.
+    """Yield treatments of modules of which each stage has a part.
 
-    A placeholder gives another tensor in every call, so that what holds one can be neither recomputed nor compiled.
+    A placeholder returns another tensor in every call, so a module that contains one can be neither recomputed nor
+    compiled.
     """
     shard = shard_on_tp(analysis)
     rule = None if shard is None else analysis.assigned(shard).by_path.get("")

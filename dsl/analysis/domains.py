@@ -1,4 +1,4 @@
-"""Values of holes without a domain: those of their kind, those that are usual where they stand, or computed ones."""
+"""Default domains of holes: from the kind of value, the usual values of an option, or computed values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
     (Pipeline, "split"): ("even", "even(loss = 1)", "even(embedding = 1, loss = 1)"),
     (ReplicateUse, "bucket"): ("25MB", "50MB", "100MB", "200MB"),
 }
-"""The values of holes without a domain, as a plan writes them; the first is what PyTorch's own recipes take."""
+"""Default values, as a plan writes them; the first is that of PyTorch's own recipes."""
 
 
 def _of_kind(kind: kinds.Kind) -> Iterator[str]:
@@ -109,15 +109,15 @@ _WITH_DOMAIN: Final = (
     (Precision, RULES),
     (Shard, RULES),
 )
-"""Holes that are searched only among values that a person names: they change numbers, or what is paid for.
+"""Holes that are searched only among values that the user lists: they affect numerics, or cost of hardware.
 Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.styles`), parameters and experts have none."""
 
 
 def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> list[str]:
-    """The values of a hole without a domain, by where it stands, else by its kind; none where none are known.
+    """Return the default values of a hole, by its use, else by its kind; none where there are none.
 
     Args:
-        use: where it stands; None where that is not known.
+        use: of the hole; None where that is not known.
         kind: of its values.
         analysis: of the plan with all its holes open; None where a statement cannot be read without an answer.
     """

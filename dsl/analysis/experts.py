@@ -1,4 +1,4 @@
-"""Experts on `ep`: the modules that hold them, and the ranks that hold the same ones."""
+"""Experts on `ep`: the modules that contain them, and the ranks that hold the same experts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @fact
 def experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules that `shard on ep` speaks of, with their rules: those that hold the experts of a layer.
+    """Return the modules that rules of `shard on ep` match: those that contain the experts of a layer.
 
     Raises:
         Undecided: a treatment is a hole.
@@ -41,19 +41,19 @@ def experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 @fact
 def distributed_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules whose experts lie on different ranks, with their rules."""
+    """Return the modules whose experts are distributed over ranks, with their rules."""
     return experts(analysis) if analysis.plan.mesh.ep > 1 else {}
 
 
 @fact
 def limited_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules whose experts take no more than so many tokens of a micro batch, with their rules."""
+    """Return the modules whose experts have a capacity, with their rules."""
     return {path: rule for path, rule in experts(analysis).items() if rule.treatment.capacity_factor is not None}
 
 
 @fact
 def changed_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules of which a program changes the forward: those on several ranks, and those with a capacity."""
+    """Return the modules whose forward a program changes: those distributed over ranks, and those with a capacity."""
     return {**distributed_experts(analysis), **limited_experts(analysis)}
 
 
@@ -64,9 +64,9 @@ def axes_of_experts(analysis: Analysis) -> tuple[str, ...]:
 
 
 def ranks_of_one_expert(analysis: Analysis) -> int:
-    """The ranks over which `fsdp` shards the same experts: those that it shards over, in groups of `ep`.
+    """Return the ranks over which `fsdp` shards the same experts: its sharding ranks divided by `ep`.
 
-    At least one, also of a plan whose `ep` groups more ranks than `fsdp` shards over, which is not supported.
+    At least one, even for a plan whose `ep` exceeds the ranks over which `fsdp` shards, which is not supported.
     """
     return max(1, shard_ranks(analysis) // analysis.plan.mesh.ep)
 
@@ -124,7 +124,7 @@ def is_routed(info: ModuleInfo) -> bool:
 
 
 def _contract(analysis: Analysis) -> Iterator[Unsupported]:
-    """Experts that are called in another way than the two that programs know."""
+    """Yield experts that are called in a way that programs do not support."""
     assert analysis.manifest is not None or not changed_experts(analysis)
     for path, rule in changed_experts(analysis).items():
         assert analysis.manifest is not None
@@ -156,15 +156,15 @@ def multiplied_by_group(analysis: Analysis) -> list[str]:
 
 
 def dtype_of_weights(analysis: Analysis) -> Literal["param", "master"]:
-    """Which entry of `precision` is the dtype of the weights with which modules compute."""
+    """Return the entry of `precision` that is the dtype of the weights in computation."""
     return "param" if has_policy(analysis) else "master"
 
 
 @fact
 def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The compiled modules, each with its rule, whose experts multiply one after the other.
+    """Return the compiled modules, each with its rule, whose experts multiply one after another.
 
-    Under torch.compile those of `transformers` have grouped products in bf16 alone.
+    Under torch.compile those of `transformers` have grouped products only in bf16.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -226,7 +226,7 @@ def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Uns
     for path in found:
         unit = units[owner(analysis, f"{path}.weight")]
         if isinstance(unit.reshard, int) and unit.reshard != holders and fsdp is not None:
-            # `fully_shard` makes such groups on a mesh of all ranks; that of experts is one of `ep`.
+            # `fully_shard` makes such groups on a mesh of all ranks; the experts' mesh is one of `ep`.
             why = "does not divide" if holders % unit.reshard else "makes groups of"
             yield Unsupported(
                 analysis.place(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),

@@ -1,4 +1,4 @@
-"""Facts of an analysis: functions whose result is kept with it."""
+"""Facts of an analysis: functions whose results are cached with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Facts(Protocol):
-    """What facts read of an :class:`~legoai.dsl.analysis.analysis.Analysis`, which itself asks for some of them."""
+    """What facts read of an :class:`~legoai.dsl.analysis.analysis.Analysis`, which uses some facts itself."""
 
     manifest: Manifest | None
     directory: Path
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Facts)
 
 
 def fact(compute: Callable[[F], T]) -> Callable[[F], T]:
-    """Mark a function of an analysis whose result is kept with the analysis."""
+    """Mark a function of an analysis whose result is cached with the analysis."""
 
     @wraps(compute)
     def held(analysis: F) -> T:

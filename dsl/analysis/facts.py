@@ -1,4 +1,4 @@
-"""Facts that several families share: rules and units by module path, what a person wrote, and names for messages."""
+"""Facts that several families share: rules and units by module path, explicit values, and names for messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 _MOST_PATHS: Final = 2**14
-"""Paths whose holders are kept: more than a model has modules and parameters."""
+"""Size of the cache of ancestors: more than a model has modules and parameters."""
 
 
 def written(declared: Declared, field: str) -> bool:
-    """Whether the plan itself gives the value of ``field``, so that it is not the default."""
+    """Whether the plan gives the value of ``field`` explicitly, rather than by default."""
     return declared.origin(field).decider != "default"
 
 
 def replacement(declared: Declared, field: str, text: str) -> Fix | None:
-    """The fix that writes ``text`` in place of the value of ``field``, where a person wrote that value in the plan.
+    """Return the fix that replaces the value of ``field`` by ``text``, where the plan states that value literally.
 
-    What is computed, or named by a `let`, has other uses or another reason, which a number in its place would lose.
+    A value that is computed, or named by a `let`, has other uses or a reason, which a number in its place would lose.
     """
     origin = declared.origin(field)
     if origin.decider != "human" or origin.span is None or not origin.direct:
@@ -47,18 +47,18 @@ def decided(directive: Directive) -> None:
 
 
 def each_rule(directive: Directive | None) -> Iterator[PathRule[Any]]:
-    """The rules of a statement, those that treat their first modules apart as two."""
+    """Yield the rules of a statement; a divided rule as two."""
     for rule in directive.rules if directive is not None else ():
         yield from parts_of(rule)
 
 
 def below(path: str, above: str) -> bool:
-    """Whether ``path`` lies inside of the module ``above``, which is not itself."""
+    """Whether ``path`` is inside the module ``above``, and not the module itself."""
     return path != above and (above == "" or path.startswith(f"{above}."))
 
 
 def modules_inside(analysis: Analysis, above: str) -> dict[str, ModuleInfo]:
-    """The modules inside of one, by path, in the model's order; found once for an analysis."""
+    """Return the modules inside one, by path, in the model's order; computed once for an analysis."""
     manifest = analysis.manifest
     assert manifest is not None, "a model that can be inspected"
     return analysis.once(
@@ -69,7 +69,7 @@ def modules_inside(analysis: Analysis, above: str) -> dict[str, ModuleInfo]:
 
 @lru_cache(maxsize=_MOST_PATHS)
 def holders(path: str) -> tuple[str, ...]:
-    """The modules that hold ``path``, innermost first, the model itself last."""
+    """Yield the ancestors of ``path``, innermost first, the model itself last."""
     found = []
     while path:
         path = path.rpartition(".")[0]
@@ -88,7 +88,7 @@ def grouped(paths: Iterable[tuple[str, PathRule[Any]]]) -> Iterator[tuple[PathRu
 def following(
     analysis: Analysis, directive: Directive | None, treatment: type | tuple[type, ...]
 ) -> dict[str, PathRule[Any]]:
-    """The modules to which ``directive`` gives a treatment of one of these types, with the rule that does."""
+    """Yield the modules to which ``directive`` gives a treatment of one of these types, with their rules."""
     if directive is None or analysis.manifest is None:
         return {}
     decided(directive)
@@ -102,7 +102,7 @@ def name_of(path: str) -> str:
 
 
 def listed(items: Sequence[object], limit: int = 4) -> str:
-    """The items between backticks, with a count in place of those beyond ``limit``: a, b and 3 more."""
+    """Return the items in backticks, with a count instead of those beyond ``limit``: a, b and 3 more."""
     words = [f"`{item}`" for item in items]
     if len(words) > limit:
         return f"{', '.join(words[: limit - 1])} and {len(words) - limit + 1} more"
@@ -110,7 +110,7 @@ def listed(items: Sequence[object], limit: int = 4) -> str:
 
 
 def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str] = frozenset()) -> bool:
-    """Whether the module or one inside of it is of one of these kinds or computes one of these operations itself."""
+    """Whether the module or one inside it is of one of these kinds, or computes one of these operations itself."""
     for inner, module in manifest.modules.items():
         inside = inner == path or below(inner, path)
         if inside and (module.kind in kinds or any(step.op in ops for step in module.flow)):

@@ -34,7 +34,7 @@ def converted_layers(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 @fact
 def gathered_weights(analysis: Analysis) -> frozenset[str]:
-    """The converted layers whose weights `fsdp` gathers in float8.
+    """Return the converted layers whose weights `fsdp` all-gathers in float8.
 
     Raises:
         Undecided: a rule's treatment or a degree is a hole.
@@ -46,7 +46,7 @@ def gathered_weights(analysis: Analysis) -> frozenset[str]:
 
 @fact
 def gathered_activations(analysis: Analysis) -> frozenset[str]:
-    """The modules whose styles on `tp` cast what they gather: layers, and modules that gather for such layers alone.
+    """Return the modules whose styles on `tp` cast before they gather: layers, and modules with only such readers.
 
     Raises:
         Undecided: a rule's treatment or the size of `tp` is a hole.
@@ -76,7 +76,7 @@ def _gathers_itself(style: Colwise | Rowwise) -> bool:
 
 
 def _takers(analysis: Analysis, path: str, style: Inputs) -> frozenset[str]:
-    """The modules that alone take the one input that a module's style converts; none if anything else takes it."""
+    """Return the only readers of the one input that a module's style converts; none if anything else reads it."""
     assert analysis.manifest is not None
     if style.local or style.then is not None:
         return frozenset()

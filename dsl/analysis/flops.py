@@ -1,4 +1,4 @@
-"""Floating-point operations that a decoder asks for, however it is trained."""
+"""Floating-point operations of a decoder in one step, independent of how it is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from legoai.specs.cluster import CatalogueError
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral")
-"""Built-in families of which every matrix sees every token once, or the tokens that are routed to it."""
+"""Built-in families in which every matrix multiplies every token once, or the tokens that are routed to it."""
 
 FORMULA: Final = "6 N + 12 L H Q T per token"
 
@@ -41,14 +41,14 @@ def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
 
 
 def routed_elements(manifest: Manifest, experts: ModuleInfo) -> int:
-    """Elements of the experts' weights through which a token goes: of those to which it is routed."""
+    """Return the elements of the experts' weights that multiply a token: those of the experts to which it is routed."""
     router = manifest.modules[experts.path.rpartition(".")[0]]
     elements = sum(item.numel for item in experts.parameters)
     return elements * int(router.attributes["top_k"]) // int(experts.attributes["n_experts"])
 
 
 def published_peak(analysis: Analysis) -> float | None:
-    """Operations per second of the plan's GPU in dense products of its dtype; None where no datasheet says it.
+    """Return the operations per second of the plan's GPU in dense products of its dtype; None without a datasheet.
 
     Raises:
         Undecided: the device is a hole.

@@ -16,10 +16,10 @@ class FsdpUnit(Record):
     """One unit of `fsdp`."""
 
     rule: PathRule[Any] | None
-    """The rule that makes it; None for the model itself where no rule speaks of it."""
+    """The rule that makes it; None for the model itself where no rule matches it."""
     reshard: Any
-    """When it is freed, the default included: `after_forward`, `after_backward`, `never`, or a number of ranks that
-    hold its shards after forward; perhaps a hole."""
+    """When it is resharded, the default included: `after_forward`, `after_backward`, `never`, or a number of ranks over
+    which it is sharded after forward; perhaps a hole."""
 
     @property
     def is_resharded_after_forward(self) -> bool:
@@ -29,7 +29,7 @@ class FsdpUnit(Record):
 
 @fact
 def fsdp_units(analysis: Analysis) -> dict[str, FsdpUnit]:
-    """Every unit by path, the model itself first, which is a unit also where no rule says so, then in model order.
+    """Return every unit by path, first the model itself, which is a unit even without a rule, then in model order.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -44,13 +44,13 @@ def fsdp_units(analysis: Analysis) -> dict[str, FsdpUnit]:
 
 
 def resharding(unit: Unit, path: str) -> Any:
-    """When the unit at ``path`` is freed, as :attr:`FsdpUnit.reshard`; by default as ``fully_shard`` does."""
+    """Return when the unit at ``path`` is resharded, as :attr:`FsdpUnit.reshard`; by default like ``fully_shard``."""
     if unit.reshard is None:
         return "after_forward" if path else "after_backward"
     return unit.reshard
 
 
 def owner(analysis: Analysis, parameter: str) -> str:
-    """The path of the unit that owns the parameter at this path: the deepest that holds it."""
+    """Return the path of the unit that owns a parameter: the innermost that contains it."""
     units = fsdp_units(analysis)
     return next(path for path in holders(parameter) if path in units)

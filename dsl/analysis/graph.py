@@ -59,7 +59,7 @@ def keeps_between_micro_batches(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Shards, replicas, `tp`, `cp`, `ep`, a built-in decoder, one loss; each line that asks for more is reported."""
+    """Supported are shards, replicas, `tp`, `cp`, `ep`, a built-in decoder and one loss; other lines are reported."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -94,7 +94,7 @@ def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _stages(analysis: Analysis) -> Iterator[Unsupported]:
-    """What a schedule does with stages that are graphs."""
+    """Yield what a schedule does not support with stages that are graphs."""
     plan = analysis.plan
     assert plan.pipeline is not None
     for path, unit in fsdp_units(analysis).items():
@@ -194,7 +194,7 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
-    """Compiled experts whose numbers of rows the host reads: of these alone nothing would be compiled."""
+    """Yield compiled experts whose row counts the host reads: nothing of these alone would be compiled."""
     modules = {} if analysis.manifest is None else analysis.manifest.modules
     for path, rule in compiled_modules(analysis).items():
         if path not in modules or modules[path].kind != "experts":
@@ -215,7 +215,7 @@ def _holds_experts(analysis: Analysis, path: str) -> bool:
 
 
 def _budgets(analysis: Analysis) -> Iterator[Unsupported]:
-    """Budgets of modules that hold experts."""
+    """Yield budgets of modules that contain experts."""
     for path, rule in recomputed_modules(analysis).items():
         if isinstance(rule.treatment, Budget) and _holds_experts(analysis, path):
             yield _not_traced(

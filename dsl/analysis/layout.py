@@ -1,10 +1,10 @@
-"""How tensors lie on `tp` from module to module, as a plan's styles lay them, and where neighbours disagree.
+"""Propagation of layouts on `tp` through a model's forward, and the conflicts between neighbouring modules.
 
-The forward of a model is followed along the manifest's flow. Every tensor is replicated, cut along a dim, a
-summand, or unknown; a style says in which layout a module expects its input and in which its output leaves,
-as the style classes of ``torch.distributed.tensor.parallel`` do. What arrives is compared with what is
-expected. Where the flow cannot be followed a layout is unknown, and nothing is said about it. Equal blocks
-that receive equal layouts are followed once.
+The forward is followed along the manifest's flow. Every tensor is replicated, sharded along a dim, partial (a summand),
+or unknown. A style determines the layout in which a module expects its input and that of its output, as the style
+classes of ``torch.distributed.tensor.parallel`` do. The layout of each input is compared with the expected one. Where
+the flow cannot be followed a layout is unknown, and nothing is reported about it. Equal blocks with equal input layouts
+are followed once.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PLACEABLE: Final = ("linear", "embedding", "norm")
-"""Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
+"""Kinds of modules that compute on DTensors, so that a plan can place their parameters individually."""
 
 
 class Mismatch(Record, kw_only=True):
-    """A place where layouts disagree.
+    """A conflict of layouts.
 
     | kind | what happens at ``path`` |
     |---|---|
-    | `arrives` | ``got`` arrives where ``wanted`` is expected |
-    | `unpaired` | the same, and the cure is the missing half of a pair of `colwise` and `rowwise` |
-    | `piece` | whole parameters meet a piece, or ``other`` does, computed from such: their gradients are of the piece |
-    | `summand` | summands meet what is not linear in them, or what is whole |
-    | `mixed` | ``got`` and ``other`` are added or multiplied, and lie differently |
-    | `heads` | attention where only some of queries, keys and values are cut by heads, or where the sequence is cut |
-    | `attends` | attention of DTensors, which its kernels for a CPU do not take |
-    | `fused` | the output of a fused layer is split although each rank has one contiguous piece of it |
-    | `norm_dim` | a sequence style cuts the dim over which its norm is taken |
-    | `norm_heads` | `sequence` on a norm that gets the heads of each rank, or `heads` on one that does not |
+    | `arrives` | the input has the layout ``got`` where ``wanted`` is expected |
+    | `unpaired` | the same, and the remedy is the missing half of a pair of `colwise` and `rowwise` |
+    | `piece` | a shard meets full parameters or ``other``, computed from such: their gradients are of the shard only |
+    | `summand` | partial tensors meet an operation that is not linear in them, or a full tensor |
+    | `mixed` | ``got`` and ``other`` are added or multiplied, and have different layouts |
+    | `heads` | attention where only some of queries, keys and values are sharded by heads, or where the sequence is |
+    | `attends` | attention of DTensors, which its kernels for a CPU do not support |
+    | `fused` | the output of a fused layer is split although each rank has one contiguous shard of it |
+    | `norm_dim` | a sequence style shards the dim over which its norm is taken |
+    | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
-    | `result` | the model's output leaves in pieces, or as a DTensor |
+    | `result` | the model's output is sharded, or a DTensor |
     """
 
     kind: MismatchKind
@@ -66,7 +66,7 @@ class Propagation:
         self.cuts_sequence = False
         """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
         self.arrived: dict[str, Tensor] = {}
-        """How the first argument arrives at each block, and at each module around the blocks that is called."""
+        """Layout of the first argument of each block, and of each called module around the blocks."""
         self._memo: dict[tuple[Any, ...], Tensor] = {}
         self._template = {
             f"{blocks.path}.{blocks.names[index]}" if blocks.path else blocks.names[index]: (blocks.path, number)
@@ -101,7 +101,7 @@ class Propagation:
         return UNKNOWN
 
     def _call(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
-        """The result of calling the module, taken from an equal call where there was one."""
+        """Return the result of calling the module, reused from an equal call where there was one."""
         if arguments:
             self.arrived[path] = arguments[0]
         if path not in self._template:
@@ -113,7 +113,7 @@ class Propagation:
         return held
 
     def _signature(self, path: str) -> tuple[Any, ...]:
-        """What blocks that treat equal inputs alike have in common: their structure and the rules inside."""
+        """Return a key that is equal for blocks with equal results for equal inputs: their structure and rules."""
         template = self._template[path]
         if template not in self._below:
             inside = [path, *self._inside(path)]
@@ -153,20 +153,20 @@ class Propagation:
         return self.leaving(path, arguments, result)
 
     def entering(self, path: str, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
-        """How a module's arguments lie inside of it, by its own rule."""
+        """Return the layouts of a module's arguments inside it, after its own rule."""
         rule = self.styles.get(path)
         if rule is None or not isinstance(rule.treatment, Inputs):
             return arguments
         return self._inputs(self.manifest.modules[path], rule, rule.treatment, arguments)
 
     def leaving(self, path: str, arguments: Sequence[Tensor], result: Tensor) -> Tensor:
-        """How a module's result leaves it, by its own rule; ``arguments`` are those inside."""
+        """Return the layout of a module's result, after its own rule; ``arguments`` are those inside."""
         info = self.manifest.modules[path]
         rule = self.styles.get(path)
         if result.state == "unknown" and self._is_whole(path, arguments):
             result = Tensor(state="replicate", moved=True, source=Source(path, rule), learned=result.learned)
         if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
-            # Such a module gives back a tensor of the shape that it was given, however it rearranged it inside.
+            # Such a module returns a tensor of its input's shape, even if it rearranges it internally.
             given = _first(arguments)
             result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
         treatment = rule.treatment if rule is not None else None
@@ -176,7 +176,7 @@ class Propagation:
         return result
 
     def _is_whole(self, path: str, arguments: Sequence[Tensor]) -> bool:
-        """Whether nothing inside is placed, and all that the module takes is plain and whole: so is what it gives."""
+        """Whether nothing inside is placed, and all inputs are plain and replicated: then so is the result."""
         if not arguments or any(item.state not in ("replicate", "any") or item.wrapped for item in arguments):
             return False
         return bool(path) and not any(inside in self.styles for inside in self._inside(path))
@@ -222,7 +222,7 @@ class Propagation:
         return replace(got, source=Source(info.path, rule))
 
     def _placed(self, info: ModuleInfo, rules: Mapping[str, PathRule[Any]], got: Tensor) -> Tensor:
-        """A module of which parameters are placed by themselves: plain and whole in and out, or DTensors in and out."""
+        """A module with individually placed parameters: plain and replicated in and out, or DTensors in and out."""
         first = next(iter(rules.values()))
         if info.kind not in PLACEABLE or (got.state == "unknown" and not got.wrapped):
             return UNKNOWN
@@ -254,7 +254,7 @@ class Propagation:
         return tensor_of(known, self._whole(info, got, source), source, wrapped=True)
 
     def _whole(self, info: ModuleInfo, got: Tensor, source: Source) -> Tensor:
-        """The plain result of a layer whose weights are whole, of a whole input."""
+        """The plain result of a layer with replicated weights, for a replicated input."""
         width = info.attributes.get({"linear": "out_features", "embedding": "embedding_dim"}.get(info.kind, "dim"))
         wide = int(width) if width is not None else None
         whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source, learned=True)
@@ -293,7 +293,7 @@ class Propagation:
     def _arrives(self, info: ModuleInfo, rule: PathRule[Any], got: Tensor, wanted: Layout, *, written: bool) -> None:
         if agrees(got, wanted) is not False or (got.wrapped and not written):
             return
-        # Half a pair: a rowwise layer behind whole features, or a colwise layer behind cut ones.
+        # Half a pair: a rowwise layer after replicated features, or a colwise layer after sharded ones.
         behind = got.state == "replicate" and isinstance(rule.treatment, Rowwise) and info.kind == "linear"
         kind: MismatchKind = "unpaired" if behind and not written else "arrives"
         self._find(kind, info.path, got, rule=rule, wanted=wanted)
@@ -325,7 +325,7 @@ class Propagation:
         return UNKNOWN
 
     def _flow(self, info: ModuleInfo, arguments: Sequence[Tensor], *, whole: bool) -> Tensor:
-        """The result of a module that computes with its children; unknown where it has several unlike ones."""
+        """Return the result of a module that computes with its children; unknown where they differ."""
         pending = iter(matched(arguments, [step.name for step in info.flow if step.op == "input"], UNKNOWN))
         made: list[Tensor] = []
         for step in info.flow:
@@ -342,7 +342,7 @@ class Propagation:
         return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
 
     def operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
-        """The result of a step of a module's own flow, neither an input nor a call, from what it takes."""
+        """Return the result of a step of a module's own flow, neither an input nor a call, given its arguments."""
         if step.op not in ("parameter", "buffer"):
             return operation(info.path, step, taken, self._find)
         path = info.child_path(step.name)
@@ -364,7 +364,7 @@ class Propagation:
             self._find("result", "", tensor)
 
     def _is_single(self, path: str) -> bool:
-        """Whether the parameter or buffer at this path has one element, which PyTorch takes beside a DTensor."""
+        """Whether the parameter or buffer has one element, which PyTorch accepts beside a DTensor."""
         module, _, name = path.rpartition(".")
         info = self.manifest.modules[module]
         return any(item.name == name and item.numel == 1 for item in (*info.parameters, *info.buffers))
@@ -388,10 +388,10 @@ def _first(arguments: Sequence[Tensor]) -> Tensor:
 
 
 def matched(arguments: Sequence[T], names: Sequence[str], unknown: T) -> Sequence[T]:
-    """The arguments for the inputs of these names; ``unknown`` where that cannot be told.
+    """Return the arguments for the named inputs; ``unknown`` where they cannot be matched.
 
-    A flow names a tensor once that is passed several times, and a module once that gave several tensors, which then
-    are one argument.
+    A flow names a tensor only once if it is passed several times, and a module only once if it returned several
+    tensors, which then count as one argument.
     """
     if len(arguments) == len(names):
         return arguments

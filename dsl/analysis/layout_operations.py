@@ -26,30 +26,30 @@ MismatchKind = Literal[
 ]
 
 _LARGE: Final = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty", "outer", "polar", "rand", "randn"))
-"""Functions that make a tensor of more than one element, as a rule."""
+"""Functions that create tensors, usually of more than one element."""
 
 _OF_SHAPES: Final = ("view_as", "reshape_as", "expand_as")
-"""Functions that ask their second argument for its shape alone."""
+"""Functions that use only the shape of their second argument."""
 
 
 class Find(Protocol):
     """Notes a mismatch at a module."""
 
     def __call__(self, kind: MismatchKind, path: str, got: Tensor, *, other: Tensor | None = None) -> Tensor:
-        """Return what is known of the result then."""
+        """Return the layout of the result in case of a conflict."""
 
 
 def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
-    """The layout of an operation's result, and whether whole parameters are in it.
+    """Return the layout of an operation's result, and whether it depends on full parameters.
 
-    A parameter that is whole on every rank gets the gradient of what the rank computes with it. Where it meets a piece
-    of a tensor, that is the gradient of the piece.
+    A replicated parameter gets the gradient of what the rank computes with it. Where it meets a shard of a tensor, that
+    is the gradient of the shard only.
 
     Args:
-        path: of the module in whose forward it is.
+        path: of the module whose forward contains the operation.
         step: the operation.
-        taken: its operands.
-        find: is told of operands that do not go together.
+        taken: layouts of its operands.
+        find: called with conflicts between operands.
     """
     told: list[MismatchKind] = []
 
@@ -64,7 +64,7 @@ def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
     learned = [item for item in taken if item.learned and item.state not in ("shard", "partial")]
     if told or not learned or step.name.startswith("new_") or step.name.endswith("_like"):
         return result
-    # An unknown tensor may be a piece itself, but not in attention to heads in pieces, each of which is known.
+    # An unknown tensor may be a shard itself, except in attention to sharded heads, whose operands are all known.
     whole = [item for item in learned if not item.wrapped and (item.state != "unknown" or step.op == "attention")]
     piece = next((item for item in taken if item.state == "shard" and not item.wrapped), None)
     if piece is not None and whole and not of_shapes:
@@ -157,7 +157,7 @@ def _nonlinear(path: str, step: Step, got: Tensor, find: Find) -> Tensor:
 
 
 def _attention(path: str, known: list[Tensor], find: Find) -> Tensor:
-    """Scaled dot-product attention of queries, keys and values, which stand first."""
+    """Scaled dot-product attention; queries, keys and values are its first arguments."""
     query, others = known[0], known[1:3]
     summands = [item for item in known[:3] if item.state == "partial"]
     if summands:

@@ -1,4 +1,4 @@
-"""Limits that a plan requires, as far as its lowering keeps to them."""
+"""Limits required by a plan, as far as its lowering observes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UPPER: Final = ("<=", "<", "==")
 
 
 def memory_limit(analysis: Analysis) -> int | None:
-    """The most bytes that a device may hold, by the plan's own requirements; None where they say nothing of it."""
+    """Return the most bytes that a device may hold by the plan's requirements; None where they set no limit."""
     bounds = [
         item.bound for item in analysis.plan.require if item.metric == "peak_memory" and item.comparison in _UPPER
     ]

@@ -31,9 +31,9 @@ def is_measured(analysis: Analysis) -> bool:
 
 
 def prefetches_within_memory(analysis: Analysis) -> bool:
-    """Whether gathers start ahead only where the memory of the device allows it.
+    """Whether gathers are moved ahead only where device memory allows it.
 
-    Where something is offloaded, what leaves later makes the room.
+    Where something is offloaded, later offloading makes the room.
     """
     comm = analysis.plan.comm
     if comm is None or not isinstance(comm.prefetch, Proactive) or not is_traced(analysis):
@@ -57,7 +57,7 @@ def is_read(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """A profile that a pass reads, of a cluster whose times are predicted until there is one."""
+    """Yield a profile that a pass reads, where times of the cluster cannot be predicted until it exists."""
     if not is_measured(analysis) or analysis.plan.fsdp is None:
         return
     assert analysis.plan.comm is not None

@@ -38,9 +38,9 @@ def sharded_axes(analysis: Analysis) -> tuple[str, ...]:
 
 @fact
 def replicating_axes(analysis: Analysis) -> tuple[str, ...]:
-    """The axes of several ranks over which `fsdp` replicates its shards.
+    """Return the axes of several ranks over which `fsdp` replicates its shards.
 
-    Those of `cp` hold the same parameters as well and see other tokens, also where the plan does not shard over them.
+    Ranks of `cp` hold the same parameters too, and see other tokens, even where the plan does not shard over them.
     """
     fsdp, mesh = analysis.plan.fsdp, analysis.plan.mesh
     if fsdp is None:

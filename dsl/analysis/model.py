@@ -9,7 +9,7 @@ from legoai.dsl.analysis.unsupported import Unsupported
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Models of Transformers whose inputs are known."""
+    """Models of Transformers with known inputs."""
     model, manifest = analysis.plan.model, analysis.manifest
     if model.family == "huggingface" and manifest is not None and manifest.reads is None:
         class_name = manifest.model_class.rpartition(".")[2]

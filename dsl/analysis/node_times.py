@@ -1,4 +1,4 @@
-"""Times of a traced step's nodes on the devices of a plan, which a program knows where the catalogue has them."""
+"""Predictability of node times in a traced step: whether the catalogue has the plan's devices and fabric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from legoai.specs.span import Span
 
 
 def unpriced(analysis: Analysis) -> Iterator[tuple[Span, str, str]]:
-    """Yield what of the cluster a program knows no speed of: its place, its name, and why."""
+    """Yield the parts of the cluster whose speed a program does not know: span, name, and reason."""
     cluster = analysis.plan.cluster
     if cluster.device == "profile":
         yield analysis.place(cluster, "profile"), "a profile", "a program does not know where the device's profile lies"

@@ -1,6 +1,6 @@
-"""Plan that tells which of its statements are read, and of mesh, batch and pipeline which of their values.
+"""Plan proxy that records which statements are read, and for mesh, batch and pipeline which of their values.
 
-Most facts depend on few statements, so that plans which differ in another one share them
+Most facts depend on few statements, so that plans that differ in another one can share them
 (:class:`legoai.dsl.frontend.kept.Kept`).
 """
 
@@ -23,31 +23,31 @@ _EXTRA: Final = ("origins", "axes", "rules", "arguments")
 """Values of a statement that are none of its options."""
 
 
-def _telling(kind: type[Directive]) -> Callable[[Directive, str], Any]:
-    """Reads an attribute of a statement, and tells of it where it is one of its values."""
+def _recording(kind: type[Directive]) -> Callable[[Directive, str], Any]:
+    """Proxy of a statement that records reads of its values."""
     names = {field: (kind.keyword, field) for field in (*_EXTRA, *(item.field for item in kind.options))}
 
-    def told(self: Directive, name: str) -> Any:
+    def recorded(self: Directive, name: str) -> Any:
         if name in names:
             object.__getattribute__(self, "note")(names[name])
         return object.__getattribute__(self, name)
 
-    return told
+    return recorded
 
 
 class _NotedMesh(Mesh):
     __slots__ = ("note",)
-    __getattribute__ = _telling(Mesh)
+    __getattribute__ = _recording(Mesh)
 
 
 class _NotedBatch(Batch):
     __slots__ = ("note",)
-    __getattribute__ = _telling(Batch)
+    __getattribute__ = _recording(Batch)
 
 
 class _NotedPipeline(Pipeline):
     __slots__ = ("note",)
-    __getattribute__ = _telling(Pipeline)
+    __getattribute__ = _recording(Pipeline)
 
 
 _HAS_PIPELINE: Final = ("pipeline", "keyword")
@@ -55,7 +55,7 @@ _HAS_PIPELINE: Final = ("pipeline", "keyword")
 
 
 class _NotedPlan(Plan):
-    """A plan that tells which of its statements are read."""
+    """Proxy of a plan that records which of its statements are read."""
 
     __slots__ = ("note", "parts")
 
@@ -73,11 +73,11 @@ class _NotedPlan(Plan):
 
 
 def noted(plan: Plan, note: _Note) -> Plan:
-    """The plan, which tells what is read.
+    """Return a proxy of the plan that records reads.
 
     Args:
         plan: to read.
-        note: is told a name each time: of a statement, or the names of a statement and of its option.
+        note: called with each name that is read: of a statement, or the names of a statement and of its option.
     """
     parts = {
         "mesh": _copied(_NotedMesh, plan.mesh, note),
@@ -93,7 +93,7 @@ def noted(plan: Plan, note: _Note) -> Plan:
 
 
 def read(plan: Plan, name: Any) -> Any:
-    """The value of the name that ``note`` was told; None of an option where there is no such statement."""
+    """Return the value of a recorded name; None for an option where there is no such statement."""
     return getattr(getattr(plan, name[0]), name[1], None) if isinstance(name, tuple) else getattr(plan, name)
 
 

@@ -1,4 +1,4 @@
-"""Parameters as the optimizer updates them: what kind of tensor they are, and which rule each of them follows."""
+"""Parameters as the optimizer sees them: their tensor type, and the rule that each of them follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from legoai.specs.directives.optimizer import Adam, AdamW, Group, Muon, Sgd
 
 
 def distributing_statement(analysis: Analysis) -> Directive | None:
-    """The statement that makes DTensors of parameters; None where all of them are plain tensors.
+    """Return the statement that turns parameters into DTensors; None where all of them are plain tensors.
 
     Raises:
         Undecided: the size of `tp` or a treatment on it is a hole.
@@ -38,9 +38,9 @@ def distributing_statement(analysis: Analysis) -> Directive | None:
 
 @fact
 def parameter_rules(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The rule of `optimizer` that each parameter follows, by path; those that follow none are left out.
+    """Return the rule of `optimizer` that each parameter follows, by path; parameters without a rule are left out.
 
-    See :func:`closest_rules`. A tied parameter is listed at each of its places.
+    See :func:`closest_rules`. A tied parameter is listed under each of its names.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -55,11 +55,11 @@ def parameter_rules(analysis: Analysis) -> dict[str, PathRule[Any]]:
 def closest_rules(
     rules: Sequence[PathRule[Any]], paths: Paths, parameters: Mapping[str, Sequence[int]]
 ) -> dict[str, PathRule[Any]]:
-    """Of each parameter the rule that names it most closely.
+    """Return for each parameter the rule that matches it most closely.
 
-    One that names the parameter is closer than one that names a module around it, an inner module is closer than an
-    outer one, and of two that name the same the more specific pattern wins. A pattern that matches at several depths,
-    such as `layers.**`, is as close as the outermost of what it matches. Muon's rules are of matrices alone.
+    A rule for the parameter is closer than one for an ancestor, an inner module is closer than an outer one, and of two
+    rules for the same path the more specific pattern wins. A pattern that matches at several depths, such as
+    `layers.**`, is as close as its outermost match. Muon's rules apply only to matrices.
 
     Args:
         rules: decided ones.
@@ -83,7 +83,7 @@ def closest_rules(
 
 
 def own_constants(group: Group, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]:
-    """The constants that a group gives its parameters in the place of the algorithm's, by their names in torch."""
+    """Return a group's constants that override the optimizer's, by their names in torch."""
     names = ("lr", "weight_decay", "betas", "eps")
     found = {name: getattr(group, name) for name in names if getattr(group, name) is not None}
     if group.lr_scale is not None:
@@ -92,7 +92,7 @@ def own_constants(group: Group, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]
 
 
 def update_of(rule: PathRule[Any] | None, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]:
-    """How a parameter that follows the rule is updated: the algorithm's name and its constants."""
+    """Return the algorithm and constants of a parameter that follows the rule."""
     if rule is not None and isinstance(rule.treatment, Muon):
         return {"algorithm": rule.treatment.name, **muon_constants(rule.treatment)}
     usual = {item.field: getattr(algorithm, item.field) for item in algorithm.options}
@@ -117,7 +117,7 @@ def muon_parameters(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """State in the dtype of the parameters, and matrices of which ranks exchange parts where they compute."""
+    """Optimizer state in the dtype of the parameters, and matrices whose shards are exchanged during computation."""
     algorithm = analysis.plan.optimizer.algorithm
     if isinstance(algorithm, AdamW) and algorithm.state is not None:
         yield Unsupported(
@@ -139,13 +139,13 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def moments(analysis: Analysis) -> int:
-    """How many numbers the optimizer keeps for each element of a parameter that Muon does not update."""
+    """Return how many values the optimizer keeps per element of a parameter that Muon does not update."""
     algorithm = analysis.plan.optimizer.algorithm
     return int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
 
 
 def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
-    """Amounts of the optimizer's state whose sizes or limit are not known."""
+    """Yield amounts of the optimizer's state whose sizes or limit are not known."""
     offload = analysis.plan.offload
     if offload is None or offload.optimizer == "none" or offload.parameters != "none":
         return

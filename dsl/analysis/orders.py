@@ -1,4 +1,4 @@
-"""Reads a pipeline's order file as text, and finds what keeps it from running.
+"""Reader of a pipeline's order file, and checks that it can run.
 
 The file is what PyTorch's schedules write (`_dump_csv`) and read (`_load_csv`): a line for each rank, a cell
 for each step, a cell empty where the rank waits. A cell names a stage, an action and a micro batch: `2F0` is
@@ -35,7 +35,7 @@ class Action(NamedTuple):
 
 
 Cell = tuple[Action, ...]
-"""What stands in one cell: nothing, one action, or the two that `OVERLAP_F_B` runs together."""
+"""Content of one cell: nothing, one action, or the two that `OVERLAP_F_B` runs together."""
 
 
 class OrderError(ValueError):
@@ -56,12 +56,12 @@ class Order:
 
     @property
     def with_communication(self) -> bool:
-        """Whether sends, receives and the rest stand in the file, or only computation."""
+        """Whether the file contains communication, or only computation."""
         return any(action.kind not in COMPUTE for action in self.actions())
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of inputs and weights are computed apart."""
+        """Whether the gradients of inputs and weights are computed separately."""
         return any(action.kind in ("I", "W") for action in self.actions())
 
     @property
@@ -122,10 +122,10 @@ def _cell(text: str, line: int, column: int) -> Cell:
 
 
 def order_faults(order: Order, *, sharded: bool = False) -> Iterator[str]:
-    """What keeps the order from running, or from computing every gradient once; nothing where it runs.
+    """Return why the order cannot run, or does not compute every gradient once; nothing where it is valid.
 
-    What torch's `_validate_schedule` and `_add_send_recv` refuse, and besides actions that stand twice. Where
-    parameters are ``sharded`` an order that names communication must name all of it.
+    These are the errors of torch's `_validate_schedule` and `_add_send_recv`, and duplicate actions. Where parameters
+    are ``sharded``, an order that names communication must name all of it.
     """
     if order.with_communication and any(not cell for cells in order.ranks for cell in cells):
         yield "a file with communication in it cannot have empty cells"
@@ -140,7 +140,7 @@ def order_faults(order: Order, *, sharded: bool = False) -> Iterator[str]:
 
 
 def _miscounted(order: Order) -> Iterator[str]:
-    """Stages on two ranks, actions that are missing, and actions that stand twice."""
+    """Yield stages on two ranks, missing actions, and duplicate actions."""
     rank_of: dict[int, int] = {}
     seen: set[Action] = set()
     for rank, cells in enumerate(order.ranks):
@@ -164,7 +164,7 @@ def _miscounted(order: Order) -> Iterator[str]:
 
 
 def _never_gathered(order: Order) -> list[str]:
-    """The first stage whose parameters the order does not gather and free, or whose gradients it does not reduce."""
+    """Return the first stage whose parameters the order does not gather and free, or gradients not reduce."""
     named = {(action.stage, action.kind) for action in order.actions()}
     for stage in range(order.stages):
         for kind in ("UNSHARD", "REDUCE_GRAD", "RESHARD"):
@@ -190,7 +190,7 @@ class _Run:
         self.done: set[Action] = set()
 
     def fault(self) -> str | None:
-        """What the first waiting rank waits for; None where all ranks come to their end."""
+        """Return what the first blocked rank waits for; None where all ranks complete."""
         while any([self._advance(cells) for cells in self.waiting]):  # noqa: C419 - every rank moves
             pass
         blocked = [
@@ -215,7 +215,7 @@ class _Run:
         return moved
 
     def _open(self, action: Action) -> Iterator[Action]:
-        """What must be done before ``action`` and is not."""
+        """Return a predecessor of ``action`` that is not done."""
         return (need for need in self._needs(action) if need not in self.done)
 
     def _needs(self, action: Action) -> Iterator[Action]:
@@ -234,12 +234,12 @@ class _Run:
             yield self._backward(stage, index)
 
     def _arrival(self, source: int, stage: int, kind: str, index: int | None) -> Sequence[Action]:
-        """What brings the neighbour's result: its computation; where communication is written, send and receive."""
+        """Return the predecessor on the neighbour: its computation or, if communication is listed, send and receive."""
         if self.explicit and self.rank_of[source] != self.rank_of[stage]:
             return Action(source, f"SEND_{kind}", index), Action(stage, f"RECV_{kind}", index)
         return (Action(source, "F", index) if kind == "F" else self._backward(source, index),)
 
     def _backward(self, stage: int, index: int | None) -> Action:
-        """The action that gives the gradient of the stage's input: its whole backward, or the part for the input."""
+        """Return the action that computes the gradient of the stage's input: its full backward, or the input half."""
         part = Action(stage, "I", index)
         return part if part in self.done else Action(stage, "B", index)

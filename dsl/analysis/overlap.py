@@ -1,4 +1,4 @@
-"""Column-wise layers whose backward hides their communication: which they are, and what they cannot be beside."""
+"""Column-wise layers with overlapped backward communication, and the configurations that exclude them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _OFF = "or leave `overlap` out"
 
 
 def overlaps(style: object) -> bool:
-    """Whether a style asks for it.
+    """Whether a style requests it.
 
     Raises:
-        Undecided: that is a hole.
+        Undecided: the option is a hole.
     """
     return isinstance(style, Colwise | Inputs) and bool(style.overlap == "backward")
 
 
 @fact
 def overlapped(analysis: Analysis) -> dict[str, tuple[str, ...]]:
-    """The modules of which `overlap` has an effect, each with the layers that read what it gathers, or itself.
+    """Return the modules for which `overlap` has an effect, with the layers that read the gathered input.
 
     Raises:
         Undecided: the size of `tp` or a treatment on it is a hole.
@@ -53,7 +53,7 @@ def overlapped(analysis: Analysis) -> dict[str, tuple[str, ...]]:
 
 @fact
 def possibly_overlapped(analysis: Analysis) -> dict[str, tuple[str, ...]]:
-    """The same of all modules whose backward may hide their communication, as far as that is decided.
+    """Return the same for all modules whose backward may overlap communication, as far as that is decided.
 
     Raises:
         Undecided: the size of `tp` is a hole, or a treatment on it is one where some may.
@@ -66,7 +66,7 @@ def possibly_overlapped(analysis: Analysis) -> dict[str, tuple[str, ...]]:
 
 
 def _may_ask(treatment: object) -> bool:
-    """Whether a treatment may ask for it; an `auto` without a list has no such answer."""
+    """Whether a treatment may request it; an `auto` without a list has no such answer."""
     if isinstance(treatment, Hole):
         return any(map(_may_ask, treatment.domain or ()))
     if not isinstance(treatment, Colwise | Inputs):
@@ -75,7 +75,7 @@ def _may_ask(treatment: object) -> bool:
 
 
 def layers(analysis: Analysis, path: str) -> tuple[str, ...]:
-    """The layers that compute with what a module gathers: the layer itself, or those that read the module's input."""
+    """Return the layers that read a module's gathered input: the layer itself, or those that the module contains."""
     assert analysis.manifest is not None
     style, info = tensor_parallel(analysis).styles[path].treatment, analysis.manifest.modules[path]
     if isinstance(style, Colwise):
@@ -84,7 +84,7 @@ def layers(analysis: Analysis, path: str) -> tuple[str, ...]:
 
 
 def idle(analysis: Analysis, path: str) -> str | None:
-    """Why `overlap` of a module has no effect, as the rest of a sentence about it; None where it has.
+    """Return why `overlap` of a module has no effect, as the rest of a sentence about it; None where it has one.
 
     Raises:
         Undecided: the size of `tp` or a treatment on it is a hole.
@@ -107,7 +107,7 @@ def idle(analysis: Analysis, path: str) -> str | None:
 
 
 def _reader(info: ModuleInfo, steps: tuple[Step, ...], styles: dict[str, PathRule[Any]]) -> str | None:
-    """What of the steps that read a module's input is more than one call of a column-wise layer."""
+    """Return why the steps that read a module's input are not all single calls of column-wise layers."""
     if not steps:
         return "has an input of which it is not known what reads it"
     for step in steps:
@@ -128,7 +128,7 @@ def _along_sequence(layout: Any) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Layers that are computed one after the other, eagerly, by what holds them all."""
+    """Return layers that the containing module computes one after another, eagerly."""
     manifest, seen = analysis.manifest, set[int]()
     if manifest is None:
         return
@@ -149,7 +149,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _beside(analysis: Analysis, path: str, inside: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What the layers of a module would be treated by too, and cures; None where nothing is in the way."""
+    """Return other treatments that conflict with a module's layers, and remedies; None without a conflict."""
     assert analysis.manifest is not None
     named = partial(_named, analysis.manifest)
     if is_traced(analysis):
@@ -178,7 +178,7 @@ def _named(manifest: Manifest, path: str) -> str:
 
 
 def _from(path: str, layer: str) -> Iterator[str]:
-    """A layer, and what holds it inside of a module."""
+    """Yield a layer, and its ancestors inside a module."""
     while layer != path:
         yield layer
         layer = layer.rpartition(".")[0]

@@ -22,13 +22,13 @@ def is_staged(analysis: Facts) -> bool:
 
 
 def treats_stages_apart(analysis: Facts) -> bool:
-    """Whether a rule says something else of each stage, so that what a block does depends on the split."""
+    """Whether a rule has different treatments per stage, so that a block's treatment depends on the split."""
     rules = (rule for directive in analysis.plan.directives() for rule in directive.rules)
     return any(isinstance(rule.treatment, Staged) for rule in rules)
 
 
 def has_placeholders(analysis: Facts) -> bool:
-    """Whether placeholders stand for the modules of other stages; built-in models pass over what is missing."""
+    """Whether placeholders replace the modules of other stages; built-in models skip missing modules."""
     return is_staged(analysis) and analysis.plan.model.family in FOREIGN
 
 
@@ -53,7 +53,7 @@ def order_text(analysis: Facts) -> str | OSError | ValueError | None:
 
 @fact
 def order(analysis: Facts) -> Order | OrderError | None:
-    """The order that the plan's file holds, or what is wrong with its text; None where there is no text."""
+    """Return the order in the plan's file, or the error in its text; None where there is no text."""
     from legoai.dsl.analysis.orders import OrderError, read_order
 
     text = order_text(analysis)
@@ -69,7 +69,7 @@ def _valid_order(analysis: Facts) -> Order | None:
 
 
 def splits_backward(analysis: Facts) -> bool:
-    """Whether the schedule computes the gradient of a stage's weights apart from that of its input."""
+    """Whether the schedule computes weight gradients separately from input gradients."""
     pipeline = analysis.plan.pipeline
     if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
         return pipeline is not None and pipeline.schedule in SPLIT_BACKWARD
@@ -79,7 +79,7 @@ def splits_backward(analysis: Facts) -> bool:
 
 @fact
 def stage_count(analysis: Facts) -> int | None:
-    """The number of stages: the plan's, or what the schedule or the order file has; None where there is none."""
+    """Return the number of stages: the plan's, or that of the schedule or the order file; None where there is none."""
     pipeline = analysis.plan.pipeline
     if pipeline is None or pipeline.stages is not None:
         return None if pipeline is None else pipeline.stages
@@ -90,10 +90,10 @@ def stage_count(analysis: Facts) -> int | None:
 
 
 def most_stages(analysis: Facts) -> int:
-    """The number of stages; where the schedule is a hole, as many as it may come to have.
+    """Return the number of stages; where the schedule is a hole, the largest possible one.
 
     Raises:
-        Undecided: that is not known.
+        Undecided: it is not known.
     """
     pipeline, ranks = analysis.plan.pipeline, analysis.plan.mesh.pp
     if pipeline is None or ranks == 1:
@@ -114,7 +114,7 @@ def split_points(analysis: Facts) -> SplitPoints:
 
 @fact
 def first_modules(analysis: Facts) -> tuple[str, ...] | None:
-    """The first module of each stage but the first; None where the plan does not make its number of stages."""
+    """Return the first module of each stage but the first; None where the plan cannot be divided into its stages."""
     pipeline, count = analysis.plan.pipeline, stage_count(analysis)
     if pipeline is None or count is None or analysis.manifest is None:
         return None
@@ -133,7 +133,7 @@ def first_modules(analysis: Facts) -> tuple[str, ...] | None:
 
 
 def block_counts(pipeline: Pipeline) -> tuple[int, ...] | None:
-    """The numbers of blocks of the stages, where the plan gives some; None where it names modules or shares evenly."""
+    """Return the numbers of blocks per stage, where the plan gives them; None for named modules or an even split."""
     split = pipeline.split
     if isinstance(split, str | Even) or not any(isinstance(item, int) for item in split):
         return None
@@ -141,7 +141,7 @@ def block_counts(pipeline: Pipeline) -> tuple[int, ...] | None:
 
 
 def stage_of(analysis: Facts, path: str) -> int | None:
-    """The stage that holds the module; None for a module around stages, and where the plan makes no stages."""
+    """Return the stage of a module; None for a module outside the stages, and where the plan makes no stages."""
     points = first_modules(analysis)
     if points is None:
         return None
@@ -163,9 +163,9 @@ def stages_between(analysis: Facts, points: tuple[str, ...]) -> list[int]:
 
 @fact
 def stages_of_ranks(analysis: Facts) -> tuple[tuple[int, ...], ...]:
-    """The stages that each rank of `pp` holds: dealt in turn, or forth and back, or as the order file says.
+    """Return the stages of each rank of `pp`: assigned in turn, in V shape, or by the order file.
 
-    None are dealt where there are more ranks or stages than modules with which a stage can begin.
+    None where there are more ranks or stages than modules with which a stage can begin.
     """
     pipeline, ranks, count = analysis.plan.pipeline, analysis.plan.mesh.pp, stage_count(analysis)
     if pipeline is None or count is None or max(ranks, count) > len(split_points(analysis).starts):

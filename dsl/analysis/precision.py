@@ -1,4 +1,4 @@
-"""Dtypes: bytes of each, what carries them through the forward pass, and the dtype that gradients accumulate in."""
+"""Dtypes: their sizes, the statement that applies them in forward, and the dtype of gradient accumulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from legoai.specs.directives.precision import Precision
 DTYPE_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 _AUTOCAST = ("bf16",)
-"""What `torch.autocast` computes in without loss scaling."""
+"""Dtypes in which `torch.autocast` computes without loss scaling."""
 
 
 def has_policy(analysis: Analysis) -> bool:
@@ -30,7 +30,7 @@ def autocast_dtype(analysis: Analysis) -> str | None:
 
 
 def output_bytes(precision: Precision) -> int:
-    """Least bytes of an element of what a block leaves."""
+    """Return the smallest size of an element of a block's output, in bytes."""
     return min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
 
 

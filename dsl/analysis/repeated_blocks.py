@@ -1,4 +1,4 @@
-"""Repeated blocks: which blocks of a list are built alike and treated equally, so that few of them stand for all."""
+"""Repeated blocks: classes of blocks with equal structure and equal treatments, a few of which represent all."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BlockClasses: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 @fact
 def block_classes(analysis: Analysis) -> BlockClasses:
-    """The lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
+    """Return the lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
 
-    They are equal in structure, and every statement treats them by the same rules. Lists are left out of which a block
-    is not gathered and reduced by itself, and all lists where the step is one graph, in which blocks overlap. Stages
-    that are graphs are compared as a whole.
+    Blocks of a class have equal structure, and every statement treats them by the same rules. Left out are lists of
+    which a block is not gathered and reduced on its own, and all lists where the step is one graph, in which blocks
+    overlap. Stages that are graphs are compared as a whole.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -48,23 +48,23 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     )
     if _prefetched(analysis.plan) is None:
         return found
-    # Where some blocks are no units, the program tells the others by name which are next: none of them may be missing.
+    # Where some blocks are no units, the program names the next ones explicitly: none of them may be missing.
     chain = set(prefetching_units(analysis))
     whole = {blocks.path for blocks in analysis.manifest.block_lists if chain.issuperset(blocks.paths)}
     return tuple((path, of_block) for path, of_block in found if path in whole or len(set(of_block)) == 1)
 
 
 def look_ahead(analysis: Analysis) -> int:
-    """Blocks that a block looks ahead or back at most: those that it is told to gather, or its neighbours.
+    """Return how many blocks away, at most, a block refers to another: units to prefetch, or its neighbours.
 
-    The first blocks are gathered on behalf of the unit before them, as if that were one more.
+    The first blocks are prefetched by the unit before them, as if that were one more block.
     """
     prefetch = _prefetched(analysis.plan)
     return 1 if prefetch is None else 1 + max(prefetch.forward, prefetch.backward)
 
 
 def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
-    """What follows from the rules of each statement, by the path of a module or parameter."""
+    """Return the treatments of each statement, by the path of a module or parameter."""
     plan = analysis.plan
     yield {path: id(unit.rule) for path, unit in fsdp_units(analysis).items() if unit.rule is not None}
     yield {path: id(rule) for path, rule in recomputed_modules(analysis).items()}
@@ -78,7 +78,7 @@ def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
 
 
 def _classes(blocks: BlockList, treatments: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    """The class of each block: equal where its structure is, and what is at the same place in it is treated equally."""
+    """Return the class of each block: equal for equal structure with equal treatments at corresponding paths."""
     prefix = f"{blocks.path}." if blocks.path else ""
     of_block: dict[str, dict[tuple[int, str], object]] = {name: {} for name in blocks.names}
     for number, group in enumerate(blocks.groups):
@@ -95,12 +95,12 @@ def _classes(blocks: BlockList, treatments: Sequence[Mapping[str, object]]) -> t
 
 
 def _prefetched(plan: Plan) -> Units | None:
-    """How many units each unit is told to gather ahead; None where nothing is told."""
+    """Return how many units each unit prefetches explicitly; None where nothing is set."""
     return plan.comm.prefetch if plan.comm is not None and isinstance(plan.comm.prefetch, Units) else None
 
 
 def _treated_apart(analysis: Analysis) -> list[str]:
-    """Modules that share a collective with others, and units that are told one by one what to gather ahead."""
+    """Yield modules that share a collective with others, and units with explicit prefetching."""
     assert analysis.manifest is not None
     buckets = (*unit_buckets(analysis), *gradient_buckets(analysis))
     apart = [path for bucket in buckets if len(bucket.paths) > 1 for path in bucket.paths]

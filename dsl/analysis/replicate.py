@@ -15,7 +15,7 @@ def replicas(analysis: Analysis) -> ReplicateUse | None:
 
 
 def replica_axes(analysis: Analysis) -> tuple[str, ...]:
-    """The axes along which all ranks hold the same parameters: those of `cp` see other tokens of the same samples."""
+    """Return the axes along which all ranks hold the same parameters; ranks of `cp` see other tokens."""
     replicate = replicas(analysis)
     if replicate is None:
         return ()
@@ -24,11 +24,10 @@ def replica_axes(analysis: Analysis) -> tuple[str, ...]:
 
 @fact
 def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
-    """Buckets of blocks, filled from the end of the model, where gradients are ready first.
+    """Return buckets of blocks, filled from the end of the model, where gradients are ready first.
 
-    What the last bucket is too small for is left to the model as a whole, and so are modules that share a parameter.
-    Under a pipeline each block is one: a stage reduces its gradients after the last micro batch, with nothing to
-    overlap.
+    The remainder of the last bucket belongs to the model as a whole, and so do modules that share a parameter. Under a
+    pipeline each block is a bucket: a stage reduces its gradients after the last micro batch, with nothing to overlap.
     """
     replicate, manifest, plan = replicas(analysis), analysis.manifest, analysis.plan
     if replicate is None:
@@ -52,7 +51,7 @@ def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
 
 
 def _pieces(analysis: Analysis) -> list[str]:
-    """The modules of which buckets are made, in the order of the model: its blocks, and what stands beside them."""
+    """Return the modules of which buckets are made, in model order: its blocks, and the modules outside them."""
     assert analysis.manifest is not None
     modules = analysis.manifest.modules
     lists = {blocks.path for blocks in analysis.manifest.block_lists}

@@ -1,4 +1,4 @@
-"""Styles and placements on `tp`: which module has which, how each parameter lies, and which layer gives the logits."""
+"""Styles and placements on `tp`: styles of modules, layouts of parameters, and the layer of the logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DISTRIBUTING: Final = (Colwise, Rowwise, SequenceStyle, Heads)
 
 
 class TensorParallel(Record):
-    """The rules of `shard on tp` by what they are about, in model order."""
+    """The rules of `shard on tp` by their subject, in model order."""
 
     styles: dict[str, PathRule[Any]]
     """By module."""
@@ -63,7 +63,7 @@ def tensor_parallel(analysis: Analysis) -> TensorParallel:
 
 @fact
 def placed_modules(analysis: Analysis) -> dict[str, dict[str, PathRule[Any]]]:
-    """The modules of which parameters are placed by themselves, each with its placed parameters' rules by name.
+    """Return the modules with individually placed parameters, each with these parameters' rules by name.
 
     Raises:
         Undecided: the size of `tp` or a treatment is a hole.
@@ -76,16 +76,16 @@ def placed_modules(analysis: Analysis) -> dict[str, dict[str, PathRule[Any]]]:
 
 
 class Placement(Record):
-    """How one parameter lies on `tp`."""
+    """Layout of one parameter on `tp`."""
 
     dim: int | None
-    """The dim that is cut, counted from the first; None where every rank holds the whole parameter."""
+    """The sharded dim, counted from the first; None where every rank holds the full parameter."""
     rule: PathRule[Any] | None
-    """What places it; None where nothing does, so that it stays a plain tensor."""
+    """The rule that places it; None where none does, so that it stays a plain tensor."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is no DTensor."""
+        """Whether it is a plain tensor."""
         return self.rule is None
 
     def is_like(self, other: Placement) -> bool:
@@ -93,7 +93,7 @@ class Placement(Record):
         return self.dim == other.dim and self.is_plain == other.is_plain
 
     def describe(self, other: Placement) -> str:
-        """How it lies, in which ``other`` lies differently, as the end of a sentence."""
+        """Describe the layout, which differs from ``other``, as the end of a sentence."""
         if self.dim is not None:
             return f"cut along dim {self.dim}"
         if other.dim is not None:
@@ -102,7 +102,7 @@ class Placement(Record):
 
 
 def placement(analysis: Analysis, path: str) -> Placement:
-    """How tensor parallelism lays the parameter at ``path``.
+    """Return the layout that tensor parallelism gives the parameter at ``path``.
 
     As ``ColwiseParallel`` and ``RowwiseParallel`` do: torch/distributed/tensor/parallel/style.py, `_partition_*_fn`.
     """
@@ -134,7 +134,7 @@ def _dims(manifest: Manifest, module: str, name: str) -> int:
 
 
 def last_module(manifest: Manifest) -> str | None:
-    """The module whose result is the model's own, as far as the flow tells."""
+    """Return the module whose result is the model's own, where the flow shows it."""
     info = manifest.modules[""]
     while info.outputs:
         step = info.flow[info.outputs[0]]
@@ -146,7 +146,7 @@ def last_module(manifest: Manifest) -> str | None:
 
 @fact
 def parallel_loss(analysis: Analysis) -> PathRule[Any] | None:
-    """The rule of the layer whose logits stay sharded over the vocabulary, if there is one."""
+    """Return the rule of the layer whose logits stay sharded over the vocabulary, if there is one."""
     for rule in tensor_parallel(analysis).styles.values():
         if isinstance(rule.treatment, Colwise) and rule.treatment.loss_parallel:
             return rule
@@ -165,14 +165,14 @@ def inputs_of(info: ModuleInfo) -> tuple[str, ...]:
 
 
 def outputs_of(info: ModuleInfo) -> int:
-    """The number of tensors that a module's forward returns; 1 where its flow does not say."""
+    """Return the number of tensors that a module's forward returns; 1 where its flow does not show it."""
     return max(1, len(info.outputs))
 
 
 def readers(info: ModuleInfo, style: Inputs) -> tuple[Step, ...]:
-    """What reads the one input of a module that its style converts, as its flow has it; nothing where it is not one.
+    """Return the readers of the one input of a module that its style converts, by its flow; nothing for several inputs.
 
-    An input that the module gives back is read by what is not known, so that nothing is told of it.
+    An input that the module returns has unknown readers, so there is no result for it.
     """
     sources = style.source if isinstance(style.source, tuple) else (style.source,)
     converted = [name for name, layout in zip(inputs_of(info), sources, strict=False) if layout != "none"]
@@ -201,7 +201,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _placed(analysis: Analysis, manifest: Manifest) -> Iterator[Unsupported]:
-    """Placed parameters of modules whose own forward meets them with plain tensors."""
+    """Yield placed parameters of modules whose own forward combines them with plain tensors."""
     seen: set[int] = set()
     for module, rules in placed_modules(analysis).items():
         info = manifest.modules[module]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SplitPoints:
-    """Where a plan cuts the model, looked up once for the rules about it."""
+    """Positions at which a plan divides the model, computed once for the rules about it."""
 
     def __init__(self, manifest: Manifest) -> None:
         containers = {""}
@@ -34,14 +34,15 @@ class SplitPoints:
         self._even: dict[tuple[int, float, float], tuple[int, ...]] = {}
 
     def even(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[str, ...]:
-        """The split points that give every stage as many blocks as :meth:`even_counts` says."""
+        """Return the split points that give every stage as many blocks as :meth:`even_counts`."""
         return self.counted(self.even_counts(stages, embedding=embedding, loss=loss))
 
     def even_counts(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[int, ...]:
-        """The numbers of blocks that give every stage the same load, or one block more.
+        """Return the numbers of blocks that give every stage the same load, up to one block.
 
-        Of equal loads the first and the last stage, which have the embedding and the output layer besides, are the last
-        to get one more; of the others the later ones get it first, since fewer micro batches are under way there.
+        If loads are equal, the first and the last stage, which have the embedding and the output layer in addition, are
+        the last to get one more; among the others the later ones get it first, since fewer micro batches are in flight
+        there.
 
         Args:
             stages: their number, at most that of blocks; each gets at least one.
@@ -66,7 +67,7 @@ class SplitPoints:
         return counts
 
     def counted(self, counts: Sequence[int]) -> tuple[str, ...]:
-        """The split points that give every stage its number of blocks; the numbers add up to that of blocks."""
+        """Return the split points that give every stage its number of blocks; the numbers add up to that of blocks."""
         assert sum(counts) == len(self.blocks)
         return tuple(self.blocks[first] for first in list(accumulate(counts))[:-1])
 
@@ -82,7 +83,7 @@ class SplitPoints:
         return tuple(self.starts[first:last] for first, last in pairwise(edges))
 
     def holder(self, path: str) -> str | None:
-        """The module that a stage can begin with and that is or holds ``path``; None for what is around them."""
+        """Return the module with which a stage can begin and that is or contains ``path``; None for modules outside."""
         if path not in self._holders:
             above = path
             while above and above not in self.position:
@@ -91,7 +92,7 @@ class SplitPoints:
         return self._holders[path]
 
     def nearest(self, path: str) -> str | None:
-        """The module that holds ``path`` and that a stage can begin with; failing that, one whose name is alike."""
+        """Return the module that contains ``path`` and with which a stage can begin, or one with a similar name."""
         above = path
         while above:
             if above in self.position:

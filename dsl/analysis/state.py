@@ -1,4 +1,4 @@
-"""Lower bounds of the memory that parameters, gradients and optimizer state take."""
+"""Lower bounds of the memory for parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class StateBytes(Record, kw_only=True):
 
 @fact
 def state_bytes(analysis: Analysis) -> StateBytes | None:
-    """A lower bound of the bytes that the fullest device holds at an update; None without a manifest.
+    """Return a lower bound of the bytes on the fullest device at an update; None without a manifest.
 
-    Let an element of parameter q lie on one in s(q) of the devices of one replica. All replicas hold the
+    Let an element of parameter q be on one in s(q) of the devices of one replica. All replicas hold the
     same, so the devices of a replica hold Σ numel(q) · (devices / s(q)) elements together, and the fullest at
     least their mean,
 
@@ -51,8 +51,8 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     state (in the dtype of the parameter: two moments of Adam, one of Muon or SGD with momentum). From the second
     update on all of these exist at the same time.
 
-    Experts on `ep` count as cut over all of `dp_shard · cp`, which is the most that `ep` and `fsdp` together
-    can do. What is offloaded counts as nothing.
+    Experts on `ep` count as sharded over all of `dp_shard · cp`, the most that `ep` and `fsdp` together can do.
+    Offloaded state counts as nothing.
 
     Raises:
         Undecided: a size, dtype or rule that this depends on is a hole.
@@ -93,15 +93,15 @@ def element_bytes(analysis: Analysis) -> float:
 
 
 def _moments(analysis: Analysis) -> Callable[[str], int]:
-    """Of a parameter, how many numbers the optimizer keeps for each of its elements."""
+    """Return how many values the optimizer keeps for each element of a parameter."""
     by_muon, usual = muon_parameters(analysis), moments(analysis)
     return lambda name: 1 if name in by_muon else usual
 
 
 def state_of_modules(analysis: Analysis) -> dict[str, int]:
-    """A lower bound of the bytes that a rank of a module's stage holds for it throughout a step.
+    """Return a lower bound of the bytes that a rank of a module's stage holds for it throughout a step.
 
-    Those are parameters and the optimizer's state, by the same reasoning as :func:`state_bytes`.
+    These are parameters and the optimizer's state, by the same reasoning as :func:`state_bytes`.
 
     Raises:
         Undecided: a size, dtype or rule that this depends on is a hole.
@@ -146,7 +146,7 @@ def summed_gradients(analysis: Analysis) -> int:
 
 @fact
 def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
-    """A lower bound of the bytes of unsharded parameters that units keep from forward to backward, by module.
+    """Return a lower bound of the bytes of unsharded parameters that units keep from forward to backward, by module.
 
     Experts on `ep` count as nothing, and so does everything where units are gathered in float8.
 
@@ -183,7 +183,7 @@ def _unsharded(analysis: Analysis, size: int, counts: Callable[[str], bool]) -> 
 
 
 def _optimizer_replicas(analysis: Analysis) -> int:
-    """Ranks of which each has a part of the optimizer's state of what all of them hold."""
+    """Return the number of ranks that shard the optimizer's state of parameters that all of them hold."""
     replicate = analysis.plan.replicate
     return analysis.plan.mesh.dp_replicate if replicate is not None and replicate.optimizer == "sharded" else 1
 
@@ -217,7 +217,7 @@ def _shares(analysis: Analysis) -> Iterator[_Share]:
 
 
 class _Whole(NamedTuple):
-    """Mean elements of a parameter on a device before `fsdp` shards it, and numbers that are kept of each of them."""
+    """Return the mean elements of a parameter on a device before `fsdp` shards it, and the values kept per element."""
 
     path: str
     parameter: str
@@ -234,7 +234,7 @@ def _whole_shares(analysis: Analysis) -> list[_Whole]:
         decided(tensor_parallel)
     winners = analysis.assigned(tensor_parallel).by_path if tensor_parallel is not None else {}
     cut = {path for path, rule in winners.items() if isinstance(rule.treatment, Colwise | Rowwise | Sharded)}
-    # Of the places of a tied parameter only the first counts.
+    # Of the names of a tied parameter only the first counts.
     repeated = {path for group in manifest.tied_parameters for path in group[1:]}
     tp, moments_of = analysis.plan.mesh.tp, _moments(analysis)
     for path, module in manifest.modules.items():

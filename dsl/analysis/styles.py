@@ -1,7 +1,7 @@
-"""Styles on `tp` to choose from for each module, and the modules of a model that are worth a choice.
+"""Styles on `tp` to choose from for each module, and the modules of a model for which there is a choice.
 
-What is listed for a module fits its kind, as `StyleMisplaced` has it. Which of it fits its neighbours is said by
-:mod:`legoai.dsl.analysis.layout`.
+The styles listed for a module fit its kind, as for `StyleMisplaced`. Which of them fit the neighbouring modules is
+decided by :mod:`legoai.dsl.analysis.layout`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _AROUND: Final = (
     "outputs(from = shard(1), to = replicate)",
 )
 _HOLDING: Final = ("attention", "feed_forward", "moe")
-"""Kinds of modules in front of which a layout is usually changed, once for all layers inside."""
+"""Kinds of modules before which a layout is usually changed, once for all layers inside."""
 
 
 def styles_for(manifest: Manifest, paths: Paths, path: str) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def _styles_of(manifest: Manifest, path: str) -> tuple[str, ...]:
 
 
 def _is_routed(manifest: Manifest, path: str) -> bool:
-    """Whether the module lies in a mixture of experts, whose tokens `tp` does not follow."""
+    """Whether the module is in a mixture of experts, whose tokens `tp` does not follow."""
     return any(manifest.modules[above].kind == "moe" for above in holders(path))
 
 

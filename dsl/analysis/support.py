@@ -1,7 +1,7 @@
-"""Support: which configurations lowering turns into programs, asked of one predicate for each family.
+"""Support: one predicate per family for the configurations that lowering can turn into programs.
 
-A predicate stands beside the facts of its family and yields what that family does not support. Lint reports it, and
-lowering raises it; emitters meet nothing else. What a lint rule with a code of its own reports is not repeated here.
+A predicate is in the module of its family's facts, and yields what the family does not support. Lint reports it,
+lowering raises it, and emitters assume it. Configurations that have a lint rule of their own are not repeated here.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
 
 
 def unsupported(analysis: Analysis) -> Iterator[Diagnostic]:
-    """A diagnostic for each configuration that cannot be lowered.
+    """Yield a diagnostic for each configuration that cannot be lowered.
 
-    A predicate that meets an undecided value stops there, as checks do. One that needs the model finds nothing where it
-    is not known.
+    A predicate that needs an undecided value stops there, as checks do. One that needs the model yields nothing where
+    it is not known.
     """
     for supports in FAMILIES.values():
         try:

@@ -1,4 +1,4 @@
-"""What is known of a tensor on `tp`: how it lies, and where it came from."""
+"""Abstract tensor for layout propagation on `tp`: its layout, and its origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source(Record):
 
 
 class Tensor(Record, kw_only=True):
-    """What is known of one tensor. Equality leaves out where it came from."""
+    """Layout of one tensor, as far as it is known. Equality ignores the origin."""
 
     state: State
     """`any` is a tensor that fits every layout, such as a constant or a table of positions that is sliced as
@@ -28,20 +28,18 @@ class Tensor(Record, kw_only=True):
     dim: int | None = None
     """Of a shard: the dim that is cut; negative counts from the last."""
     moved: bool = False
-    """Whether dims were rearranged since, so that ``dim`` says which dim was cut before, and shapes are not
-    comparable."""
+    """Whether dims were rearranged since; ``dim`` is the sharded dim before, and shapes are not comparable."""
     rank: int | None = None
     """Number of dims; of a tensor that was rearranged the number that it had before."""
     width: int | None = None
     """Length of the last dim, over all ranks."""
     wrapped: bool = False
-    """Whether the tensor is a DTensor, which knows its layout: a style whose input layout is not written
-    takes it as it is."""
+    """Whether the tensor is a DTensor, which a style without an explicit input layout accepts as it is."""
     plain: bool = False
-    """Of `any`: whether it is known to be a plain tensor of several elements."""
+    """For `any`: whether it is known to be a plain tensor of several elements."""
     source: Source | None = None
     learned: bool = False
-    """Whether a parameter that is whole on every rank, or what is computed from one, may be in it."""
+    """Whether it may be, or depend on, a parameter that is replicated on every rank."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tensor) and self._layout() == other._layout()
@@ -54,7 +52,7 @@ class Tensor(Record, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a plain tensor, of several elements, for certain."""
+        """Whether it is certainly a plain tensor of several elements."""
         return not self.wrapped and (self.plain or self.state not in ("any", "unknown"))
 
     @property
@@ -78,10 +76,10 @@ class Tensor(Record, kw_only=True):
 
 UNKNOWN = Tensor(state="unknown")
 DTENSOR = Tensor(state="unknown", wrapped=True)
-"""A DTensor whose layout PyTorch chose."""
+"""A DTensor whose layout PyTorch chooses."""
 ANY = Tensor(state="any")
 PLAIN = Tensor(state="any", plain=True)
-"""As `ANY`, and known to be a plain tensor of several elements, which PyTorch does not take beside a DTensor."""
+"""Like `ANY`, and known to be a plain tensor of several elements, which PyTorch does not accept beside a DTensor."""
 
 
 def tensor_of(layout: Layout | Hole, like: Tensor, source: Source, *, wrapped: bool) -> Tensor:
@@ -100,7 +98,7 @@ def tensor_of(layout: Layout | Hole, like: Tensor, source: Source, *, wrapped: b
 
 
 def agrees(tensor: Tensor, wanted: Layout | Hole) -> bool | None:
-    """Whether the tensor lies as ``wanted``; None where that is not known."""
+    """Whether the tensor has the layout ``wanted``; None where that is not known."""
     if tensor.state in ("unknown", "any") or isinstance(wanted, Hole):
         return None
     if isinstance(wanted, Replicated):

@@ -23,13 +23,13 @@ _OTHER_AXES: Final = {
 
 
 def overlaps_by_time(analysis: Analysis) -> bool:
-    """Whether gathers start and reductions are waited for where the simulator's times say."""
+    """Whether the simulator's times decide when gathers start and reductions are waited for."""
     comm = analysis.plan.comm
     return comm is not None and comm.reorder == BY_TIME
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """A dense decoder that is traced whole, on devices of the catalogue; that nothing is traced is said elsewhere."""
+    """Supported is a dense decoder that is fully traced, on devices of the catalogue."""
     comm, mesh = analysis.plan.comm, analysis.plan.mesh
     if comm is None or not overlaps_by_time(analysis) or not is_traced(analysis):
         return

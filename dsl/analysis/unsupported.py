@@ -7,7 +7,7 @@ from legoai.specs.span import Span
 
 
 class Unsupported(Record):
-    """A configuration that a family's `supports` predicate reports, and where it stands in the plan."""
+    """A configuration that a family's `supports` predicate reports, with its span in the plan."""
 
     span: Span
     message: str

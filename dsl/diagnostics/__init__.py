@@ -1,1 +1,1 @@
-"""Diagnostics as data: their records, their codes with a page each, and suggestions for misspelt words."""
+"""Diagnostics as data: their records, their codes and pages, and suggestions for misspelt words."""

@@ -1,4 +1,4 @@
-"""Leaves out diagnostics that only follow from another: what stands first is to be mended first."""
+"""Suppression of consequential diagnostics: those that only follow from another one are left out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from legoai.specs.span import Span
 
 
 def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Span]) -> list[Diagnostic]:
-    """The diagnostics, each once, without those about names and values in text that could not be read.
+    """Return the diagnostics, each once, without those about names and values in unreadable text.
 
-    ``damaged`` are the statements with mistakes in their syntax. What such a statement seems to lack may stand on the
-    line that could not be read.
+    ``damaged`` are the statements with syntax errors. What such a statement seems to lack may be on the unreadable
+    line.
     """
     found = list(dict.fromkeys(diagnostics))
     unread = [item.label.span for item in found if item.code.startswith("LP1")]
@@ -21,9 +21,9 @@ def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Sp
 
 
 _OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
-"""Codes of what follows from most of a plan's statements together."""
+"""Codes of consequences of most of a plan's statements together."""
 _ABOUT_THE_PLAN: Final = ("LP202", "LP215", "LP221")
-"""Codes of what is said of a whole plan, at its first statement."""
+"""Codes of diagnostics about a whole plan, at its first statement."""
 _CAUSES: Final = {
     "LP420": ("LP413",),
     "LP703": ("LP301", "LP704"),
@@ -32,21 +32,21 @@ _CAUSES: Final = {
     "LP714": ("LP301",),
     "LP820": ("LP301", "LP601", "LP715"),
 }
-"""Codes that say nothing new beside one of these: logits in the wrong layer, which leave DTensors, a mesh of the wrong
-size, a batch that is not divided, or the same fact with a stricter limit."""
+"""Codes that add nothing to one of these: logits in the wrong layer, which leave DTensors, a mesh of the wrong size, a
+batch that is not divisible, or the same fact with a stricter limit."""
 
 
 def without_effects(
     diagnostics: Sequence[Diagnostic], statements: Sequence[Span], accepted: Container[Diagnostic] = ()
 ) -> list[Diagnostic]:
-    """What checks found, without what follows from a name or a path that is wrong, or from another of their findings.
+    """Return the checks' diagnostics without consequences of an invalid name or path, or of another diagnostic.
 
-    A statement with such a mistake does not say what it was to say, so that nothing is said of it beyond the mistake.
+    The meaning of a statement with such an error is not known, so only the error is reported.
 
     Args:
         diagnostics: of reading a plan and of its checks.
         statements: of the plan, each as a whole.
-        accepted: those that the plan suppresses, which mute nothing.
+        accepted: those that the plan suppresses, which hide no others.
     """
     causes = [item for item in diagnostics if is_cause(item)]
     wrong = [span for span in statements if any(_overlap(span, cause.label.span) for cause in causes)]
@@ -64,7 +64,7 @@ def without_effects(
 
 
 def is_cause(item: Diagnostic) -> bool:
-    """Whether a diagnostic is of text, a name or a path, after which a statement does not say what it was to say."""
+    """Whether a diagnostic is about text, a name or a path, so that the meaning of its statement is not known."""
     return item.severity == "error" and "LP1" < item.code < "LP3" and item.code not in _ABOUT_THE_PLAN
 
 

@@ -1,4 +1,4 @@
-"""What the tool says about a plan: diagnostics as data, before any format."""
+"""Diagnostics as data, independent of output formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Severity = Literal["error", "warning", "advice"]
 
 
 class Label(Record):
-    """A place in a plan, and what is to be said about it there."""
+    """A span of a plan, with a message about it."""
 
     span: Span
     text: str = ""
@@ -25,7 +25,7 @@ class Edit(Record):
 
 
 class Fix(Record):
-    """A cure that a tool can apply. A safe one leaves what the plan means; an unsafe one decides something."""
+    """A fix that a tool can apply. A safe one preserves the meaning of the plan; an unsafe one makes a decision."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -35,8 +35,8 @@ class Fix(Record):
 class Diagnostic(Record):
     """One diagnostic.
 
-    ``code`` is stable and never used again for another rule; ``slug`` is its readable name. ``others`` are the other
-    places that take part, such as the mesh line that a style contradicts. ``help`` says what to do, a sentence each.
+    ``code`` is stable and never reused for another rule; ``slug`` is its readable name. ``others`` are other spans
+    involved, such as the mesh line that a style contradicts. ``help`` gives remedies, a sentence each.
     """
 
     code: str
@@ -50,7 +50,7 @@ class Diagnostic(Record):
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """The key by which diagnostics are listed: file, place, code."""
+        """The sort key of diagnostics: file, position, code."""
         return self.label.span.file, self.label.span.start, self.code
 
 

@@ -12,7 +12,7 @@ from legoai.specs.span import Span
 class Rule:
     """A kind of diagnostic. The class's docstring is the rule's page, as ``legoai explain CODE`` prints it.
 
-    The docstring's first line says what the rule finds; then come "What it does", "Why it is wrong" (or "Why it
+    The docstring's first line states what the rule finds; then come "What it does", "Why it is wrong" (or "Why it
     matters"), "Example" and "Use instead".
     """
 
@@ -20,7 +20,7 @@ class Rule:
     slug: ClassVar[str]
     severity: ClassVar[Severity] = "error"
     simulated: ClassVar[bool] = False
-    """Whether it takes a simulation to find it, which `legoai check` runs and linting does not."""
+    """Whether it needs a simulation, which `legoai check` runs and linting does not."""
 
     @classmethod
     def at(

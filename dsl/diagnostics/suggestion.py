@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 
 def closest(word: str, choices: Sequence[str]) -> str | None:
-    """The choice that was most likely meant by ``word``, if there is one.
+    """Return the choice that was most likely meant by ``word``, if there is one.
 
-    In this order: another case, another tool's name, a word that goes on or is cut short, one word of several, a slip
-    of the finger.
+    In this order: another case, another tool's name, a longer or shorter form, one word of several, a typing error.
     """
     low = word.lower()
     same = [choice for choice in choices if choice.lower() == low]
@@ -34,13 +33,13 @@ def closest(word: str, choices: Sequence[str]) -> str | None:
 
 
 def suggestion(word: str, choices: Sequence[str]) -> list[str]:
-    """The help line for a slip of the finger, or for another tool's name; empty where nothing is alike."""
+    """Return the help line for a typing error, or for another tool's name; empty where nothing is similar."""
     match = closest(word, choices)
     return [f"did you mean `{match}`?"] if match else []
 
 
 def translation(word: str, choices: Sequence[str]) -> list[str]:
-    """Help on a word that is none of ``choices``: what was meant, or how a plan says what other tools call so."""
+    """Return help on a word that is none of ``choices``: the likely choice, or the equivalent of another tool's."""
     from legoai.dsl.diagnostics.vocabulary import our_form, our_word
 
     ours, form = our_word(word, choices), our_form(word)
@@ -48,12 +47,12 @@ def translation(word: str, choices: Sequence[str]) -> list[str]:
         return suggestion(word, choices)
     keyword = form.partition("is written `")[2].partition(" ")[0]
     if ours is None or (keyword in choices and keyword != ours):
-        return [form]  # a whole statement where statements stand
+        return [form]  # a whole statement, where statements are expected
     return [f"did you mean `{ours}`?", *([form] if f"`{ours}" in form else [])]
 
 
 def option_elsewhere(word: str) -> list[str]:
-    """Help on an unknown word that is an option of one statement, and of no other."""
+    """Return help on an unknown word that is an option of exactly one statement."""
     from legoai.specs.directives import FAMILIES, family
 
     owners = [keyword for keyword in FAMILIES if any(item.name == word for item in family(keyword).options)]

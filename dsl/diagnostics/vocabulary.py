@@ -1,6 +1,6 @@
-"""Words of other tools, and what says the same in a plan: Megatron-LM, DeepSpeed, TorchTitan, Hugging Face, PyTorch.
+"""Options of other tools with their equivalents in plans: Megatron-LM, DeepSpeed, TorchTitan, Hugging Face, PyTorch.
 
-It is imported when a word is not understood, never by a plan without mistakes.
+It is imported when a word is unknown, never for a plan without errors.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 
 class Entry(NamedTuple):
-    """Words of other tools that mean one thing.
+    """Options of other tools with one meaning.
 
-    Of ``ours``, the first that is legal where the word stands is what was meant. ``form`` is a statement that says the
-    same, for a place where none is legal; ``note`` a sentence, where no statement says it.
+    The first of ``ours`` that is legal at the position is the equivalent. ``form`` is an equivalent statement, for a
+    position where none is legal; ``note`` a sentence, where there is no equivalent statement.
     """
 
     words: str
@@ -312,7 +312,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("profile override preset experiment", "variant",
           "variant small { batch (global = 32, micro = 1, seq_len = 8192) }"),
 )  # fmt: skip
-"""Every entry. A word may stand in several; the first whose own word is legal is taken."""
+"""Every entry. A word may be in several; the first whose own word is legal is used."""
 
 TORCHTITAN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("model", ("flavor",)),
@@ -348,9 +348,9 @@ TORCHTITAN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("validation", ("enable",)),
     ("quantize.linear", ("float8",)),
 )
-"""Sections and options of TorchTitan's configuration, those of one statement together.
+"""Sections and options of TorchTitan's configuration, grouped by statement.
 
-An option is looked up in the table by its own word, or where that says too little, by the section's and its word.
+An option is looked up in the table by its own word or, where that is ambiguous, by its section and word.
 """
 
 _SAME_MODULES: Final = (
@@ -382,7 +382,7 @@ _PARTS: Final = {
 """Modules of other models that are several here."""
 
 _AROUND: Final = ("model", "transformer", "decoder", "module", "_orig_mod", "gpt_neox", "backbone", "language_model")
-"""Modules that hold a whole model in other tools."""
+"""Other tools' names of modules that contain a whole model."""
 
 _MODELS: Final = {
     "llama3": re.compile(r"llama-?3(?:[.\d]|-\d(?!\d*b))*-?(\d+b)"),
@@ -407,18 +407,18 @@ def _index() -> dict[str, list[Entry]]:
 
 
 def entries(word: str) -> list[Entry]:
-    """What other tools mean by ``word``: as it stands, or by its last part (``torch.bfloat16``)."""
+    """Return the entries for ``word``: as it is, or by its last part (``torch.bfloat16``)."""
     normal = _normal(word)
     return _index().get(normal, []) or _index().get(normal.rpartition(".")[2], [])
 
 
 def our_word(word: str, choices: Sequence[str]) -> str | None:
-    """The one of ``choices`` that other tools call ``word``."""
+    """Return the one of ``choices`` that is the equivalent of ``word``."""
     return next((ours for entry in entries(word) for ours in entry.ours.split() if ours in choices), None)
 
 
 def our_form(word: str) -> str | None:
-    """A sentence on how a plan says what other tools call ``word``."""
+    """Return a sentence on the equivalent of ``word`` in plans."""
     for entry in entries(word):
         if entry.form:
             return f"`{word}` of other tools is written `{entry.form}`"
@@ -428,7 +428,7 @@ def our_form(word: str) -> str | None:
 
 
 def torchtitan() -> Iterator[tuple[str, str]]:
-    """Options of TorchTitan's configuration, as it writes them, and the statement that says the same, or a sentence."""
+    """Return options of TorchTitan's configuration, as it writes them, with the equivalent statement, or a sentence."""
     for section, options in TORCHTITAN:
         names = ", ".join(f"`{section}.{options[0]}`" if item == options[0] else f"`{item}`" for item in options)
         for word in (options[0], f"{section}_{options[0]}", section):
@@ -452,7 +452,7 @@ def our_model(name: str) -> str | None:
 
 
 def our_number(text: str, unit: str) -> list[str]:
-    """What is to be written in place of a number with a unit of other tools, such as ``8k`` or ``8b``."""
+    """Return the replacement of a number with a unit of other tools, such as ``8k`` or ``8b``."""
     power = {"k": 1, "m": 2, "g": 3}.get(unit.lower())
     if unit == "b" or re.fullmatch(r"[xX]\d+[bB]", unit):
         return [f'a preset stands in quotes: `"{text}{unit.lower()}"`']
@@ -476,5 +476,5 @@ def our_modules(name: str, legal: Sequence[str]) -> list[str]:
 
 
 def around() -> Iterator[str]:
-    """Names of modules that hold a whole model in other tools."""
+    """Names of modules that contain a whole model in other tools."""
     yield from _AROUND

@@ -20,29 +20,29 @@ from legoai.specs.units import format_bytes, format_fraction, format_seconds
 
 Presence = Literal["added", "removed", "changed"]
 Part = Literal["name", "statement", "axes", "option", "argument", "rule", "require", "objective", "file"]
-"""What of a plan a change is about."""
+"""The part of a plan that a change affects."""
 
 DEFAULT_TEXT: Final = "by default"
-"""The text of a value that the plan leaves to what follows from the rest."""
+"""The text of a value that is derived from the rest of the plan."""
 
 _NOT_COMPARED: Final = ("name", "shard", "require", "objective", "variant", "solved", "files", "idle")
-"""Fields of a plan that are no statement of a single kind."""
+"""Fields of a plan that are not compared as one statement."""
 
 DIGEST: Final = 19
-"""Characters of a file's digest that are shown."""
+"""Characters of a file's digest in the output."""
 
 _MANY: Final = 2
-"""Options of a treatment up to which it is shown as a whole."""
+"""Most options of a treatment that is compared as a whole."""
 
 T = TypeVar("T", bound=Declared)
 
 
 class Key(Record):
-    """What of a plan differs, apart from its values: equal keys name the same value of two plans.
+    """The place of a value in a plan: equal keys denote the same value of two plans.
 
-    ``field`` is that of :class:`Plan`; ``axes`` tells statements of one keyword apart; ``names`` are those of the
-    option and of the option within its treatment, of the argument, of the figure or of the file, or the path of a rule.
-    ``index`` counts rules of one path.
+    ``field`` is that of :class:`Plan`; ``axes`` distinguishes statements with one keyword; ``names`` are the names of
+    the option and of the option within its treatment, of the argument, of the figure or of the file, or the path of a
+    rule. ``index`` counts rules of one path.
     """
 
     part: Part
@@ -56,15 +56,15 @@ class Change(Record, kw_only=True):
     """One value in which two plans differ.
 
     Attributes:
-        key: what differs.
-        statement: that the value belongs to, as a plan writes it: `mesh`, `shard on tp`.
+        key: the value's place.
+        statement: the statement of the value, as a plan writes it: `mesh`, `shard on tp`.
         what: the option, the path of the rule or the name of the argument; empty for the whole statement.
         kind: whether the second plan adds, removes or changes it.
         before: the value in the first plan, as a plan writes it; None where it has none.
         after: the value in the second plan.
-        before_at: where the first plan says so; None for a default.
-        after_at: where the second plan says so.
-        variant: in which this differs alone; None for the plan itself.
+        before_at: its place in the first plan; None for a default.
+        after_at: its place in the second plan.
+        variant: the variant that alone has this difference; None for the plan itself.
     """
 
     key: Key
@@ -79,7 +79,7 @@ class Change(Record, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """What differs, in words: `mesh tp`, `fsdp on dp_shard layers.*`."""
+        """The changed value, in words: `mesh tp`, `fsdp on dp_shard layers.*`."""
         inside = f"variant {self.variant}: " if self.variant is not None else ""
         return f"{inside}{self.statement} {self.what}".rstrip()
 
@@ -96,11 +96,11 @@ def changes(before: Plan, after: Plan) -> tuple[Change, ...]:
     """The values in which two plans differ, in the language's order; none where they mean the same.
 
     Formatting, comments, the order of statements and rules, `let` names, base plans, the solver's line and a default
-    that is written out are no difference.
+    that is written out make no difference.
     """
     found = list(_changes(before, after))
     if before.canonical_json() == after.canonical_json():
-        # What is left to be said of such plans are bounds and goals.
+        # Such plans can differ only in requirements and objective.
         return tuple(item for item in found if item.key.part in ("require", "objective"))
     assert any(item.key.part not in ("require", "objective") for item in found), "a difference without a change"
     return tuple(found)
@@ -192,7 +192,7 @@ def _options(field: str, axes: tuple[str, ...], before: Directive, after: Direct
                     spans = old.origin(inner.field).span, new.origin(inner.field).span
                     yield _either(key, _head(before), inner.name, texts, spans)
             continue
-        # The subject of a statement stands right behind its keyword, without a name.
+        # The subject of a statement directly follows its keyword, without a name.
         what = "" if item.field == before.subject and not before.subject_holds_options else item.name
         spans = before.origin(item.field).span, after.origin(item.field).span
         texts = [text_of(value, item.kind) for value in (old, new)]
@@ -215,7 +215,7 @@ def _arguments(field: str, axes: tuple[str, ...], before: Directive, after: Dire
 def _either(
     key: Key, statement: str, what: str, texts: Sequence[str | None], spans: tuple[Span | None, Span | None]
 ) -> Change:
-    """A change of what at least one of the plans has."""
+    """The change of a value that at least one of the plans has."""
     kind: Presence = "added" if texts[0] is None else "removed" if texts[1] is None else "changed"
     return Change(
         key=key,
@@ -246,7 +246,7 @@ def _rules(field: str, axes: tuple[str, ...], before: Directive, after: Directiv
 
 
 def rules_by_path(directive: Directive) -> dict[tuple[str, int], PathRule[Any]]:
-    """The rules of a statement by their path, and where several have the same, by their number among these."""
+    """The rules of a statement by path, and by an index where several have the same."""
     found: dict[tuple[str, int], PathRule[Any]] = {}
     for rule in sorted(directive.rules, key=lambda rule: json.dumps(describe(rule), sort_keys=True)):
         index = sum(path == rule.path for path, _ in found)
@@ -299,12 +299,12 @@ def _head(directive: Directive) -> str:
 
 
 def _body(directive: Directive) -> str:
-    """What a statement says behind its head."""
+    """The text of a statement after its head."""
     return statement_text(directive).removeprefix(_head(directive)).lstrip()
 
 
 def statement_text(directive: Directive) -> str:
-    """A statement in one line, without what it takes by default."""
+    """A statement in one line, without defaults."""
     words = [directive.keyword]
     options = [
         item
@@ -317,7 +317,7 @@ def statement_text(directive: Directive) -> str:
     ]
     named += [f"{name} = {_scalar(value)}" for name, value in directive.arguments.items()]
     if isinstance(directive, Model):
-        # The preset, factory or config stands in front of the arguments without its name.
+        # The preset, factory or config precedes the arguments, without its name.
         named = [item.removeprefix("target = ") for item in named]
     if subject is not None:
         words.append(text_of(getattr(directive, subject.field), subject.kind))
@@ -340,7 +340,7 @@ def applied(before: Plan, after: Plan, chosen: Iterable[Change]) -> Plan:
     Args:
         before: the first plan.
         after: the second plan.
-        chosen: of :func:`changes` of the two.
+        chosen: some of :func:`changes` of the two.
     """
     by_statement: dict[tuple[str, tuple[str, ...]], list[Key]] = {}
     for change in chosen:
@@ -362,7 +362,7 @@ def applied(before: Plan, after: Plan, chosen: Iterable[Change]) -> Plan:
         else:
             fields[field] = _applied(getattr(before, field), getattr(after, field), keys)
     if {"model", "pipeline"} & fields.keys():
-        # A file that only the second plan names is read where it is named.
+        # A file that only the second plan names is looked up relative to that plan.
         held = dict(fields.get("files", before.files))
         fields["files"] = tuple(sorted((dict(after.files) | held).items()))
     order = [item.axes for item in (*after.shard, *before.shard)]

@@ -24,11 +24,11 @@ VERDICTS: Final[Mapping[Verdict, str]] = {
 
 _ADAM: Final = frozenset({"step", "exp_avg", "exp_avg_sq"})
 _MOMENTUM: Final = frozenset({"momentum_buffer"})
-"""What `torch.optim` keeps of a parameter, by name."""
+"""State that `torch.optim` has for a parameter, by name."""
 
 
 class Loading(Record):
-    """Whether the checkpoints of one plan load under another, why not, and what changes though they do."""
+    """Whether the checkpoints of one plan load under another, reasons if they do not, and what changes if they do."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
@@ -38,8 +38,9 @@ class Loading(Record):
 def loading(saved: Analysis, wanted: Analysis) -> Loading:
     """How a checkpoint that ``saved`` wrote loads under ``wanted``.
 
-    The model's tensors must have the same names and shapes, on whatever mesh; the optimizer must keep the same of each
-    parameter. Buffers of models of others count as saved, since a manifest does not say which are.
+    The model's tensors must have the same names and shapes, on any mesh; the optimizer must have the same state for
+    each parameter. Buffers of models from factories and Hugging Face are assumed to be saved, since a manifest does not
+    record which are.
     """
     notes = tuple(_notes(saved.plan, wanted.plan))
     if saved.manifest is None or wanted.manifest is None:
@@ -86,7 +87,7 @@ def _counted(names: list[str]) -> str:
 
 
 def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
-    """What the optimizer keeps of each parameter, by name, as its checkpoints hold it.
+    """The optimizer's state of each parameter, by name, as in its checkpoints.
 
     Raises:
         Undecided: the algorithm or a rule is a hole.
@@ -103,7 +104,7 @@ def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
 
 
 def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
-    """What a run that goes on is told, or does otherwise."""
+    """Messages about a run that resumes such a checkpoint, and differences in its behaviour."""
     if saved.name != wanted.name:
         yield f"`legoai run` writes into another folder: give `-- --resume runs/{saved.name}`"
     old, new = (plan.seed.value if plan.seed is not None else 0 for plan in (saved, wanted))

@@ -19,8 +19,8 @@ class Group(Record, kw_only=True):
         axes: outermost first.
         ranks: of one group.
         stride: from one rank of a group to the next; None where the ranks have no single one.
-        groups: that communicate beside each other.
-        hosts: over which a group lies, the widest one; None where it is not known how many devices a host has.
+        groups: number of groups, which communicate concurrently.
+        hosts: number of hosts that the widest group spans; None where the number of devices per host is not known.
     """
 
     axes: tuple[str, ...]
@@ -77,7 +77,7 @@ def _groups(analysis: Analysis) -> Iterator[Group]:
 
 
 def _group(axes: tuple[str, ...], members: Sequence[int], starts: Sequence[int], per_host: int | None) -> Group:
-    """The groups whose ranks stand at ``members`` from each of ``starts``."""
+    """The groups whose ranks are at offsets ``members`` from each of ``starts``."""
     steps = {after - before for before, after in itertools.pairwise(members)}
     hosts = None
     if per_host is not None:
@@ -87,6 +87,6 @@ def _group(axes: tuple[str, ...], members: Sequence[int], starts: Sequence[int],
 
 
 def _offsets(axes: Sequence[tuple[int, int]]) -> list[int]:
-    """The ranks that are reached from rank 0 along axes, each given by its size and stride, the first outermost."""
+    """The ranks along axes from rank 0, each axis given by its size and stride, the first outermost."""
     ranges = [range(0, size * stride, stride) for size, stride in axes]
     return [sum(offsets) for offsets in itertools.product(*ranges)]

@@ -1,4 +1,4 @@
-"""Comparison of two linted plans: their changes, the plans that some of these make, and the smallest legal groups."""
+"""Comparison of two linted plans: their changes, plans with some of these, and the smallest legal groups of changes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
 
 _BESIDE: Final = "beside"
-"""Marks the change of a file that has one name in both plans and another content."""
+"""Marks the change of a file with the same name in both plans and different contents."""
 
 
 class Side(Record, kw_only=True):
-    """One of the plans that are compared.
+    """One of the compared plans.
 
     Attributes:
         linted: the plan, without errors.
-        directory: where files that it names are looked up.
+        directory: folder relative to which files that it names are looked up.
         resolved: the plan with one of its variants.
-        shown: what to call a file that diagnostics name otherwise.
+        shown: names of files in the output, where these differ from those of diagnostics.
     """
 
     linted: Linted
@@ -49,17 +49,17 @@ class Side(Record, kw_only=True):
 
     @property
     def analysis(self) -> Analysis:
-        """The plan on its model."""
+        """The plan with its model."""
         assert self.linted.analysis is not None, "a plan that cannot be resolved has an error"
         return self.linted.analysis
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the plan's model; None where it is not known."""
+        """Manifest of the plan's model; None where it is not known."""
         return self.analysis.manifest
 
     def let_of(self, span: Span) -> Let | None:
-        """The `let` from which the value that stands at a span is taken or computed; None where it is written there."""
+        """The `let` from which the value at a span is taken or computed; None for a literal value."""
         file = self.linted.files.get(span.file)
         words = re.findall(r"[A-Za-z_]\w*", file.text[span.start : span.end]) if file is not None else []
         lets = {item.name.text: item for item in self.linted.resolution.statements if isinstance(item, Let)}
@@ -67,7 +67,7 @@ class Side(Record, kw_only=True):
 
 
 class Comparison:
-    """Two plans, the first of which is changed to the second.
+    """Two plans; changes lead from the first to the second.
 
     Args:
         before: the first plan.
@@ -78,9 +78,9 @@ class Comparison:
         self.before = before
         self.after = after
         self.changes: tuple[Change, ...] = (*_with_names(before, after), *_files(before, after))
-        """In which the plans themselves differ."""
+        """Changes between the plans themselves."""
         self.in_variants: tuple[Change, ...] = tuple(_in_variants(before, after, self.changes))
-        """In which variants of the plans differ besides."""
+        """Further changes in variants of the plans."""
         self._accepted = {(item.code, item.label.span) for side in (before, after) for item in side.linted.suppressed}
         self._candidates: dict[frozenset[Key], Analysis | None] = {}
 
@@ -90,9 +90,10 @@ class Comparison:
         return bool(self.changes or self.in_variants)
 
     def candidate(self, chosen: Collection[Change]) -> Analysis | None:
-        """The first plan with some of the changes on its model; None where lint refuses it.
+        """The first plan with some of the changes, analysed with its model; None where lint refuses it.
 
-        What comments of either plan accept is accepted. All changes make the second plan, and none the first.
+        Diagnostics that comments of either plan suppress are accepted. All changes make the second plan, and none the
+        first.
         """
         if not chosen:
             return self.before.analysis
@@ -124,7 +125,7 @@ class Comparison:
         return None if any((item.code, item.label.span) not in self._accepted for item in found) else analysis
 
     def _manifest(self, plan: Plan, side: Side) -> Manifest | Diagnostic | None:
-        """The manifest of a plan between the two; None where its model would have to be run to be known."""
+        """The manifest of a plan between the two; None where that would require running its model."""
         for one in (side, self.before, self.after):
             if one.plan.model == plan.model and (one is side or plan.model.family not in FOREIGN):
                 return one.manifest
@@ -133,10 +134,10 @@ class Comparison:
         return manifest_of(plan, side.linted.resolution, side.directory, None)
 
     def groups(self) -> list[tuple[Change, ...]]:
-        """The changes in groups, each of which makes a legal plan of the first when it is applied alone.
+        """The changes in groups, each of which is legal when it alone is applied to the first plan.
 
-        A change that is legal alone is a group. Any other is joined by as few of the rest as make it legal; groups that
-        share a change are one. In the order of the changes.
+        A change that is legal alone is a group. Any other is combined with the fewest others that make it legal; groups
+        that share a change are merged. In the order of the changes.
         """
         return legal_groups(self.changes, lambda chosen: self.candidate(chosen) is not None)
 
@@ -162,7 +163,7 @@ def legal_groups(items: Sequence[Change], legal: Callable[[Sequence[Change]], bo
 def _minimal(
     core: set[int], items: Sequence[Change], alone: Sequence[bool], legal: Callable[[Sequence[Change]], bool]
 ) -> set[int]:
-    """A set around ``core`` that is legal, and of which nothing but of the core can be left out."""
+    """A legal set around ``core`` from which no other change can be removed."""
 
     def good(chosen: set[int]) -> bool:
         return legal([items[index] for index in sorted(chosen)])
@@ -173,7 +174,7 @@ def _minimal(
     legal_alone = {index for index in chosen - core if alone[index]}
     if legal_alone and good(chosen - legal_alone):
         chosen -= legal_alone
-    # The rules of other statements first, and of these what stands farthest away: neighbours belong together.
+    # Rules of other statements are removed first, and of these the most distant: neighbours belong together.
     nearest = min(core)
     for index in sorted(chosen - core, key=lambda index: (-alone[index], -abs(index - nearest))):
         if good(chosen - {index}):
@@ -182,7 +183,7 @@ def _minimal(
 
 
 def _with_names(before: Side, after: Side) -> Iterator[Change]:
-    """The changes of two plans; those of names and files with the places at which these stand."""
+    """The changes of two plans; those of names and files with their places."""
     for change in changes(before.plan, after.plan):
         if change.key.part == "name":
             yield replace(change, before_at=_name_at(before), after_at=_name_at(after))
@@ -205,9 +206,9 @@ def _name_at(side: Side) -> Span | None:
 
 
 def named_files(plan: Plan) -> dict[str, Span | None]:
-    """The files beside a plan that decide what it means, with the places at which it names them.
+    """The files beside a plan that its meaning depends on, with the places where the plan names them.
 
-    The module of a model's factory is among them; what that imports is not.
+    The module of a model's factory is among them; that module's imports are not.
     """
     found: dict[str, Span | None] = {}
     model, cluster = plan.model, plan.cluster
@@ -230,7 +231,7 @@ def _file_at(plan: Plan, name: str) -> Span | None:
 
 
 def _files(before: Side, after: Side) -> Iterator[Change]:
-    """Files that both plans name and find with other contents, but for those that the plans' own hashes cover."""
+    """Files that both plans name and that have different contents, except those covered by the plans' own hashes."""
     if before.directory == after.directory:
         return
     covered = {name for name, _ in (*before.plan.files, *after.plan.files)}
@@ -262,7 +263,7 @@ def _digest(side: Side, name: str) -> str:
 
 
 def _in_variants(before: Side, after: Side, known: Sequence[Change]) -> Iterator[Change]:
-    """What differs in variants alone. A plan to which a variant was applied has none that would be looked at."""
+    """Changes in variants only. A plan to which a variant was applied has no variants to compare."""
     if before.plan.variant is not None or after.plan.variant is not None:
         return
     said = {(item.key, item.before, item.after) for item in known}

@@ -16,7 +16,7 @@ KINDS: Final[Mapping[Kind, str]] = {
     "rounding": "equal up to rounding: sums in another order, or other kernels",
     "none": "unchanged",
 }
-"""What a change does to numbers, the strongest first. With `rounding` losses agree but for the last digits."""
+"""Effects of a change on numbers, the strongest first. With `rounding` losses agree except for the last digits."""
 
 Effect = tuple[Kind, str]
 

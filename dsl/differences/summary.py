@@ -15,9 +15,9 @@ from legoai.specs.record import Record
 
 
 class StepSize(Record):
-    """What an optimizer step takes: samples, tokens, and micro batches of one rank; None for what is not decided.
+    """Size of an optimizer step: samples, tokens, and micro batches of one rank; None for undecided values.
 
-    ``ramp`` tells whether the first steps take fewer. Without a sequence length, as for images, there are no tokens.
+    ``ramp`` states whether the first steps are smaller. Without a sequence length, as for images, there are no tokens.
     """
 
     samples: int | None
@@ -38,11 +38,11 @@ class Summary(Record, kw_only=True):
     """Facts about two plans that need no simulation.
 
     Attributes:
-        steps: what a step of each plan takes.
+        steps: size of a step of each plan.
         reasons: the changes that change numbers, the strongest effects first.
         forward: how checkpoints of the first plan load under the second.
         backward: how those of the second load under the first.
-        communication: every axis of either plan; None where a mesh is not decided.
+        communication: every axis of either plan; None where a mesh has holes.
     """
 
     steps: tuple[StepSize, StepSize]
@@ -71,7 +71,7 @@ def summary(comparison: Comparison) -> Summary:
 
 
 def step_size(analysis: Analysis) -> StepSize:
-    """What an optimizer step of a plan takes."""
+    """Size of an optimizer step of a plan."""
     batch = analysis.plan.batch
     samples, length = (None if isinstance(value, Hole) else value for value in (batch.global_batch, batch.seq_len))
     try:

@@ -1,1 +1,1 @@
-"""The canonical layout of a plan, and edits that leave the rest of its text as it was."""
+"""The canonical layout of a plan, and edits that preserve the rest of its text."""

@@ -1,4 +1,4 @@
-"""Writes the solver's answers and its line into a plan's text, and leaves every other character as it was."""
+"""Edits that write the solver's answers and its line into a plan's text, and preserve every other character."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from legoai.specs.span import Span
 
 
 class EditError(ValueError):
-    """An edit that the plan has no place for."""
+    """An edit has no valid position in the plan."""
 
 
 def holes(file: PlanFile) -> Iterator[Auto]:
-    """Every `auto` of the file, with an answer or without, in the order of the text."""
+    """Return every `auto` of the file, with an answer or without, in the order of the text."""
     for statement in file.statements:
         yield from _holes(statement)
 
 
 def write_answers(file: PlanFile, answers: Mapping[Span, str]) -> str:
-    """The text with an answer behind each hole: `auto -> 8`. The domain is kept, an old answer replaced.
+    """Return the text with an answer after each hole: `auto -> 8`. The domain is kept, an old answer replaced.
 
     Args:
         file: the plan.
@@ -42,14 +42,14 @@ def write_answers(file: PlanFile, answers: Mapping[Span, str]) -> str:
 
 
 def pin(file: PlanFile, spans: Collection[Span] | None = None) -> str:
-    """The text with the answer in the place of each solved hole: `auto -> 8` becomes `8`.
+    """Return the text with each solved hole replaced by its answer: `auto -> 8` becomes `8`.
 
     Args:
         file: the plan.
         spans: the holes to pin, as :func:`holes` gives their spans; all that have answers by default.
 
     Raises:
-        EditError: a span is not that of a hole with an answer, or an answer cannot stand in the place of its hole.
+        EditError: a span is not that of a hole with an answer, or an answer cannot replace its hole.
     """
     chosen = list(holes(file)) if spans is None else _chosen(file, spans)
     edits = []
@@ -61,13 +61,13 @@ def pin(file: PlanFile, spans: Collection[Span] | None = None) -> str:
     text = _apply(file.text, edits)
     mistakes = parse(text, file.name).diagnostics
     if mistakes:
-        # A sum may stand behind an arrow, but not alone behind a keyword.
+        # A sum is allowed after an arrow, but not alone after a keyword.
         raise EditError(f"{mistakes[0].label.span}: an answer cannot stand here by itself: {mistakes[0].message}")
     return text
 
 
 def write_solved(file: PlanFile, record: Solved) -> str:
-    """The text with the solver's line: where the old one stood, else below budgets and objective, else at the end."""
+    """Return the text with the solver's line: replacing an old one, else below budgets and objective, else last."""
     line = solved.write(record)
     old = [item for item in file.statements if isinstance(item, SolvedLine)]
     if old:

@@ -1,4 +1,4 @@
-"""Writes a plan's defaults out, so that a reader sees every decision: what ``legoai fmt --expand`` prints."""
+"""Expansion of a plan's defaults, so that a reader sees every decision: the output of ``legoai fmt --expand``."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _EXPONENT: Final = re.compile(r"e\+?(-?)0*")
 
 
 def expand(resolution: Resolution) -> str:
-    """The plan's text in the canonical layout with the options and statements that it lacks; still the same plan.
+    """Return the plan's text in the canonical layout with missing options and statements; still the same plan.
 
-    Statements that have defaults are added at the end, unless a base plan decides them. A default that follows from the
-    rest of the plan, such as the number of stages, has no value of its own and is not written.
+    Statements that have defaults are added at the end, unless a base plan states them. A default that is derived from
+    the rest of the plan, such as the number of stages, has no value of its own and is not written.
     """
     file = resolution.file
     writer = _Writer(resolution)
     statements = [writer.statement(item) for item in file.statements]
     decided = {item.keyword.text for item in resolution.statements if isinstance(item, Statement)}
-    # A blank line between the plan as it was and what is added.
+    # A blank line between the plan and the additions.
     text = file.text + "\n\n"
     end = Span(file.name, len(text), len(text), 1, 1, 1, 1)
     for keyword in DEFAULTED:
@@ -58,10 +58,10 @@ def expand(resolution: Resolution) -> str:
 
 
 def written_out(statement: Statement, resolution: Resolution) -> str | None:
-    """A statement with the rules of the standard layout that it names; None where it names none that is known.
+    """Return a statement with the rules of the standard layout that it names; None where it names no known one.
 
     Args:
-        statement: of the plan's own file, which can be read as a whole.
+        statement: of the plan's own file, without syntax errors.
         resolution: of the plan.
     """
     if statement.keyword.text not in FAMILIES:
@@ -75,7 +75,7 @@ def written_out(statement: Statement, resolution: Resolution) -> str | None:
 
 
 class _Writer:
-    """Adds defaults to nodes. What is added gets the place where it would stand: comments keep their neighbours."""
+    """Adds defaults to nodes. Additions get the spans where they would be written: comments keep their neighbours."""
 
     def __init__(self, resolution: Resolution) -> None:
         self.resolution = resolution
@@ -159,7 +159,7 @@ class _Writer:
     def _arguments(
         self, arguments: Arguments | None, declared: type[Declared], given: frozenset[str], place: Span
     ) -> Arguments | None:
-        """The arguments with those that are missing; ``given`` are fields that stand elsewhere."""
+        """Return the arguments with missing ones added; ``given`` are fields that are given elsewhere."""
         items = arguments.items if arguments is not None else ()
         kinds = dict(_matched(items, declared, given, self.scope))
         old = [self._argument(item, kinds.get(id(item))) for item in items]
@@ -181,7 +181,7 @@ class _Writer:
 def _matched(
     items: Iterable[Argument], declared: type[Declared], given: frozenset[str], scope: Scope
 ) -> Iterator[tuple[int, Option]]:
-    """Which option each argument gives, by name or position, or as a bare name."""
+    """Return the option that each argument gives, by name or position, or as a bare name."""
     positional = [option for option in declared.options if option.field not in given]
     for index, item in enumerate(items):
         flag = flag_of(item, declared, scope)
@@ -203,7 +203,7 @@ def _each(kind: kind_of.Kind) -> Iterator[kind_of.Kind]:
 
 
 def _default(option: Option, place: Span) -> Value | None:
-    """The default as it is written; None where there is none, or none that can be written."""
+    """Return the default as it is written; None where there is none, or none that can be written."""
     if option.required or option.default is None:
         return None
     in_bytes = any(isinstance(kind, kind_of.Size) for kind in _each(option.kind))

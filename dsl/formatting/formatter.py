@@ -1,4 +1,4 @@
-"""Formats a plan's text, and proves of the result that it says the same."""
+"""Formatter of a plan's text, which checks that the result is equivalent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legoai.dsl.frontend.syntax import PlanFile, same
 
 
 class FormattingError(Exception):
-    """The formatter would have changed what a plan says: a mistake of the tool, not of the plan."""
+    """The formatter would have changed a plan's meaning: an internal error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def format_text(text: str, name: str) -> Formatted:
     """Format the text of the plan called ``name``.
 
     Raises:
-        FormattingError: the result would not say what ``text`` says.
+        FormattingError: the result would not be equivalent to ``text``.
     """
     parsed = parse(text, name)
     if parsed.diagnostics:
@@ -37,7 +37,7 @@ def format_text(text: str, name: str) -> Formatted:
 
 
 def check_format(before: PlanFile, after: str) -> None:
-    """Prove that ``after`` is ``before`` formatted: same tree, no comment lost, nothing to change when formatted again.
+    """Check that ``after`` is ``before`` formatted: same tree, no comment lost, unchanged when formatted again.
 
     Raises:
         FormattingError: it is not.

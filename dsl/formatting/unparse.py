@@ -1,4 +1,4 @@
-r"""Lays a syntax tree out as text: the one canonical layout of a plan.
+r"""Layout of a syntax tree as text: the one canonical layout of a plan.
 
 The layout has no options. It is a function of the tree, of the comments, of where blank lines stand, and of whether a
 block of one rule stood on one line; so laying it out again changes nothing.
@@ -76,9 +76,9 @@ _Item: TypeAlias = AnyStatement | RuleLine | Argument | Value
 
 
 def format_plan(file: PlanFile) -> str:
-    """The plan in the canonical layout.
+    """Return the plan in the canonical layout.
 
-    The file must have been read without mistakes: what could not be read is not in its tree, and would be lost.
+    The file must have been read without errors: unreadable text is not in its tree, and would be lost.
     """
     rows = _Printer(file).rows(file.statements, 0, len(file.text) + 1, 0)
     return "".join(f"{line}\n" for line in _with_comments(rows))
@@ -86,7 +86,7 @@ def format_plan(file: PlanFile) -> str:
 
 @dataclass(slots=True)
 class _Line:
-    """A line of the result; without text and comment it is blank."""
+    """A line of the result; blank without text and comment."""
 
     depth: int
     text: str
@@ -98,7 +98,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Group:
-    """Brackets and what is inside: flat on one line, or broken with one item to a line."""
+    """Brackets with their content: flat on one line, or broken with one item per line."""
 
     opening: str
     items: Sequence[_Item]
@@ -123,7 +123,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Row:
-    """An entry as it was laid out: its lines, and what its first line is aligned by."""
+    """An entry after layout: its lines, and the alignment key of its first line."""
 
     kind: str
     head: str
@@ -151,7 +151,7 @@ class _Printer:
         return self.comments[bisect_left(self.starts, start) : bisect_left(self.starts, end)]
 
     def _entries(self, items: Sequence[_Item], start: int, end: int) -> tuple[str, list[_Entry]]:
-        """The items and comments between two places, and the comment that stands right behind the first."""
+        """Return the items and comments between two positions, and the comment directly after the first."""
         entries: list[_Entry] = []
         behind = ""
         position = start
@@ -193,7 +193,7 @@ class _Printer:
         return _Row(kind, head, lines, entry.blank_before)
 
     def _lay(self, pieces: list[_Piece], depth: int) -> list[_Line]:
-        """Lay pieces out from the indentation ``depth`` on, breaking as few brackets as makes them fit."""
+        """Lay pieces out from the indentation ``depth`` on, breaking as few brackets as necessary."""
         broken = [isinstance(piece, _Group) and piece.must_break for piece in pieces]
         while (index := self._next_break(pieces, broken, depth)) is not None:
             broken[index] = True
@@ -232,7 +232,7 @@ class _Printer:
         return (blocks or breakable)[0]
 
     def _item(self, item: _Item) -> tuple[str, str, list[_Piece]]:
-        """What the item is aligned with, its first column, and the rest."""
+        """Return the alignment key of the item, its first column, and the rest."""
         if isinstance(item, Statement):
             english = item.keyword.text in _ENGLISH
             return "" if english else "statement", item.keyword.text, self._statement(item)
@@ -289,7 +289,7 @@ class _Printer:
         return _Group(opening, items, closing, start, end, commented or (breaks and can_break), can_break)
 
     def _value(self, node: Value, level: int = _SUM) -> Iterator[_Piece]:
-        """The pieces of a value, in parentheses where it binds less than its place asks for."""
+        """Return the pieces of a value, in parentheses where precedence requires them."""
         own = _level(node)
         if own < level:
             yield "("
@@ -372,7 +372,7 @@ def _align(rows: Sequence[_Row]) -> None:
 
 
 def _pad(run: Sequence[_Row]) -> None:
-    """Begin the second columns of a run at one place, but those that would no longer fit."""
+    """Align the second columns of a run, except in lines that would become too long."""
     if not run:
         return
     widest = max(len(row.head) for row in run)
@@ -384,7 +384,7 @@ def _pad(run: Sequence[_Row]) -> None:
 
 
 def _with_comments(lines: Sequence[_Line]) -> Iterator[str]:
-    """The lines with their comments behind them, in one column where consecutive lines of one indentation have some."""
+    """Return the lines with their comments, aligned on consecutive lines of one indentation."""
     index = 0
     while index < len(lines):
         end = index + 1

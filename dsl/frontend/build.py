@@ -44,11 +44,11 @@ from legoai.specs.units import UNITS
 _NUMBER = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)([A-Za-z]+|%)?")
 _ESCAPES: Final = {"n": "\n", "t": "\t"}
 _DEEPEST: Final = 64
-"""How deep values may be nested. Far more than a person writes, and far less than Python's own stack."""
+"""Deepest nesting of values: far more than a person writes, and far less than Python's own stack."""
 
 
 class NestedTooDeepError(Exception):
-    """A value is nested too deep; ``diagnostic`` says so."""
+    """A value is nested too deeply; ``diagnostic`` reports it."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
@@ -56,7 +56,7 @@ class NestedTooDeepError(Exception):
 
 
 class Builder:
-    """Turns one parsed chunk into statements, and notes the mistakes that the grammar lets pass."""
+    """Turns one parsed chunk into statements, and records errors that the grammar accepts."""
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
@@ -192,7 +192,7 @@ class Builder:
         return Negation(operand, self._span(parts[0]).to(operand.span))
 
     def _group(self, parts: list[Any]) -> Value:
-        """The value inside, whose span takes in the parentheses, so that what holds it ends behind them."""
+        """Return the inner value, with a span that includes the parentheses, so that its owner ends after them."""
         return replace(cast(Value, self._node(parts[1])), span=self._span(parts[0]).to(self._span(parts[2])))
 
     def _number(self, parts: list[Any]) -> Number:
@@ -224,7 +224,7 @@ class Builder:
         return Boolean(str(parts[0]) == "true", self._span(parts[0]))
 
     def _name(self, parts: list[Any]) -> Name:
-        if parts[0] == "auto":  # the lexer takes it for a name where no hole may stand
+        if parts[0] == "auto":  # the lexer reads it as a name where no hole is allowed
             self.diagnostics.append(
                 rules.UnexpectedToken.at(
                     self._span(parts[0]),

@@ -38,22 +38,22 @@ from legoai.specs.span import Decider, Origin, Span
 
 D = TypeVar("D", bound=Declared)
 _MISTAKE: Final = object()
-"""What reading gives where a diagnostic was made."""
+"""Result of reading where a diagnostic was made."""
 
 
 class Reader:
-    """Reads values in the scope of one file's `let` names, collecting what is wrong."""
+    """Reads values in the scope of one file's `let` names, and collects diagnostics."""
 
     def __init__(self, scope: Scope, diagnostics: list[Diagnostic]) -> None:
         self.scope = scope
         self.diagnostics = diagnostics
         self.decider: Decider = "human"
-        """Who decided what is read, unless a `let` of the command line did."""
+        """Origin of the values that are read, unless a `let` of the command line decides them."""
         self._direct = True
-        """Whether what is read is written where it is used, so that a fix there has no other effect."""
+        """Whether a value is written where it is used, so that a fix there has no other effect."""
 
     def value(self, node: Value, kind: kinds.Kind) -> tuple[Any, Origin]:
-        """The value of ``node`` as ``kind`` holds it, and where it came from; a hole where it is undecided or wrong."""
+        """Return the value of ``node`` as ``kind`` represents it, and its origin; a hole if undecided or invalid."""
         written = node
         node, decider = self.scope.look_up(node)
         if decider == "human":
@@ -78,7 +78,7 @@ class Reader:
         return (Hole() if value is _MISTAKE else value), Origin(decider, node.span, text, direct)
 
     def _literal(self, node: Node) -> bool:
-        """Whether nothing in a value is computed or named by a `let`."""
+        """Whether no part of a value is computed or named by a `let`."""
         if isinstance(node, Binary) or is_function(node) or (isinstance(node, Name) and node.text in self.scope.names):
             return False
         return isinstance(node, Name | Number) or all(map(self._literal, children(node)))
@@ -93,7 +93,7 @@ class Reader:
     ) -> tuple[dict[str, Any], dict[str, Origin], list[Argument]]:
         """Read arguments by name and position.
 
-        Returns the values and origins by field, and the named arguments that ``declared`` does not know. ``given`` are
+        Returns the values and origins by field, and the named arguments that ``declared`` does not have. ``given`` are
         fields that were given elsewhere; ``what`` names the owner in messages.
         """
         values: dict[str, Any] = {}
@@ -130,7 +130,7 @@ class Reader:
                 argument.value if flag is None else Boolean(True, argument.span), item.kind
             )
         if unknown and not (issubclass(declared, Directive) and declared.open_options):
-            # Any of the options that are not given may be what the unknown one was meant to be.
+            # The unknown option may be a misspelling of any option that is not given.
             meant = {closest(item.name.text, tuple(by_name)) for item in unknown if item.name is not None}
             for item in declared.options:
                 open_to_it = not item.required or item.name in meant or None in meant
@@ -163,13 +163,13 @@ class Reader:
             )  # fmt: skip
 
     def _could_be(self, node: Value, declared: type[Declared], name: str) -> bool:
-        """Whether a value has a form that the option of this name takes."""
+        """Whether the option of this name accepts values of this form."""
         node, _ = self.scope.look_up(node)
         kind = next(item.kind for item in declared.options if item.name == name)
         return isinstance(node, Auto) or fits(node, kind)
 
     def _use(self, node: Node) -> None:
-        """Count the `let` names in a value that nothing reads as used."""
+        """Count the `let` names in an unread value as used."""
         if isinstance(node, Name) and node.text in self.scope.names:
             self.scope.used.add(node.text)
         for child in children(node):
@@ -199,7 +199,7 @@ class Reader:
         answer, replaced = self.scope.answer(node)
         if answer is None:
             return Hole(domain), Origin("human", node.span)
-        # An answer that is only tried stands in no text.
+        # An answer that is only being tried is not in any text.
         place = node.span if replaced else answer.span
         value = self._read(self.scope.look_up(answer)[0], _counted(kind))
         if value is _MISTAKE:
@@ -284,7 +284,7 @@ class Reader:
         return self._wrong(node, kind)
 
     def _fix(self, span: Span, text: str, *, safe: bool) -> Fix | None:
-        """The fix that writes ``text`` at ``span``, unless that is the value of a `let`, which others may use."""
+        """Return the fix that writes ``text`` at ``span``, unless that is a `let`'s value, which others may use."""
         return (
             Fix(f"write `{text}`", (Edit(span, text),), safe=safe) if self._direct and self.decider == "human" else None
         )
@@ -302,7 +302,7 @@ class Reader:
         )  # fmt: skip
 
     def _meant(self, word: str, names: tuple[str, ...], kind: kinds.Kind) -> list[str]:
-        """Help on a word that is none of ``names``."""
+        """Return help on a word that is none of ``names``."""
         if isinstance(kind, kinds.Listed) and kind.noun == "a model":
             from legoai.dsl.diagnostics.vocabulary import our_model
 
@@ -420,7 +420,7 @@ class Reader:
         return treatment(**values, origins=origins)
 
     def _either(self, node: Value, kind: kinds.Either) -> Any:
-        """Read by the first kind that fits the value's form; names may be of any of the kinds that take names."""
+        """Read with the first kind that accepts the value's form; names may be of any kind that accepts names."""
         fitting = [item for item in kind.kinds if fits(node, item)]
         if not fitting:
             return self._wrong(node, kind)
@@ -471,5 +471,5 @@ def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Optio
 
 @cache
 def _counted(kind: kinds.Kind) -> kinds.Kind:
-    """The kind without `rest`, which is no value that could be chosen or answered."""
+    """Return the kind without `rest`, which cannot be a choice or an answer."""
     return replace(kind, rest=False) if isinstance(kind, kinds.Integer) else kind

@@ -15,9 +15,9 @@ _LARGEST: Final = 2**26
 
 
 def with_files(plan: Plan, directory: Path) -> Plan:
-    """The plan with the digests of the files whose content the program will hold: order files and model configs.
+    """Return the plan with the digests of files whose content the program will contain: order files and configs.
 
-    A file that cannot be read has none; the rules about it say why.
+    A file that cannot be read has no digest; the rules about it report the reason.
     """
     names = list(_names(plan))
     if not names:

@@ -1,4 +1,4 @@
-"""Results that are kept by what was read to compute them, so that plans which share it compute them once."""
+"""Cache of results keyed by the inputs that their computation read, so that similar plans share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN: Final = (int, str, float, type(None), Record)
 
 
 class Result:
-    """What was computed, or what computing it raised, with the inputs that were read for it, in order.
+    """A cached result, or exception, with the inputs that its computation read, in order.
 
     Each input has the number of its value (:meth:`Kept.number`).
     """
@@ -29,7 +29,7 @@ class Result:
 
 
 class _Branch:
-    """What is read next, and what follows from each of its values."""
+    """The input that is read next, and the branch for each of its values."""
 
     __slots__ = ("name", "next")
 
@@ -39,11 +39,11 @@ class _Branch:
 
 
 class Inputs(dict[Hashable, int]):
-    """The inputs of one plan: by name the number of its value, which is looked up when it is first asked for.
+    """The inputs of one plan: the number of each value by its name, looked up on first use.
 
     Args:
         kept: results of computations on this plan and others.
-        value_of: the value of the input of a name, which stays the same.
+        value_of: returns the value of a named input, which does not change.
     """
 
     __slots__ = ("_results", "compared", "kept", "value_of")
@@ -53,7 +53,7 @@ class Inputs(dict[Hashable, int]):
         self.kept = kept
         self.value_of = value_of
         self.compared = 0
-        """How many of the inputs that are known to :class:`Kept` were compared with those of other plans."""
+        """How many of the inputs known to :class:`Kept` were compared with those of other plans."""
         self._results: dict[Hashable, Result] = {}
 
     def __missing__(self, name: Hashable) -> int:
@@ -61,7 +61,7 @@ class Inputs(dict[Hashable, int]):
         return number
 
     def once(self, what: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute`` gives, or raises, for these inputs, as :meth:`Kept.result` finds it."""
+        """Return the result of ``compute``, or raise its exception, for these inputs, as :meth:`Kept.result` does."""
         result = self._results.get(what)
         if result is None:
             result = self._results[what] = self.kept.result(what, self, compute)
@@ -69,49 +69,49 @@ class Inputs(dict[Hashable, int]):
         return found
 
     def unlike(self, other: Inputs) -> set[Hashable]:
-        """What may have another result for these inputs than for others, of all that was computed for the others."""
+        """Return the keys of another plan's results that may differ for these inputs."""
         self.kept.compare(self)
         return set().union(*[self.kept.readers[name] for name in self.kept.varied if self[name] != other[name]])
 
 
 class Kept:
-    """Results of computations on plans that differ in a few values.
+    """Cached results of computations on plans that differ in a few values.
 
-    While a result is computed, every input that is read for it is noted with :meth:`note`. What a computation reads
-    next follows from what it has read before, so that its results make a tree, whose branches are the values read. A
-    later plan is led down the tree by its own values; where they end at a result, that is its own. A result may be an
-    exception, as of what depends on a hole.
+    While a result is computed, every input that it reads is recorded with :meth:`note`. Which input a computation reads
+    next depends on those read before, so its results form a decision tree, whose branches are the values read. A later
+    plan follows the tree by its own values; if they end at a result, that is its own. A result may be an exception, for
+    example if it depends on a hole.
 
-    Most inputs have the same value in all plans, and make no branches: a plan is compared with the others in these
-    once, before it is led down the first tree. When one that was not expected to is seen to have another value, the
-    trees whose results have read it are planted anew, with branches for it.
+    Most inputs have the same value in all plans, and need no branches: a plan is compared with the others in these
+    inputs once, before it follows the first tree. When such an input turns out to have another value, the trees whose
+    results have read it are rebuilt, with branches for it.
 
-    Results must not be changed by those who get them.
+    Callers must not change results.
 
     Args:
-        varies: whether an input is expected to have other values, by its first one.
+        varies: whether an input is expected to have other values, given its first one.
     """
 
     def __init__(self, varies: Callable[[Any], bool] = lambda value: False) -> None:
         self.varies = varies
         self.open: list[tuple[dict[Hashable, int], set[Result]]] = []
-        """What is being computed: the inputs that were read for it, and the results."""
+        """The current computations: the inputs that they have read, and their results."""
         self._trees: dict[Hashable, _Branch | Result] = {}
         self._results: dict[Hashable, list[Result]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._values: list[Any] = []
-        """By their numbers. They are held, so that no other object comes to have the identity of one."""
+        """Values by number. References are held, so that no other object gets the same `id`."""
         self._of_objects: dict[int, int] = {}
-        """The numbers of these by which objects they are, which takes less time to ask than what they are."""
+        """The numbers by `id`, which is faster to look up than the value."""
         self._known: dict[Hashable, int] = {}
         """Each input that was read for a result, with the number of its value at that time."""
         self.varied: set[Hashable] = set()
-        """Inputs of which there is more than one value, as far as is known or expected."""
+        """Inputs with more than one value, as far as is known or expected."""
         self.readers: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
-        """What is computed from each input."""
+        """Results that depend on each input."""
 
     def number(self, value: Any) -> int:
-        """A number that the same values have, and no others, as :func:`identity` tells them apart."""
+        """Return a number that is the same for equal values only, by :func:`identity`."""
         number = self._of_objects.get(id(value))
         if number is None:
             number = self._numbers.setdefault(identity(value), len(self._values))
@@ -126,12 +126,12 @@ class Kept:
             self.open[-1][0][name] = 0
 
     def result(self, what: Hashable, inputs: Inputs, compute: Callable[[], Any]) -> Result:
-        """The result of ``compute``, or of an earlier one for the same inputs; :meth:`use` gives its value.
+        """Return the result of ``compute``, or of an earlier one for the same inputs; :meth:`use` returns its value.
 
         Args:
-            what: is computed.
+            what: key of the computation.
             inputs: of the plan.
-            compute: is called where the result is not known. It notes all that it reads.
+            compute: called where the result is not known. It notes all inputs that it reads.
         """
         self.compare(inputs)
         found = self._trees.get(what)
@@ -150,10 +150,10 @@ class Kept:
         return found
 
     def use(self, result: Result) -> Any:
-        """The value of a result, on which what is being computed then depends.
+        """Return the value of a result, and record the current computation's dependence on it.
 
         Raises:
-            Exception: what was raised in its place.
+            Exception: the cached exception.
         """
         if self.open:
             reads, used = self.open[-1]
@@ -177,13 +177,13 @@ class Kept:
         return Result(value, raised, {name: inputs[name] for name in reads})
 
     def compare(self, inputs: Inputs) -> None:
-        """Make branches of the inputs in which a plan differs from those before it."""
+        """Add branches for the inputs in which a plan differs from those before it."""
         if inputs.compared == len(self._known):
             return
         for name in [*self._known][inputs.compared :]:
             if name not in self.varied and inputs[name] != self._known[name]:
                 stale = [what for what, found in self._results.items() if any(name in one.reads for one in found)]
-                # In this order nothing is found by too few values if this is interrupted.
+                # In this order an interruption leaves no result that is found by too few values.
                 for what in stale:
                     self._trees.pop(what, None)
                 self.varied.add(name)
@@ -205,9 +205,9 @@ class Kept:
 
 
 def identity(value: Any) -> Hashable:
-    """What tells values apart: plain ones and records by what they are, others by which object they are.
+    """Return a key of a value: plain values and records by content, others by identity.
 
-    Holes are not told apart: two in the same place are the same question.
+    Holes have equal keys: two at the same place are the same question.
     """
     if isinstance(value, bool | float):
         return type(value), value  # which would equal an integer, and may mean something else: a share, or bytes

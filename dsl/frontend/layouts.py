@@ -1,4 +1,4 @@
-"""Standard layouts: `shard standard on tp` and `fsdp blocks on dp_shard` as the rules that they stand for."""
+"""Standard layouts: expansion of `shard standard on tp` and `fsdp blocks on dp_shard` into rules."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def with_rules(
     *,
     place: Span | None = None,
 ) -> Statement | None:
-    """The statement with the rules of the standard layout that it names in front of its own.
+    """Return the statement with the rules of its standard layout inserted before its own.
 
-    A rule of its own takes the place of the layout's rule for the same path, or for the same alternative of a path;
-    `PATH = unset` takes that away.
+    A rule of its own replaces the layout's rule for the same path, or for the same alternative of a path; `PATH =
+    unset` removes that.
 
     Args:
-        statement: names a layout, as :func:`layout_named` says.
+        statement: names a layout, by :func:`layout_named`.
         declared: its family.
-        model: whose layout is meant; None where it could not be read.
-        directory: where a config file is looked up.
-        reader: reads the layout's options, and collects what is wrong.
+        model: whose layout is used; None where it could not be read.
+        directory: base of relative config file names.
+        reader: reads the layout's options, and collects diagnostics.
         place: the span of the layout's rules; by default the word that names the layout.
 
     Returns:
@@ -108,7 +108,7 @@ def _rules(
         return None
     axes = [axis.text for axis in statement.axes]
     if axes not in (["tp"], ["ep"]):
-        return ""  # what is wrong with the axes is said where they are read
+        return ""  # invalid axes are reported where they are read
     problem = _problem(known, axes[0], values)
     if problem is not None:
         return rules.NoStandardLayout.at(
@@ -121,7 +121,7 @@ def _rules(
 
 
 def _problem(known: StandardLayouts, axis: str, values: Mapping[str, Any]) -> str | None:
-    """Why the model has no such layout, or no such form of it."""
+    """Return why the model has no such layout, or no such form of it."""
     problem, reason = None, None
     if not (known.tp if axis == "tp" else known.ep):
         problem, reason = f"the model has no standard layout on `{axis}`", known.reasons.get(axis)
@@ -196,7 +196,7 @@ def _alternatives(path: str) -> list[str]:
 
 
 def _at(node: T, place: Span) -> T:
-    """The node with ``place`` for all its spans."""
+    """Return the node with ``place`` for all its spans."""
     if isinstance(node, Span):
         return place  # type: ignore[return-value]
     if isinstance(node, tuple):

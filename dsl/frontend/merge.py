@@ -1,4 +1,4 @@
-"""Which statements of a plan take effect: those of its bases, its own, and those of a variant."""
+"""Merging of statements: those of a plan's bases, its own, and those of a variant."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 Reads = Callable[[Path], str]
-"""How the text of a base plan is read."""
+"""Reads the text of a base plan."""
 
 UNSET: Final = "unset"
-"""The value of a rule that takes the rule of the same path away."""
+"""The value of a rule that removes the rule of the same path."""
 _NAMED: Final = ("let", "variant", "require")
-"""Statements that `unset` tells apart by a name."""
+"""Statements that `unset` identifies by a name."""
 _GOALS: Final = ("minimize", "maximize")
 _LONGEST_CHAIN: Final = 100
 """Bases of bases. Far more than a person writes, and far less than Python's own stack."""
@@ -59,7 +59,7 @@ class Loader:
         self.damaged: list[Span] = []
 
     def parse(self, text: str, name: str) -> PlanFile:
-        """The tree of a text that belongs to the plan, kept under its name."""
+        """Return the tree of a text that belongs to the plan, and store it under its name."""
         parsed = parse(text, name)
         self.files[name] = parsed.file
         self.diagnostics.extend(parsed.diagnostics)
@@ -67,12 +67,12 @@ class Loader:
         return parsed.file
 
     def unreadable(self) -> Iterator[str]:
-        """The first words of statements with mistakes in their syntax."""
+        """The first words of statements with syntax errors."""
         for span in self.damaged:
             yield from re.findall(r"\A\s*(\w+)", self.files[span.file].text[span.start : span.end])
 
     def flatten(self, file: PlanFile, directory: Path, above: tuple[Path, ...]) -> list[AnyStatement]:
-        """The statements of the bases that take effect, then those of the file."""
+        """Return the effective statements of the bases, followed by those of the file."""
         bases: list[tuple[Statement, list[AnyStatement]]] = []
         own: list[AnyStatement] = []
         for statement in file.statements:
@@ -90,7 +90,7 @@ class Loader:
     def _joined(
         self, bases: Sequence[tuple[Statement, list[AnyStatement]]], own: Sequence[AnyStatement]
     ) -> Iterator[AnyStatement]:
-        """The statements of several bases, of which the last wins; where they disagree, the file itself must decide."""
+        """Merge the statements of several bases, of which the last wins; where they disagree, the file must decide."""
         held: dict[tuple[str, ...], AnyStatement] = {}
         for extends, statements in bases:
             for statement in statements:
@@ -102,7 +102,7 @@ class Loader:
         yield from held.values()
 
     def _variant(self, variant: Variant) -> Variant:
-        """The variant without statements that only a whole plan can hold."""
+        """Return the variant without statements that only a whole plan can contain."""
         kept = []
         for statement in variant.statements:
             keyword = statement.keyword.text if isinstance(statement, Statement) else ""
@@ -157,7 +157,7 @@ def head_of(statement: AnyStatement) -> Span:
 
 
 def likeness(statement: AnyStatement) -> tuple[str, ...]:
-    """What a statement decides: of two statements that are alike in this the later replaces the earlier."""
+    """Return the key of a statement: of two statements with equal keys the later one replaces the earlier."""
     assert not isinstance(statement, Unset), "what takes a statement away decides nothing itself"
     if isinstance(statement, Let):
         return "let", statement.name.text
@@ -176,7 +176,7 @@ def likeness(statement: AnyStatement) -> tuple[str, ...]:
 
 
 def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) -> list[AnyStatement]:
-    """Let later statements replace like ones, in place; two like ones in the same file are a mistake."""
+    """Replace earlier statements by later ones with equal keys, in place; two in the same file are an error."""
     held: dict[tuple[str, ...], AnyStatement] = {}
     for statement in statements:
         file = head_of(statement).file
@@ -193,7 +193,7 @@ def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) 
 
 
 def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:
-    """Whether a file itself replaces a statement of its bases with this likeness, or takes it away."""
+    """Whether a file itself replaces a statement of its bases with this key, or removes it."""
     return any(_means(item, key, statement) if isinstance(item, Unset) else likeness(item) == key for item in own)
 
 
@@ -223,13 +223,13 @@ def _take_away(
     own: Mapping[tuple[str, ...], AnyStatement],
     diagnostics: list[Diagnostic],
 ) -> None:
-    """Take what ``unset`` names out of the statements that hold so far.
+    """Remove the statement that ``unset`` names from the effective statements.
 
     Args:
         unset: the statement.
-        held: by likeness; changed.
-        own: those of them that stand beside ``unset``, in the same file or variant.
-        diagnostics: of an ``unset`` that takes nothing away are added.
+        held: effective statements by key; changed.
+        own: those of them in the same file or variant as ``unset``.
+        diagnostics: receives an error if ``unset`` removes nothing.
     """
     shown = " ".join([unset.what.text] + ([unset.name.text] if unset.name is not None else []))
     problem = _wrong_unset(unset)
@@ -263,7 +263,7 @@ def _take_away(
 
 
 def _wrong_unset(unset: Unset) -> Diagnostic | None:
-    """What is wrong with an ``unset`` by itself."""
+    """Return an error of an ``unset`` in itself."""
     word = unset.what.text
     legal = (*(keyword for keyword in FAMILIES if keyword not in REQUIRED), *_NAMED, *_GOALS)
     if word in (*REQUIRED, "plan"):
@@ -291,7 +291,7 @@ def _wrong_unset(unset: Unset) -> Diagnostic | None:
 
 
 def _means(unset: Unset, key: tuple[str, ...], statement: AnyStatement) -> bool:
-    """Whether ``unset`` takes the statement with this likeness away."""
+    """Whether ``unset`` removes the statement with this key."""
     word = unset.what.text
     if word in _GOALS:
         return isinstance(statement, Statement) and statement.keyword.text == word
@@ -314,7 +314,7 @@ def apply_variant(
     file: PlanFile,
     diagnostics: list[Diagnostic],
 ) -> list[AnyStatement]:
-    """The statements with those of the variant in place of like ones."""
+    """Return the statements with those of the variant replacing ones with equal keys."""
     chosen = variants.get(name)
     if chosen is None:
         place = head_of(file.statements[0]) if file.statements else Span(file.name, 0, 0, 1, 1, 1, 1)
@@ -344,10 +344,10 @@ def apply_variant(
 
 
 def _laid_over(below: AnyStatement | None, above: AnyStatement, diagnostics: list[Diagnostic]) -> AnyStatement:
-    """What a variant's statement makes of the like one of the plan.
+    """Merge a variant's statement with the plan's statement of the same key.
 
-    One with rules on the same axes changes the options that it names and the rules of the same paths; any other takes
-    the place of the whole statement.
+    One with rules on the same axes replaces the options that it names and the rules of the same paths; any other
+    replaces the whole statement.
     """
     if not isinstance(above, Statement) or above.block is None:
         return above
@@ -357,7 +357,7 @@ def _laid_over(below: AnyStatement | None, above: AnyStatement, diagnostics: lis
     given = below.block.rules if below.block is not None else ()
     declared = family(above.keyword.text) if above.keyword.text in FAMILIES else None
     layouts = {layout.name for layout in declared.layouts} if declared is not None else set()
-    # Which rules a standard layout has, and so which can be taken away, is known when the model is.
+    # The rules of a standard layout, and so which can be removed, are known once the model is.
     of_layout = isinstance(subject, Name) and subject.text in layouts
     block = replace(above.block, rules=rules_over(given, above.block.rules, diagnostics, keep=of_layout))
     return replace(above, subject=subject, options=_options_over(below.options, above.options), block=block)
@@ -366,9 +366,9 @@ def _laid_over(below: AnyStatement | None, above: AnyStatement, diagnostics: lis
 def rules_over(
     below: Iterable[RuleLine], above: Iterable[RuleLine], diagnostics: list[Diagnostic], *, keep: bool
 ) -> tuple[RuleLine, ...]:
-    """The rules of ``above`` in place of those of the same paths, and behind the others.
+    """Return the rules with those of ``above`` replacing ones of the same paths, and appended otherwise.
 
-    A rule that says `unset` takes the one of the same path away; with ``keep`` it stays, to be read again.
+    A rule `unset` removes the rule of the same path; with ``keep`` it is kept, to be read later.
     """
     changes: dict[str, list[RuleLine]] = {}
     for rule in above:
@@ -386,12 +386,12 @@ def rules_over(
 
 
 def takes_away(rule: RuleLine) -> bool:
-    """Whether a rule says `unset`."""
+    """Whether a rule has the treatment `unset`."""
     return isinstance(rule.value, Name) and rule.value.text == UNSET
 
 
 def nothing_to_unset(rule: RuleLine) -> Diagnostic:
-    """The diagnostic of a rule that takes away what is not there."""
+    """Return the diagnostic of a rule that removes a missing one."""
     return rules.WrongUnset.at(
         rule.span,
         f"there is no rule for `{rule.path.canonical}` to take away",
@@ -401,7 +401,7 @@ def nothing_to_unset(rule: RuleLine) -> Diagnostic:
 
 
 def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments | None:
-    """The options of ``above`` in place of those of the same names, and behind the others."""
+    """Return the options with those of ``above`` replacing ones of the same names, and appended otherwise."""
     if below is None or above is None:
         return above if below is None else below
     if any(item.name is None for item in (*below.items, *above.items)):
@@ -412,7 +412,7 @@ def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments
 
 
 def definitions_of(body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader) -> dict[str, Definition]:
-    """The `let` names of the statements, with the values that the command line gives them."""
+    """Return the `let` names of the statements, with the values from the command line."""
     definitions = {item.name.text: Definition(item, "human") for item in body if isinstance(item, Let)}
     for name, text in settings.items():
         line = f"let {name} = {text}".replace("\n", " ")  # one value, and no further statement

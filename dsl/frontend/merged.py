@@ -1,4 +1,4 @@
-"""The statements of a plan that take effect, before any of them is read."""
+"""The effective statements of a plan, before any of them is read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from legoai.specs.record import Record
 from legoai.specs.span import Span
 
 _UNDECIDED: Final = (rules.DuplicateStatement.code, rules.CannotExtend.code, rules.BasesDisagree.code)
-"""Diagnostics of statements of which it is not known which one is meant."""
+"""Diagnostics of ambiguous statements."""
 
 
 class Merged(Record, kw_only=True):
-    """The statements of a text, of its bases and of a variant that take effect, before any of them is read.
+    """The effective statements of a text, of its bases and of a variant, before any of them is read.
 
-    `reserved` are names of the language, which keep their meaning; a `let` that takes one is reported where it stands.
+    `reserved` are names of the language, which keep their meaning; a `let` of such a name is reported.
     """
 
     file: PlanFile
@@ -43,10 +43,10 @@ def merged(
     Args:
         text: the plan.
         name: of its file.
-        directory: where bases are looked up.
+        directory: base of relative file names of bases.
         settings: values that replace those of `let` names.
         variant: to apply.
-        read: how a base is read.
+        read: reads a base.
     """
     loader = Loader(read)
     parsed = loader.parse(text, name)

@@ -40,7 +40,7 @@ _MOST_MISTAKES = 20
 
 
 class Parsed(Record):
-    """A file's tree, what is wrong with its text, and which of its statements have such mistakes."""
+    """A file's tree, the diagnostics about its text, and the statements with syntax errors."""
 
     file: PlanFile
     diagnostics: tuple[Diagnostic, ...]
@@ -49,9 +49,9 @@ class Parsed(Record):
 
 @lru_cache(maxsize=8)
 def parse(text: str, name: str) -> Parsed:
-    """Parse the text of the file called ``name``. Never raises for any text; every mistake becomes a diagnostic.
+    """Parse the text of the file called ``name``. Never raises for any text; every error becomes a diagnostic.
 
-    The last results are kept: a plan with variants is resolved once for each of them.
+    The last results are cached: a plan with variants is resolved once for each of them.
     """
     lines = Lines(text, name)
     scan = _scan(lines)
@@ -81,7 +81,7 @@ def grammar() -> Lark:
 
 
 def chunks(text: str) -> list[tuple[int, int]]:
-    """Where each statement begins and the next one does, also in a text that cannot be read."""
+    """Return the start of each statement and of the next one, even in unreadable text."""
     return _scan(Lines(text, "")).chunks
 
 
@@ -91,11 +91,11 @@ class _Scanned(Record):
 
 
 def _scan(lines: Lines) -> _Scanned:
-    """Find comments, and where statements begin: in column 1 outside of brackets.
+    """Find comments, and the starts of statements: in column 1 outside brackets.
 
-    Inside of brackets a line in column 1 still begins a statement if its first word is a keyword and no rule or option
-    could be meant; then a bracket above it was not closed. Only a variant, if its bracket is closed further down, may
-    hold statements that are not indented.
+    Inside brackets a line in column 1 still begins a statement if its first word is a keyword and cannot be a rule or
+    option; then a bracket above it was not closed. Only a variant whose bracket is closed further down may contain
+    statements that are not indented.
     """
     from legoai.specs.directives import FAMILIES
 
@@ -137,7 +137,7 @@ def _scan(lines: Lines) -> _Scanned:
 
 
 def _in_variant(text: str, head: int, position: int) -> bool:
-    """Whether the statement that begins at ``head`` is a variant that is closed somewhere behind ``position``."""
+    """Whether the statement that begins at ``head`` is a variant that is closed somewhere after ``position``."""
     if _VARIANT.match(text, head) is None:
         return False
     depth = 0
@@ -179,7 +179,7 @@ def _parse_chunk(lines: Lines, start: int, end: int) -> tuple[list[AnyStatement]
 
 
 def _without_line(text: str, position: int, start: int, end: int) -> str | None:
-    """The text with the line at ``position`` blanked; None where the line holds the chunk together."""
+    """Return the text with the line at ``position`` blanked; None where the chunk depends on the line."""
     first = text.rfind("\n", 0, position) + 1
     last = text.find("\n", position)
     last = len(text) if last < 0 else last
@@ -193,7 +193,7 @@ def _without_line(text: str, position: int, start: int, end: int) -> str | None:
 
 
 def _explain(error: UnexpectedInput, lines: Lines, start: int, end: int) -> tuple[Diagnostic, int]:
-    """The diagnostic for what lark found, and the character at which to blame the text."""
+    """Return the diagnostic for lark's error, and the character at fault."""
     text = lines.text
     bracket = _unclosed(text, start, end)
     if isinstance(error, UnexpectedCharacters):
@@ -246,7 +246,7 @@ _FOREIGN = (
     ("\u00a0", "this is a non-breaking space: write a plain one"),
     ("\ufeff", "this is a byte order mark: save the file without it"),
 )
-"""Characters of other languages, and what is written here instead."""
+"""Characters of other languages, with their equivalents here."""
 
 
 def _unexpected_character(lines: Lines, position: int) -> Diagnostic:
@@ -354,7 +354,7 @@ def _found(token: Token) -> str:
 
 
 def _own_statement(word: str) -> list[str]:
-    """Help on ``word = …`` where a statement must stand."""
+    """Return help on ``word = …`` where a statement is expected."""
     from legoai.dsl.diagnostics.vocabulary import our_form
     from legoai.specs.directives import FAMILIES, family
 

@@ -13,7 +13,7 @@ from legoai.specs.record import Record
 T = TypeVar("T")
 
 ROOT = "root"
-"""What a plan calls the model itself, whose path ``named_modules()`` prints as the empty string."""
+"""The plan's name of the model itself, whose path is the empty string in ``named_modules()``."""
 
 _PIECE = re.compile(r"\*\*|\*|\{([^{}]*)\}|[A-Za-z0-9_\-]+|(.)")
 _RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
@@ -33,7 +33,7 @@ class PathError(ValueError):
 
 
 class Braces(Record):
-    """A pair of braces in a pattern: where its contents stand, and what they allow."""
+    """A pair of braces in a pattern: the position of its contents, and what they match."""
 
     start: int
     end: int
@@ -157,14 +157,14 @@ def _braces(body: str, offset: int) -> Braces:
 
 
 class Assignment(Record, Generic[T]):
-    """What the rules of one block say about each path."""
+    """Assignment of the rules of one block to paths."""
 
     by_path: dict[str, PathRule[T]]
     """The winning rule of each matched path, in the order of the paths."""
     unmatched: list[PathRule[T]]
     """Rules whose pattern matches nothing."""
     conflicts: list[tuple[str, PathRule[T], PathRule[T]]]
-    """A path, and two equally specific rules that give it different values; one entry for each pair of rules."""
+    """Paths with two equally specific rules of different values; one entry for each pair of rules."""
     shadowed: list[tuple[PathRule[T], PathRule[T]]]
     """A rule that never wins although it matches, and one that wins over it."""
 
@@ -180,10 +180,10 @@ class Paths:
         self._idle: dict[str, list[tuple[Braces, tuple[str, ...]]]] = {}
 
     def matching(self, found: Pattern) -> list[str]:
-        """Every path that the pattern matches, in order; the list is kept, and not to be changed."""
+        """Return every path that the pattern matches, in order; the list is cached, and must not be changed."""
         if not found.regex:
             return [""] if "" in self._known else []
-        if found.is_path:  # as most are; to compile an expression takes longer than to read the plan's line
+        if found.is_path:  # true of most; compiling an expression takes longer than reading the plan's line
             return [found.text] if found.text in self._known else []
         held = self._matching.get(found.regex)
         if held is None:
@@ -219,9 +219,9 @@ def _with_member(found: Pattern, braces: Braces, member: str) -> Pattern:
 
 
 def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:
-    """Decide which rule each path follows.
+    """Assign a rule to each path.
 
-    Rules whose pattern cannot be read or is undecided must have been taken out.
+    Rules with an unreadable or undecided pattern must have been removed.
     """
     result: Assignment[Any] = Assignment({}, [], [], [])
     winners: dict[str, tuple[tuple[int, int, int, int], PathRule[Any]]] = {}

@@ -1,4 +1,4 @@
-"""Paths of rules with the ends of their ranges computed: `layers.{0..n - 1}` where a `let` says what `n` is."""
+"""Path patterns with computed bounds: `layers.{0..n - 1}` where a `let` defines `n`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
-    """The pattern as rules hold it, with numbers as the ends of its ranges; a diagnostic where it cannot be read."""
+    """Return the pattern with numbers as the bounds of its ranges; report a diagnostic where it cannot be read."""
     text = path.text
     ends = list(_computed(text))
     for offset, end in reversed(ends):
@@ -31,7 +31,7 @@ def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
     try:
         pattern(text)
     except PathError as error:
-        # What was computed has other offsets than what was written.
+        # The computed text has other offsets than the written one.
         offset = 0 if ends else error.offset
         place = _part(path.span, offset, len(path.text) - offset)
         return MalformedPath.at(place, error.message, label="the path cannot be read")
@@ -67,6 +67,6 @@ def _value(text: str, place: Span, scope: Scope) -> int | Diagnostic:
 
 
 def _part(span: Span, offset: int, length: int) -> Span:
-    """A part of the span of a path, which stands on one line."""
+    """Return the span of a part of a path, which is on one line."""
     start, column = span.start + offset, span.column + offset
     return span._replace(start=start, end=start + length, column=column, end_column=column + length)

@@ -1,4 +1,4 @@
-"""Names with a meaning in the language, which no `let` may take: a value of that name would mean something else."""
+"""Names of the language that no `let` may have, since a value of that name would be ambiguous."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN: Final = ("auto", "true", "false", "in", "on", "root", "rest", "unset")
 
 @cache
 def reserved_names() -> dict[str, str]:
-    """Each name that may stand as a value, and the statement in which it has its meaning."""
+    """Return each name that may be a value, with the statement in which it has its meaning."""
     found = dict.fromkeys((*_OWN, *FUNCTIONS), "")
     for keyword in FAMILIES:
         declared = family(keyword)

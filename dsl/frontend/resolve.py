@@ -1,4 +1,4 @@
-"""From syntax trees to the resolved plan: bases, variants and `let` applied, values read, defaults filled in."""
+"""Resolution of syntax trees to a plan: bases, variants and `let` applied, values read, defaults filled in."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Resolution:
-    """What a plan file and its bases come to.
+    """Result of resolving a plan file and its bases.
 
-    ``plan`` is None where a statement that every plan must have is missing or unreadable. ``statements`` are those that
-    took effect, in order.
+    ``plan`` is None where a statement that every plan must have is missing or unreadable. ``statements`` are the
+    effective ones, in order.
     """
 
     file: PlanFile
@@ -64,18 +64,18 @@ class Resolution:
     variants: dict[str, Variant]
     scope: Scope
     directory: Path
-    """Where files that the plan names are looked up."""
+    """Base of relative file names in the plan."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     damaged: list[Span] = field(default_factory=list)
     """Statements with mistakes in their syntax."""
     variant: str | None = None
     """The variant that was applied."""
     unreadable: set[str] = field(default_factory=set)
-    """Keywords of statements that are there but could not be read, so that the plan lacks what they decide."""
+    """Keywords of statements that exist but could not be read, so that the plan lacks their values."""
 
     @property
     def start(self) -> Span:
-        """The place to name where a diagnostic is about what the plan does not say: its first statement."""
+        """The span of a diagnostic about something missing in the plan: its first statement."""
         if self.statements:
             own = [item for item in self.file.statements if not isinstance(item, Variant)]
             return head_of(own[0] if own else self.statements[0])
@@ -93,17 +93,17 @@ def resolve(
     answers: Answers | None = None,
     kept: Kept | None = None,
 ) -> Resolution:
-    """Resolve the plan whose text and file name are given. Never raises for any text.
+    """Resolve the plan with this text and file name. Never raises for any text.
 
     Args:
         text: the plan.
-        name: what to call its file in diagnostics.
-        directory: where files that the plan names are looked up.
+        name: of its file in diagnostics.
+        directory: base of relative file names in the plan.
         settings: values that replace those of `let` names (``--set``).
         variant: the variant to apply.
-        read: how a base plan is read; by default from disk as UTF-8.
-        answers: of holes, in the place of those in the text.
-        kept: statements that were read before, with other answers; only for calls that are equal otherwise.
+        read: reads a base plan; by default from disk as UTF-8.
+        answers: of holes, in place of those in the text.
+        kept: cache of statements that were read with other answers; only for calls that are otherwise equal.
     """
     inputs = None if kept is None else Inputs(kept, lambda hole: hole if answers is None else answers.get(hole, hole))
 
@@ -122,10 +122,10 @@ def resolve(
 
 
 class _Read(Record):
-    """A statement as it was read, with what it reports, the names that it uses and the holes that it has.
+    """A statement that was read, with its diagnostics, the names that it uses and its holes.
 
-    ``value`` is the directive, requirement, objective or line of the solver that it is; None where it is none of these,
-    or could not be read.
+    ``value`` is its directive, requirement, objective or solver's line; None where it is none of these, or could not be
+    read.
     """
 
     value: Any
@@ -155,7 +155,7 @@ class _Resolver:
         self.unreadable = resolution.unreadable
         self._inputs = inputs
         self._places: dict[str, tuple[int, AnyStatement]] = {}
-        """Where the statement of a keyword stands."""
+        """Return the span of the statement with a keyword."""
 
     def plan(self) -> Plan | None:
         self._check_first()
@@ -198,13 +198,13 @@ class _Resolver:
         return with_rest(mesh, cluster, self.directory)
 
     def _statement_found(self, keyword: str) -> Directive | None:
-        """A statement that came before; what reads it depends on all that it depends on itself."""
+        """Return an earlier statement; its reader depends on everything that the statement depends on."""
         if self._inputs is not None and keyword in self._places:
             self._read(*self._places[keyword])
         return self.found.get(keyword)
 
     def _once(self, what: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute`` gives, or gave where it read the same."""
+        """Return the result of ``compute``, or the cached one for equal inputs."""
         return compute() if self._inputs is None else self._inputs.once(what, compute)
 
     def _missing(self, keywords: Sequence[str]) -> None:
@@ -244,7 +244,7 @@ class _Resolver:
         )  # fmt: skip
 
     def _let(self, statement: Let) -> None:
-        """Report a `let` with a name of the language, or whose value is no value, even if nothing uses it."""
+        """Report a `let` with a name of the language, or with an invalid value, even if it is unused."""
         from legoai.dsl.frontend.reserved import reserved_names
 
         if statement.name.text in reserved_names():
@@ -300,7 +300,7 @@ class _Resolver:
         return self._once(place, lambda: self._apart(statement))
 
     def _apart(self, statement: AnyStatement) -> _Read:
-        """Read a statement, and leave what it reports and what it uses out of the plan's."""
+        """Read a statement, without adding its diagnostics and uses to the plan's."""
         scope, before = self.scope, len(self.diagnostics)
         used, asked, scope.used, scope.asked = scope.used, scope.asked, set(), {}
         value = self._value(statement)
@@ -431,7 +431,7 @@ class _Resolver:
 
 
 def _after_model(statement: AnyStatement) -> bool:
-    """The order in which statements are read: the model first, whose family declares standard layouts."""
+    """Return the order in which statements are read: the model first, whose family declares standard layouts."""
     return not (isinstance(statement, Statement) and statement.keyword.text == "model")
 
 

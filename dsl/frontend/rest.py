@@ -1,4 +1,4 @@
-"""`rest` in the mesh: the axis that takes the devices which the other axes leave."""
+"""`rest` in the mesh: the axis that gets the devices which the other axes leave."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from legoai.specs.span import Span
 
 
 def with_rest(mesh: Mesh, cluster: ClusterUse, directory: Path) -> tuple[Mesh, Diagnostic | None]:
-    """The mesh with a number in the place of `rest`; a hole, and a diagnostic, where there is no such number.
+    """Return the mesh with a number instead of `rest`; a hole, and a diagnostic, where there is no such number.
 
     Args:
         mesh: as the plan writes it.
-        cluster: whose devices are laid out.
-        directory: where a device profile is looked up.
+        cluster: with the devices.
+        directory: base of a relative device profile.
     """
     sizes = {axis: getattr(mesh, axis) for axis in AXES}
     open_axes = [axis for axis, size in sizes.items() if isinstance(size, str) and size == REST]

@@ -25,7 +25,7 @@ _SHORT: Final = 12
 
 
 class Revision(Record):
-    """A commit of the repository in which the working folder lies: as it was named, and its hash."""
+    """A commit of the repository of the working folder: its name as given, and its hash."""
 
     name: str
     commit: str
@@ -72,20 +72,20 @@ class RevisionPlan(Record):
 
     @property
     def name(self) -> str:
-        """What diagnostics call it: `HEAD~1:plans/tiny.plan`."""
+        """Its name in diagnostics: `HEAD~1:plans/tiny.plan`."""
         return f"{self.revision.name}:{self.file}"
 
     @property
     def folder(self) -> Path:
-        """The folder of the plan in the revision, for looking up what it extends: no folder on disk."""
+        """The folder of the plan in the revision, as base of its bases' names: not a folder on disk."""
         return Path(f"{self.revision.name}:") / posixpath.dirname(self.file)
 
     def read_base(self, path: Path, exported: Path | None = None) -> str:
-        """The text of a plan that this one extends.
+        """Return the text of a base plan.
 
         Args:
             path: below :attr:`folder`, or below ``exported``.
-            exported: where the repository's root would lie, of which some files are written.
+            exported: root of a partial export of the repository.
 
         Raises:
             OSError: the revision has no such file.
@@ -102,12 +102,12 @@ class RevisionPlan(Record):
 
     @property
     def mark(self) -> str:
-        """How the paths of what :attr:`folder` holds begin."""
+        """Prefix of the paths in :attr:`folder`."""
         return f"{self.revision.name}:/"
 
 
 def ends_of(text: str) -> tuple[str, str] | None:
-    """The two revisions of `REV..REV`, or of `REV...REV`, which begins where they parted; None for any other text.
+    """Return the revisions of `REV..REV`, or of `REV...REV`, which begins at their merge base; None for other text.
 
     Raises:
         UnreadableError: there is no such revision.
@@ -126,16 +126,16 @@ def ends_of(text: str) -> tuple[str, str] | None:
 
 
 def revision(name: str) -> Revision:
-    """The commit that a name means, in the repository of the working folder.
+    """Return the commit with a name, in the repository of the working folder.
 
     Raises:
-        UnreadableError: the folder lies in no repository, or that has no such commit.
+        UnreadableError: the folder is in no repository, or that has no such commit.
     """
     inside = _git("rev-parse", "--show-toplevel")
     if inside.returncode != 0:
         raise _unreadable(name, f"`{name}` cannot be read: the current folder lies in no git repository", inside)
     root = Path(inside.stdout.decode().rstrip("\n"))
-    # What begins with a dash would be an option of git.
+    # A name with a leading dash would be an option of git.
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode != 0:
         listed = _git("for-each-ref", "--format=%(refname:short)").stdout.decode().split()
@@ -144,13 +144,13 @@ def revision(name: str) -> Revision:
 
 
 def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
-    """The plan of a revision.
+    """Return the plan of a revision.
 
     Args:
         revision_name: as git reads it.
-        file: the plan's path, from the working folder, or as git has it in `REV:file`: from the root of the repository,
+        file: the plan's path, from the working folder, or as in git's `REV:file`: from the root of the repository,
             unless it begins with `./` or `../`.
-        from_root: whether ``file`` is to be read as git has it.
+        from_root: whether ``file`` follows git's rule.
 
     Raises:
         UnreadableError: there is no such revision, or it has no such plan.
@@ -182,7 +182,7 @@ def _git(*arguments: str, folder: Path | None = None) -> subprocess.CompletedPro
     """Run git.
 
     Raises:
-        UnreadableError: it is not there.
+        UnreadableError: git is not installed.
     """
     try:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)

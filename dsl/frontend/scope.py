@@ -1,4 +1,4 @@
-"""The `let` names of a plan: what a name stands for, and arithmetic over names and numbers."""
+"""The `let` names of a plan: their values, and arithmetic over names and numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from legoai.specs.span import Decider, Span
 from legoai.specs.units import UNITS
 
 Answers = Mapping[Span, Value | None]
-"""Answers in the place of those in the text, by the span of the hole; None leaves a hole open that has one there."""
+"""Answers that replace those in the text, by the span of the hole; None opens a hole that has an answer there."""
 
 Quantity = tuple[float | int, str]
 """A number in the base unit of its dimension, and the dimension: bytes, seconds, fraction or number."""
@@ -31,14 +31,14 @@ MEASURES: Final = {
     "fraction": "a fraction",
     "number": "a plain number",
 }
-"""Dimensions in words for a message."""
+"""Names of dimensions for messages."""
 _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod,
 }  # fmt: skip
 _DIVISIONS: Final = ("/", "//", "%")
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"min": min, "max": max, "floor": math.floor}
-"""Functions of numbers. `min` and `max` take any number of values of one dimension, `floor` one plain number."""
+"""Functions of numbers. `min` and `max` accept any number of values of one dimension, `floor` one plain number."""
 
 
 class Definition(Record):
@@ -49,7 +49,7 @@ class Definition(Record):
 
 
 class Scope:
-    """The names that `let` and `--set` define, and which of them were used."""
+    """The names that `let` and `--set` define, and those that were used."""
 
     def __init__(
         self, definitions: dict[str, Definition], answers: Answers | None = None, kept: Kept | None = None
@@ -58,18 +58,18 @@ class Scope:
         self._answers: Answers = answers or {}
         self.kept = kept
         self.asked: dict[Span, tuple[Auto, tuple[Kind, ...]]] = {}
-        """The holes that were read, by span, each with what its value must be wherever it is used."""
+        """The holes that were read, by span, each with the constraints of its uses."""
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
 
     def ask(self, hole: Auto, kinds: tuple[Kind, ...]) -> None:
-        """Note that a hole was read, and what its value must be there."""
+        """Record that a hole was read, and the constraint of its use."""
         if hole.span in self.asked:
             kinds = (*self.asked[hole.span][1], *kinds)
         self.asked[hole.span] = hole, kinds
 
     def answer(self, hole: Auto) -> tuple[Value | None, bool]:
-        """The answer of a hole, if it has one, and whether it stands in no text."""
+        """Return the answer of a hole, if it has one, and whether the answer is not in the text."""
         replaced = hole.span in self._answers
         if self.kept is not None:
             self.kept.note(hole.span)
@@ -77,11 +77,11 @@ class Scope:
 
     @property
     def is_set(self) -> bool:
-        """Whether the command line gives a name that was used its value."""
+        """Whether the command line gives a used name its value."""
         return any(self.names[name].decider == "command line" for name in self.used if name in self.names)
 
     def look_up(self, node: Value) -> tuple[Value, Decider]:
-        """What ``node`` stands for: itself, or the value of the `let` that it names; and who decided that."""
+        """Return the value of ``node``: itself, or that of the `let` that it names; and its origin."""
         decider: Decider = "human"
         seen: set[str] = set()
         while isinstance(node, Name) and node.text in self.names and node.text not in seen:
@@ -193,7 +193,7 @@ def is_function(node: object) -> TypeGuard[Call]:
 
 
 def _wrong_arguments(function: str, dimensions: Sequence[str]) -> str | None:
-    """Why the function takes no values of these dimensions."""
+    """Return why the function does not accept values of these dimensions."""
     if function == "floor":
         return None if dimensions == ["number"] else "takes one plain number"
     if not dimensions:
@@ -219,7 +219,7 @@ def _number(node: Number) -> Quantity | Diagnostic:
 
 
 def _dimension(sign: str, left: str, right: str) -> str | None:
-    """The dimension of the result, or None where there is none. A fraction scales like a number."""
+    """Return the dimension of the result, or None where there is none. A fraction scales like a number."""
     scale = ("number", "fraction")
     if sign in "+-":
         return left if left == right else None

@@ -17,7 +17,7 @@ _LINE = re.compile(
 
 
 def read(line: SolvedLine) -> Solved | Diagnostic:
-    """The contents of the line, or what is wrong with it."""
+    """The contents of the line, or the error in it."""
     match = _LINE.fullmatch(line.text)
     if match is None:
         return MalformedSolvedLine.at(
@@ -36,6 +36,6 @@ def read(line: SolvedLine) -> Solved | Diagnostic:
 
 
 def write(record: Solved) -> str:
-    """The line as it stands in a plan."""
+    """The line as written in a plan."""
     gap = "unknown" if record.gap is None else f"{record.gap * 100:.6g}%"
     return f'solved "{record.digest}" by legoai {record.version}, device profile {record.profile}, gap {gap}'

@@ -1,4 +1,4 @@
-"""Finds and reads the plans that a person names, and writes one back."""
+"""Lookup, reading and writing of the plans that a user names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MOST_BYTES: Final = 4 * 2**20
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
 _ENCODING: Final = "utf-8-sig"
-"""UTF-8; the byte-order mark that some editors put before it is no part of the text."""
+"""UTF-8; a byte-order mark before the text is not part of it."""
 
 
 class Source(Record):
-    """A plan's text; ``name`` is what diagnostics call its file, ``path`` is None for standard input."""
+    """A plan's text; ``name`` is that of its file in diagnostics, ``path`` is None for standard input."""
 
     name: str
     text: str
@@ -35,12 +35,12 @@ class Source(Record):
 
     @property
     def directory(self) -> Path:
-        """Where files that the plan names are looked up."""
+        """Base of relative file names in the plan."""
         return (self.path or Path(self.name)).parent
 
 
 class UnreadableError(Exception):
-    """A plan that cannot be read, as a diagnostic; ``file`` holds what could be read of it."""
+    """A plan cannot be read; a diagnostic gives the reason, and ``file`` the part that could be read."""
 
     def __init__(self, diagnostic: Diagnostic, file: PlanFile | None = None) -> None:
         super().__init__(diagnostic.message)
@@ -49,14 +49,14 @@ class UnreadableError(Exception):
 
 
 _SKIPPED: Final = frozenset({"node_modules", "site-packages", "__pypackages__", "__pycache__", "venv"})
-"""Folders that hold what others wrote. Hidden ones and virtual environments are left out too."""
+"""Folders of other people's files. Hidden ones and virtual environments are left out too."""
 
 
 class Excluded(Record):
-    """What is left out of directories: patterns of a project, relative to the folder of its configuration.
+    """Files and folders to leave out: patterns of a project, relative to the folder of its configuration.
 
-    A pattern without a slash names a file or folder at any depth, one with a slash a path from ``folder``; `*` and `?`
-    stand for any characters.
+    A pattern without a slash matches a file or folder at any depth, one with a slash a path from ``folder``; `*` and
+    `?` match any characters.
     """
 
     patterns: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Excluded(Record):
             return False
         from fnmatch import fnmatchcase
 
-        name = os.path.basename(path)  # noqa: PTH119 - a name that Path refuses may stand in a folder
+        name = os.path.basename(path)  # noqa: PTH119 - a folder may contain a name that Path refuses
         place = os.path.relpath(path, self.folder).replace(os.sep, "/")
         return any(
             fnmatchcase(place, pattern.strip("/").removeprefix("./")) if "/" in pattern.rstrip("/") else
@@ -78,15 +78,15 @@ class Excluded(Record):
 
 
 def named(arguments: Sequence[str], excluded: Excluded | None = None) -> Iterator[str]:
-    """The arguments, with each directory replaced by the plans in it and below it, but for what is ``excluded``.
+    """Return the arguments, with each directory replaced by the plans in it and below it, without ``excluded`` ones.
 
-    Hidden folders, virtual environments and the packages of others are left out of directories. What is named itself
-    is never left out. A directory without plans stays, so that reading it tells the mistake. A plan that is named
-    twice comes once.
+    Hidden folders, virtual environments and other people's packages are left out of directories, but not if they are
+    named themselves. A directory without plans stays, so that reading it reports the error. A plan that is named twice
+    comes once.
     """
     seen: set[str] = set()
     for argument in arguments:
-        is_directory = os.path.isdir(argument)  # noqa: PTH112 - false for what is no file name, where Path raises
+        is_directory = os.path.isdir(argument)  # noqa: PTH112 - false for an invalid file name, where Path raises
         inside = sorted(_plans_below(argument, excluded or Excluded())) if is_directory else []
         for name in inside or [argument]:
             if name not in seen:
@@ -103,7 +103,7 @@ def _plans_below(directory: str, excluded: Excluded) -> Iterator[str]:
 
 
 def _skipped(folder: str, name: str) -> bool:
-    """Whether a folder is hidden, or holds what others wrote."""
+    """Whether a folder is hidden, or contains other people's files."""
     if name.startswith(".") or name in _SKIPPED:
         return True
     return any(Path(folder, name, mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
@@ -113,7 +113,7 @@ def read_source(argument: str, standard_input: str | None = None) -> Source:
     """Read the plan that ``argument`` names: a path, ``plan.NAME``, or ``-``, which may be given a name.
 
     Raises:
-        UnreadableError: there is no such file, or it is no text.
+        UnreadableError: there is no such file, or it is not text.
     """
     path = None if argument == STANDARD_INPUT else locate(argument)
     name = str(path) if path is not None else standard_input or "<stdin>"
@@ -125,7 +125,7 @@ def read_source(argument: str, standard_input: str | None = None) -> Source:
 
 
 def read_base(path: Path) -> str:
-    """Read a plan that another extends.
+    """Read a base plan.
 
     Raises:
         OSError: it cannot be read, or it is too large.
@@ -138,7 +138,7 @@ def read_base(path: Path) -> str:
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
-    """Write a file so that it has the old text or the new one, whatever happens; links and permissions stay.
+    """Write a file atomically; links and permissions are preserved.
 
     Raises:
         OSError: there is no such directory, or the directory or the file cannot be written.
@@ -156,7 +156,7 @@ def replace_file(path: Path, text: str | bytes) -> None:
 
 
 def locate(argument: str) -> Path:
-    """The file that a path or ``plan.NAME`` means.
+    """Return the file of a path or ``plan.NAME``.
 
     Raises:
         UnreadableError: there is no plan of that name.
@@ -185,7 +185,7 @@ def _read_standard_input() -> bytes:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """At most one byte more than a plan may have, since what is named may have no end."""
+    """Return at most one byte more than a plan may have, since the file may be endless."""
     with path.open("rb") as stream:
         return stream.read(MOST_BYTES + 1)
 

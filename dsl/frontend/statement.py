@@ -36,11 +36,11 @@ EXAMPLES: Final = {
     "batch": "batch (global = 64, micro = 1, seq_len = 8192)",
     "optimizer": "optimizer adamw(lr = 3e-4)",
 }
-"""How a statement is written, to be shown where it is missing."""
+"""Form of a statement, to be shown where it is missing."""
 
 
 class StatementReader:
-    """Reads statements in one scope, collecting what is wrong."""
+    """Reads statements in one scope, and collects diagnostics."""
 
     def __init__(self, scope: Scope, diagnostics: list[Diagnostic]) -> None:
         self.scope = scope
@@ -116,7 +116,7 @@ class StatementReader:
     def _subject(
         self, statement: Statement, declared: type[Directive], origins: dict[str, Origin]
     ) -> tuple[dict[str, Any], tuple[Argument, ...] | None]:
-        """The value after the keyword, by field; and the arguments of the statement where the value holds them."""
+        """Return the value after the keyword, by field, with the arguments of the statement where it contains them."""
         keyword = statement.keyword.text
         if declared.subject is None:
             if declared.rules_may_be_open and isinstance(statement.subject, Auto):
@@ -214,7 +214,7 @@ class StatementReader:
         self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label, help=help))
 
     def _decided_rules(self, node: Auto) -> None:
-        """Refuse a domain or an answer where `auto` stands for rules."""
+        """Reject a domain or an answer of `auto` in place of rules."""
         if node.domain is not None or node.answer is not None:
             self._refuse_part(
                 node.span, "`auto` stands for rules here, and has neither a domain nor an answer", "write `auto`",
@@ -222,7 +222,7 @@ class StatementReader:
             )  # fmt: skip
 
     def _open_rules(self, statement: Statement, declared: type[Directive]) -> Iterator[PathRule[Any]]:
-        """The rules for which `auto` stands in front of the axes: of any module, and undecided."""
+        """Return the rules for `auto` before the axes: of any module, and undecided."""
         node = statement.subject
         if declared.rules_may_be_open and isinstance(node, Auto) and declared.treatments is not None:
             value, origin = self.reader.value(Auto(None, None, node.span), declared.treatments)
@@ -241,7 +241,7 @@ class StatementReader:
             if isinstance(path, Diagnostic):
                 self.diagnostics.append(path)
                 continue
-            # A rule whose treatment is undecided still takes part in matching, as a hole.
+            # A rule with an undecided treatment still takes part in matching, as a hole.
             result.append(
                 PathRule(
                     path=path,
@@ -259,7 +259,7 @@ def _is_axis(node: Value, declared: type[Directive]) -> bool:
 
 
 def _where_it_stands(node: Value, declared: type[Directive]) -> list[str]:
-    """Help on a value that stands before the options of a statement which takes none there."""
+    """Return help on a value before the options of a statement which accepts none there."""
     keyword = declared.keyword
     word = node.text if isinstance(node, Name) else node.name.text if isinstance(node, Call) else None
     treatments = names_of(declared.treatments) if declared.treatments is not None else ()

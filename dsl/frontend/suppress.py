@@ -35,19 +35,19 @@ _ALMOST = re.compile(
     rf")",
     re.IGNORECASE,
 )
-"""What somebody writes who means a suppression; what of it :data:`SUPPRESSION` does not match suppresses nothing."""
+"""Text that looks like an intended suppression; unless it matches :data:`SUPPRESSION`, it suppresses nothing."""
 
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2"),
     *("LP501", "LP505", "LP506", "LP507", "LP508", "LP509", "LP510", "LP511", "LP512", "LP513", "LP514", "LP515"),
     *("LP518", "LP520", "LP601", "LP657"),
 )
-"""Codes, or how they begin, of diagnostics after which there is no plan to accept: text that cannot be read, names that
-mean nothing, stages and micro batches that cannot be made."""
+"""Codes, or prefixes, of diagnostics after which there is no plan to accept: unreadable text, unknown names, impossible
+stages and micro batches."""
 
 
 class Suppression(Record):
-    """One rule in a suppression comment, by code or name: the lines that it speaks of, and where it stands."""
+    """One rule in a suppression comment, by code or name: the lines that it applies to, and its span."""
 
     code: str
     lines: range
@@ -55,11 +55,11 @@ class Suppression(Record):
 
 
 def suppressions(file: PlanFile) -> Iterator[Suppression]:
-    """Every suppression of a file.
+    """Return every suppression of a file.
 
-    A comment behind a line speaks of that line, one alone of the next with code. Where a statement, a rule or an option
-    ends on the one or begins on the other, it speaks of all its lines: the formatter breaks what stood on one line, and
-    leaves the comment where its item ends.
+    A comment after code applies to that line, one on its own line to the next with code. Where a statement, a rule or
+    an option ends on the one or begins on the other, it applies to all its lines: the formatter breaks lines, and
+    leaves the comment at the end of its item.
     """
     lines = file.text.split("\n")
     items = None
@@ -86,7 +86,7 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
 
 
 class Malformed(Record):
-    """A comment that looks like a suppression and is none: where it stands, and the codes that it names."""
+    """Yield comments that look like suppressions and are not: their spans, and the codes that they name."""
 
     span: Span
     codes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The syntax tree of a plan: what the text says, before names, units and defaults are resolved."""
+"""The syntax tree of a plan's text, before names, units and defaults are resolved."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class PathText(Record):
 
     @property
     def canonical(self) -> str:
-        """The pattern with blanks, which mean nothing, only behind the commas of alternatives."""
+        """The pattern with spaces only after the commas of alternatives."""
         return _BLANKS.sub(r"\1", self.text).replace(",", ", ")
 
 
@@ -162,7 +162,7 @@ class Require(Record):
 
 
 class SolvedLine(Record):
-    """The line that the solver writes; ``text`` is what follows the keyword."""
+    """The solver's line; ``text`` is what follows the keyword."""
 
     text: str
     span: Span
@@ -177,7 +177,7 @@ class Variant(Record):
 
 
 class Unset(Record):
-    """`unset what [name] [on axis, …]`: takes a statement of a base plan, or of the plan of a variant, away.
+    """`unset what [name] [on axis, …]`: removes a statement of a base plan, or of the plan of a variant.
 
     ``name`` is that of a figure, a `let` or a variant.
     """
@@ -192,7 +192,7 @@ AnyStatement: TypeAlias = Statement | Let | Require | SolvedLine | Variant | Uns
 
 
 class Comment(Record):
-    """A comment from `#` to the end of its line; ``alone`` where nothing else stands on the line."""
+    """A comment from `#` to the end of its line; ``alone`` where nothing else is on the line."""
 
     text: str
     alone: bool
@@ -200,10 +200,10 @@ class Comment(Record):
 
 
 class PlanFile(Record):
-    """One file: its name, its text, and what was read from it.
+    """One file: its name, its text, and the parsed tree.
 
-    ``statements`` are in the order of the text; statements that could not be read are missing. ``comments`` stand
-    beside the tree, also in order.
+    ``statements`` are in the order of the text, without unreadable ones. ``comments`` are beside the tree, also in
+    order.
     """
 
     name: str
@@ -225,7 +225,7 @@ def children(node: Node) -> Iterator[Node]:
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two trees say the same, whatever their spans and the blanks in their paths."""
+    """Whether two trees are equal, apart from their spans and the spaces in their paths."""
     if isinstance(left, tuple) and isinstance(right, tuple) and not isinstance(left, Span):
         return len(left) == len(right) and all(map(same, left, right))
     if not isinstance(left, Record):

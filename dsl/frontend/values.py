@@ -71,14 +71,14 @@ def _unquoted(text: str, kind: kinds.Kind) -> list[str]:
 
 
 def computed(node: Value, value: float, dimension: str) -> str | None:
-    """A number that is computed, or named by a `let`, for a message; None for what the text itself says."""
+    """Describe a number that is computed, or named by a `let`, for a message; None for a literal."""
     if isinstance(node, Number) or dimension not in ("number", "fraction"):
         return None
     return f"`{value:g}`"
 
 
 def describe_value(node: Value) -> str:
-    """What a value is, in words for a message."""
+    """Describe a value for a message."""
     if isinstance(node, Name):
         return f"`{node.text}`"
     if isinstance(node, Call):
@@ -95,10 +95,10 @@ def describe_value(node: Value) -> str:
 
 
 def short(expected: str) -> str:
-    """What was expected, where it is short enough for a label."""
+    """Describe what was expected, where that is short enough for a label."""
     return expected if len(expected) <= 60 else "one of these"
 
 
 def uncapitalised(sentence: str) -> str:
-    """The sentence as it goes on another one."""
+    """Return the sentence as a continuation of another one."""
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence

@@ -1,1 +1,1 @@
-"""Import of configurations of other trainers: a plan from a TorchTitan TOML file, and what of it no plan says."""
+"""Import of other trainers' configurations: a TorchTitan TOML file to a plan, and what is left untranslated."""

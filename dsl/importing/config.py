@@ -1,4 +1,4 @@
-"""A TorchTitan job config: its options by name, and where each stands."""
+"""A TorchTitan job config: its options by name, with their spans."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Config:
 
     Attributes:
         lines: of the file.
-        given: name of :data:`KEYS` to value, for those that the file gives.
-        written: the same to the name that the file uses.
-        diagnostics: what is wrong with the file.
-        places: name in the file to where it stands.
-        unknown: what the file gives and TorchTitan does not have, to its value.
+        given: values of the options that the file gives, by their names in :data:`KEYS`.
+        written: names that the file uses, by the same.
+        diagnostics: about the file.
+        places: spans, by names in the file.
+        unknown: entries that TorchTitan does not have, with their values.
     """
 
     lines: Lines
@@ -59,11 +59,11 @@ class Config:
 
     @property
     def has_errors(self) -> bool:
-        """Whether something is so wrong that no plan is made."""
+        """Whether there are errors that prevent a plan."""
         return any(item.severity == "error" for item in self.diagnostics)
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an option, TorchTitan's default where the file does not give it."""
+        """Return the value of an option, or TorchTitan's default where the file does not give it."""
         assert not KEYS[name].beside, f"{name} is not translated"
         return self.given.get(name, self.default(name))
 
@@ -77,7 +77,7 @@ class Config:
         return Config(self.lines, {key: value for key, value in self.given.items() if key != name}, self.written)
 
     def place(self, name: str) -> Span:
-        """Where the option stands; the beginning of the file where it does not."""
+        """Return the span of the option; the beginning of the file where it has none."""
         return self.places.get(self.written.get(name, name), Span(self.lines.name, 0, 0, 1, 1, 1, 1))
 
     def wrong(self, name: str, message: str, *help: str) -> None:
@@ -87,11 +87,11 @@ class Config:
 
 
 def read_config(text: str, name: str) -> Config:
-    """The options of a config's text; what is no option, or has a value of another type, is reported."""
+    """Return the options of a config's text; report unknown options, and values of the wrong type."""
     config = Config(Lines(text, name))
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers, and of nesting, beyond what Python reads
+    except (ValueError, RecursionError) as error:  # includes numbers and nesting beyond what Python can read
         config.diagnostics.append(_broken(config.lines, str(error)))
         return config
     config.places = dict(_places(config.lines))
@@ -101,7 +101,7 @@ def read_config(text: str, name: str) -> Config:
 
 
 def _take(config: Config, path: str, value: Any) -> None:
-    """Keep one entry of the file, or report it."""
+    """Record one entry of the file, or report it."""
     name = path if path in KEYS else RENAMED.get(path)
     place = config.places.get(path, config.place(path))
     if name is None:
@@ -125,7 +125,7 @@ def _take(config: Config, path: str, value: Any) -> None:
 
 
 def _problem(key: Key, value: Any) -> str | None:
-    """What the option takes instead; None where it takes the value."""
+    """Describe the values that the option accepts; None where it accepts the given one."""
     if not _fits(key.type, value):
         return _WORDS[key.type]
     if key.choices and value not in key.choices:
@@ -163,7 +163,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _places(lines: Lines) -> Iterator[tuple[str, Span]]:
-    """Where each entry stands: TOML's own parser keeps no places, and one entry begins on a line."""
+    """Return the position of each entry: TOML's own parser keeps none, and an entry begins on a line."""
     section, start = "", 0
     for number in range(1, len(lines) + 1):
         line = lines.line(number)

@@ -10,14 +10,14 @@ from legoai.dsl.importing.models import Flavour
 
 @dataclass(slots=True)
 class Draft:
-    """A plan that is being written.
+    """A plan under construction.
 
     Attributes:
-        config: of which it is made.
+        config: that is translated.
         flavour: the model.
         sizes: of the mesh's axes.
         lines: its statements.
-        lost: options, or values of them, that change something and are not translated, with the reason.
+        lost: options, or values of them, that change the training and are not translated, with the reason.
         notes: see :class:`Imported`.
     """
 
@@ -30,5 +30,5 @@ class Draft:
 
     @property
     def sharded(self) -> list[str]:
-        """The axes over which FSDP shards, one of which has several ranks."""
+        """Return the axes over which FSDP shards, if one of them has several ranks."""
         return [axis for axis in ("dp_shard", "cp") if self.sizes[axis] > 1]

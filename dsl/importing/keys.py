@@ -1,4 +1,4 @@
-"""Options of TorchTitan's job config: type, default, and what becomes of each in a plan.
+"""Options of TorchTitan's job config: type, default, and translation of each.
 
 Names and defaults are those of `torchtitan/config/job_config.py` of January 2026 (commit 658f94cb9), the last months of
 the TOML format; older names are those of its history since April 2024.
@@ -20,11 +20,11 @@ class Key:
     Attributes:
         type: of its value.
         default: of TorchTitan; None where it has none.
-        beside: why no plan says it; empty for an option that is translated.
-        changes: whether another value than the default changes what is trained, or how.
-        choices: values of a text; empty where it may be any.
-        least: of a number.
-        most: of a number.
+        beside: why plans have no equivalent; empty for an option that is translated.
+        changes: whether a value other than the default changes the training.
+        choices: allowed texts; empty where any is allowed.
+        least: minimum of a number.
+        most: maximum of a number.
     """
 
     type: Type
@@ -53,7 +53,7 @@ def _no(type: Type, default: Value, why: str) -> Key:
 
 
 def _other(type: Type, default: Value, why: str = _OTHER, choices: tuple[str, ...] = ()) -> Key:
-    """An option that no plan can say, other than at its default."""
+    """An option without an equivalent in plans, except for its default."""
     return Key(type, default, why, changes=True, choices=choices)
 
 

@@ -64,7 +64,7 @@ _THEN: Final = {"llama3": _llamas(old=True), "llama": _llamas(old=True)}
 
 
 def flavour_of(config: Config) -> Flavour | None:
-    """The model that the config names; None, after a diagnostic, where it is no built-in."""
+    """Return the model that the config names; None, after a diagnostic, where it is not built in."""
     name, flavour = config["model.name"], config["model.flavor"]
     models = _THEN if config.is_old else _NOW
     if name not in models:

@@ -36,7 +36,7 @@ def schedule_of(config: Config) -> str | None:
 
 
 def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> list[str] | None:
-    """`stages` and `split` of the statement; None, after a diagnostic, where no such stages can be made."""
+    """Return `stages` and `split` of the statement; None, after a diagnostic, where the stages cannot be made."""
     each = 1 if schedule in SINGLE_STAGE else 2
     points, parts, per_stage = (config[name] for name in _SPLITS)
     for name, paths in ((_SPLITS[0], points), (_SPLITS[1], [part[0] if part else "" for part in parts or []])):
@@ -78,7 +78,7 @@ def _stages(count: int, ranks: int, each: int, split: str) -> list[str]:
 
 
 def _even(layers: int, stages: int) -> list[int] | None:
-    """The blocks of each stage until 2025: what is over goes to the stages behind the first, one each."""
+    """Blocks of each stage until 2025: the remainder is distributed over the stages after the first."""
     if stages > layers:
         return None
     least, over = divmod(layers, stages)
@@ -87,7 +87,7 @@ def _even(layers: int, stages: int) -> list[int] | None:
 
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int] | None:
-    """The blocks of each stage since 2025: embedding and output count as blocks, and the first stages take the rest."""
+    """Blocks of each stage since 2025: embedding and output count as blocks, and the first stages get the remainder."""
     least, over = divmod(layers + first + last, stages)
     counts = [least + (index < over) for index in range(stages)]
     counts[0] -= first

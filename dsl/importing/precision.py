@@ -69,7 +69,7 @@ def _low_precision(draft: Draft) -> Iterator[str]:
 
 
 def _skips(draft: Draft, filters: str, skipped: Sequence[str], path: str) -> bool:
-    """Whether a layer stays as it is: a part of its name is in the list."""
+    """Whether a layer is not converted: a part of its name is in the list."""
     paths = [path.replace("*", str(number)) for number in range(draft.flavour.layers)]
     found = [any(part in item for part in skipped) for item in paths]
     if any(found) and not all(found):

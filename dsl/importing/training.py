@@ -8,7 +8,7 @@ from legoai.dsl.importing.keys import KEYS
 
 
 def add_training(draft: Draft) -> None:
-    """Add what happens beside forward and backward: updates, checkpoints, validations."""
+    """Add options other than forward and backward: optimizer, checkpoints, validation."""
     config = draft.config
     if config["training.max_norm"] <= 0:
         config.wrong("training.max_norm", "gradients are clipped to a norm above 0")
@@ -29,7 +29,7 @@ def add_training(draft: Draft) -> None:
         None,
         config["training.steps"],
     ):
-        draft.lines.append(f"steps {config['training.steps']}")  # otherwise those of the schedule
+        draft.lines.append(f"steps {config['training.steps']}")  # by default those of the schedule
 
 
 def _optimizer(draft: Draft) -> str:

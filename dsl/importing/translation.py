@@ -1,6 +1,6 @@
 """Translation of a TorchTitan job config to a plan.
 
-What TorchTitan does with an option is read from its source in January 2026 (commit 658f94cb9), and for files of the
+TorchTitan's treatment of an option is taken from its source in January 2026 (commit 658f94cb9), and for files of the
 format before March 2025 in December 2024 (commit ba2469780): `models/llama3/infra/parallelize.py`,
 `distributed/pipeline_parallel.py`, `components/lr_scheduler.py`, `components/quantization/float8.py` and
 `distributed/activation_checkpoint.py`, and their predecessors in `parallelisms/`.
@@ -31,13 +31,13 @@ THEN: Final = "of December 2024 (commit ba2469780)"
 
 
 class Unused(Record):
-    """An option that became no statement.
+    """An option without an equivalent statement.
 
     Attributes:
-        name: as the file has it.
-        value: that it has there.
-        why: no statement stands for it.
-        changes: whether it changes what is trained, or how; then it is a diagnostic too.
+        name: in the file.
+        value: in the file.
+        why: reason.
+        changes: whether it changes the training; then there is also a diagnostic.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Unused(Record):
 
 
 class Imported(Record):
-    """What became of a config.
+    """Result of an import.
 
     Attributes:
         text: of the plan, in the canonical layout; None where there are errors.
-        diagnostics: of the config.
-        unused: options that became no statement, in the file's order.
-        notes: what the plan says otherwise than TorchTitan does, a sentence each.
-        version: of TorchTitan as whose config the file was read.
+        diagnostics: about the config.
+        unused: options without an equivalent statement, in the file's order.
+        notes: differences between the plan and TorchTitan, a sentence each.
+        version: of TorchTitan whose config format the file has.
     """
 
     text: str | None
@@ -65,7 +65,7 @@ class Imported(Record):
 
 
 def degrees(config: Config) -> dict[str, int]:
-    """The sizes of the mesh's axes as the file gives them; -1 for what is left over."""
+    """Return the sizes of the mesh's axes as the file gives them; -1 for the remaining devices."""
     found = {
         "pp": config["parallelism.pipeline_parallel_degree"],
         "dp_replicate": config["parallelism.data_parallel_replicate_degree"],
@@ -79,13 +79,13 @@ def degrees(config: Config) -> dict[str, int]:
 
 
 def devices_of(config: Config) -> int | None:
-    """The number of devices that the degrees make; None where one of them is what is left over."""
+    """Return the product of the degrees; None where one of them is the remainder."""
     found = degrees(config)
     return None if min(found.values()) < 1 else math.prod(found.values())
 
 
 def import_config(source: str, name: str, *, plan: str, cluster: str, devices: int) -> Imported:
-    """Make a plan of a config.
+    """Translate a config to a plan.
 
     Args:
         source: the text of the file.
@@ -118,7 +118,7 @@ def import_config(source: str, name: str, *, plan: str, cluster: str, devices: i
 
 
 def _drafted(config: Config, cluster: str, devices: int) -> Draft | None:
-    """The plan's statements; None, after diagnostics, where none can be made."""
+    """Return the plan's statements; None, after diagnostics, where there can be none."""
     flavour = None if config.has_errors else flavour_of(config)
     sizes = None if flavour is None else _sizes(config, devices)
     if flavour is None or sizes is None:
@@ -170,7 +170,7 @@ def _write(draft: Draft, cluster: str) -> None:
         draft.lines.append(f"context on cp (rotate = {rotate}, balance = head_tail)")
     draft.lines.append("")
     _checkpoint(draft)
-    if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel, as it does by itself
+    if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel by itself
         draft.lines.append("attention flash")
     if config["training.enable_cpu_offload"] and draft.sharded:
         draft.lines.append("offload (parameters = all)")
@@ -335,7 +335,7 @@ def _unused(draft: Draft) -> Iterator[Unused]:
 
 
 def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused]:
-    """The given options that a plan could say, and without which the plan is the same."""
+    """Return the given options that a plan could express, but that do not change it."""
     config = draft.config
     for name, value in config.given.items():
         if KEYS[name].beside or name in draft.lost or value == config.default(name):

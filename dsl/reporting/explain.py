@@ -1,4 +1,4 @@
-"""Says everything that a plan says about one module: what, on which line, and who decided it."""
+"""Explanation of one module: its treatments, with the lines of the plan and their origins."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from legoai.specs.models.manifest import Manifest, ModuleInfo
 from legoai.specs.span import Origin
 
 _WITH_RULES = ("checkpoint", "precision", "compile", "comm")
-"""Directives of which a module follows its own rule, or stands inside of a module that follows one."""
+"""Directives with one rule per module, which also applies to the module's descendants."""
 _WITHOUT_RULES = ("replicate", "offload")
 """Directives that are the same for every module."""
 
 
 class NoSuchModuleError(ValueError):
-    """A path that the model does not have; the message says what it has."""
+    """The model has no such path; the message lists what it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One thing that a plan says: in which statement, what, and where that stands."""
+class Decision:
+    """One treatment: its statement, its description, and its span."""
 
     statement: str
     what: str
@@ -39,14 +39,14 @@ class Said:
 
 
 def explain(analysis: Analysis, path: str) -> str:
-    """The explanation of a module or a parameter, ``root`` for the model itself. The model's manifest must be known.
+    """Explain a module or a parameter, ``root`` for the model itself. The model's manifest must be known.
 
     Raises:
         NoSuchModuleError: the model has no such module.
     """
     assert analysis.manifest is not None
     module, parameter = _find(analysis.manifest, path)
-    rows = list(said_of(analysis, module.path, parameter))
+    rows = list(decisions_of(analysis, module.path, parameter))
     head = [_title(analysis.manifest, module, parameter), f"in the plan {analysis.plan.name}{_variant(analysis)}", ""]
     first = max(len(row.statement) for row in rows)
     second = max(len(row.what) for row in rows if len(row.what) <= 64)
@@ -59,15 +59,15 @@ def explain(analysis: Analysis, path: str) -> str:
     return "\n".join([*head, *lines]) + "\n"
 
 
-def said_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iterator[Said]:
-    """Everything that the plan says about the module at ``path``, and about one parameter of it."""
+def decisions_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iterator[Decision]:
+    """Yield every treatment of the module at ``path``, and of one parameter of it."""
     plan = analysis.plan
     for shard in plan.shard:
         yield from _shard(analysis, shard, path, parameter)
     if plan.fsdp is not None:
         yield from _fsdp(analysis, plan.fsdp, path)
     if plan.pipeline is not None:
-        yield Said("pipeline on pp", _stage(analysis, path), plan.pipeline.origin("split"))
+        yield Decision("pipeline on pp", _stage(analysis, path), plan.pipeline.origin("split"))
         yield from _options(plan.pipeline)
     for keyword in _WITH_RULES:
         directive = getattr(plan, keyword)
@@ -75,9 +75,9 @@ def said_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iter
             yield from _nearest(analysis, directive, path)
             yield from _options(directive)
         elif keyword == "checkpoint":
-            yield Said("checkpoint", "no statement: keeps every activation", Origin("default"))
+            yield Decision("checkpoint", "no statement: keeps every activation", Origin("default"))
         elif keyword == "compile":
-            yield Said("compile", "no statement: runs eagerly", Origin("default"))
+            yield Decision("compile", "no statement: runs eagerly", Origin("default"))
     yield from _optimizer(analysis, path, parameter)
     for keyword in _WITHOUT_RULES:
         directive = getattr(plan, keyword)
@@ -90,7 +90,7 @@ def said_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iter
 
 
 def defaults_of(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
-    """The defaults that a plan takes: owner, option and value."""
+    """Yield the defaults in effect: owner, option and value."""
     yield from dict.fromkeys(_defaults(analysis))
 
 
@@ -107,7 +107,7 @@ def _defaults(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
 
 
 def place(origin: Origin) -> str:
-    """Where a value stands, and who decided it where no person did."""
+    """Return the span of a value, and its origin where no person wrote it."""
     if origin.decider == "default" or origin.span is None:
         return "default"
     where = f"{origin.span.file}:{origin.span.line}"
@@ -163,12 +163,12 @@ def _holders(path: str) -> Iterator[str]:
         yield path
 
 
-def _options(directive: Directive) -> Iterator[Said]:
+def _options(directive: Directive) -> Iterator[Decision]:
     for option in directive.options:
         value = getattr(directive, option.field)
         if value is not None:
             text = f"{option.name} = {value_text(value, option.kind)}"
-            yield Said(_statement(directive), text, directive.origin(option.field))
+            yield Decision(_statement(directive), text, directive.origin(option.field))
 
 
 def _rule(rule: PathRule[Any], directive: Directive) -> str:
@@ -176,46 +176,48 @@ def _rule(rule: PathRule[Any], directive: Directive) -> str:
     return value_text(rule.treatment, directive.treatments)
 
 
-def _undecided(directive: Directive, path: str) -> Iterator[Said]:
+def _undecided(directive: Directive, path: str) -> Iterator[Decision]:
     for rule in directive.rules:
         if isinstance(rule.treatment, Hole) and pattern(rule.path).matches(path):
-            yield Said(_statement(directive), "auto, not decided yet", rule.origin)
+            yield Decision(_statement(directive), "auto, not decided yet", rule.origin)
 
 
-def _rules(analysis: Analysis, directive: Directive, found: list[Said], path: str) -> dict[str, PathRule[Any]]:
-    """The rules of modules; none where they treat stages apart that are not decided, which is added to what is said."""
+def _rules(analysis: Analysis, directive: Directive, found: list[Decision], path: str) -> dict[str, PathRule[Any]]:
+    """Return the rules of modules; empty where they depend on undecided stages, with a note about that."""
     try:
         return analysis.assigned(directive).by_path
     except Undecided:
         staged = (rule for rule in directive.rules if isinstance(rule.treatment, Staged))
         own = (rule for rule in staged if pattern(rule.path).matches(path))
-        found += [Said(_statement(directive), "by its stage, not decided yet", rule.origin) for rule in own]
+        found += [Decision(_statement(directive), "by its stage, not decided yet", rule.origin) for rule in own]
         return {}
 
 
-def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | None) -> Iterator[Said]:
+def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | None) -> Iterator[Decision]:
     assert analysis.manifest is not None
     rules = analysis.assigned(shard).by_path
     statement = _statement(shard)
     found = list(_undecided(shard, path))
     if path in rules:
-        found.append(Said(statement, _rule(rules[path], shard), rules[path].origin))
+        found.append(Decision(statement, _rule(rules[path], shard), rules[path].origin))
     for item in analysis.manifest.modules[path].parameters:
         name = f"{path}.{item.name}" if path else item.name
         if name in rules and parameter in (None, item.name):
-            found.append(Said(statement, f"{item.name} is {_rule(rules[name], shard)}", rules[name].origin))
+            found.append(Decision(statement, f"{item.name} is {_rule(rules[name], shard)}", rules[name].origin))
     for above in _holders(path):
         if above in rules and isinstance(rules[above].treatment, Experts):
-            found.append(Said(statement, f"inside of {above}: {_rule(rules[above], shard)}", rules[above].origin))
+            found.append(Decision(statement, f"inside of {above}: {_rule(rules[above], shard)}", rules[above].origin))
     if not found:
-        found.append(Said(statement, f"no rule: the same on every rank of {', '.join(shard.axes)}", Origin("default")))
+        found.append(
+            Decision(statement, f"no rule: the same on every rank of {', '.join(shard.axes)}", Origin("default"))
+        )
     yield from found
     for above in _holders(path):
         if above in rules and not isinstance(rules[above].treatment, Experts):
-            yield Said(statement, f"around it, {above or ROOT}: {_rule(rules[above], shard)}", rules[above].origin)
+            yield Decision(statement, f"around it, {above or ROOT}: {_rule(rules[above], shard)}", rules[above].origin)
 
 
-def _optimizer(analysis: Analysis, path: str, parameter: str | None) -> Iterator[Said]:
+def _optimizer(analysis: Analysis, path: str, parameter: str | None) -> Iterator[Decision]:
     """The rules that the module's own parameters follow, or one of them."""
     optimizer, manifest = analysis.plan.optimizer, analysis.manifest
     if not optimizer.rules:
@@ -230,12 +232,12 @@ def _optimizer(analysis: Analysis, path: str, parameter: str | None) -> Iterator
         rule = followed.get(info.child_path(item.name))
         if parameter in (None, item.name):
             what = "as the statement says" if rule is None else _rule(rule, optimizer)
-            yield Said(
+            yield Decision(
                 _statement(optimizer), f"{item.name}: {what}", Origin("default") if rule is None else rule.origin
             )
 
 
-def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:
+def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Decision]:
     statement, found = _statement(fsdp), list(_undecided(fsdp, path))
     rules = _rules(analysis, fsdp, found, path)
     yield from found
@@ -243,12 +245,12 @@ def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:
         rule = rules.get(above)
         if rule is not None and isinstance(rule.treatment, Unit):
             where = "is a unit" if above == path else f"in the unit {above or ROOT}"
-            yield Said(statement, where, rule.origin)
-            yield Said(statement, _reshard(rule.treatment, above), rule.treatment.origin("reshard"))
+            yield Decision(statement, where, rule.origin)
+            yield Decision(statement, _reshard(rule.treatment, above), rule.treatment.origin("reshard"))
             break
     else:
-        yield Said(statement, f"in the unit {ROOT}" if path else "is a unit", Origin("default"))
-        yield Said(statement, "reshard = after_backward", Origin("default"))
+        yield Decision(statement, f"in the unit {ROOT}" if path else "is a unit", Origin("default"))
+        yield Decision(statement, "reshard = after_backward", Origin("default"))
     yield from _options(fsdp)
 
 
@@ -256,21 +258,21 @@ def _reshard(unit: Unit, path: str) -> str:
     return f"reshard = {value_text(resharding(unit, path), unit.option('reshard').kind)}"
 
 
-def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Said]:
+def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Decision]:
     """The module's own rule, and those of the modules around it."""
     statement, found = _statement(directive), list(_undecided(directive, path))
     rules = _rules(analysis, directive, found, path)
     for above in (path, *_holders(path)):
         if above in rules:
             inside = "" if above == path else f"inside of {above or ROOT}: "
-            found.append(Said(statement, inside + _rule(rules[above], directive), rules[above].origin))
+            found.append(Decision(statement, inside + _rule(rules[above], directive), rules[above].origin))
     if not found and directive.rules:
-        found.append(Said(statement, "no rule", Origin("default")))
+        found.append(Decision(statement, "no rule", Origin("default")))
     yield from found
 
 
 def _stage(analysis: Analysis, path: str) -> str:
-    """Which stage of the pipeline holds the module, in words."""
+    """Describe the stage of the pipeline that contains the module."""
     from legoai.dsl.analysis.pipeline import first_modules, stage_count, stages_of_ranks
 
     plan = analysis.plan

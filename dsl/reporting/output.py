@@ -29,9 +29,9 @@ def render(name: str, diagnostics: Sequence[Diagnostic], files: Files, *, color:
 
 
 def render_full(diagnostics: Sequence[Diagnostic], files: Files, color: bool = False) -> str:
-    """Each diagnostic with the lines that it speaks of, its labels, and what to do.
+    """Return each diagnostic with its source lines, labels, and help.
 
-    ``files`` are by the name that spans carry; a place in a file that is not among them is named without its text.
+    ``files`` are by the names in spans; a span in a file that is not among them is shown without its text.
     """
     texts = {name: Lines(file.text, file.name) for name, file in files.items()}
     return "\n".join(_full(diagnostic, texts, color) for diagnostic in diagnostics)
@@ -128,7 +128,7 @@ _GITHUB: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "
 
 
 def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
-    """Workflow commands of GitHub Actions. What follows the title stands in the log, so it names the place again."""
+    """GitHub Actions workflow commands. The text after the title appears in the log, so it repeats the position."""
     rows = []
     for item in diagnostics:
         span = item.label.span
@@ -158,7 +158,7 @@ _SARIF_LEVELS: Final[dict[Severity, str]] = {"error": "error", "warning": "warni
 
 
 def _sarif(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
-    """SARIF 2.1.0 (OASIS): one run, with the rules that found something and their pages as help."""
+    """SARIF 2.1.0 (OASIS): one run, with the rules of its diagnostics and their pages as help."""
     from legoai import __version__
 
     codes = sorted({item.code for item in diagnostics})
@@ -190,7 +190,7 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 
 def message_of(item: Diagnostic) -> str:
-    """The message with what to do, a line each, for readers that show the places themselves."""
+    """Return the message with its help, one per line, for viewers that show the source themselves."""
     return "\n".join([item.message, *(f"help: {line}" for line in item.help)])
 
 
@@ -257,4 +257,4 @@ FORMATS: Final[dict[str, Format]] = {
     "github": _github,
     "sarif": _sarif,
 }
-"""Every format, by the name that `--format` takes."""
+"""Every format, by its name for `--format`."""

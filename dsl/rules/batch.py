@@ -296,7 +296,7 @@ class RampNeverEnds(Check):
 
 
 def pass_label(analysis: Analysis) -> Label:
-    """Where the number of micro batches of a pass comes from: the second place of diagnostics about it."""
+    """Return the span that determines the number of micro batches of a pass, for diagnostics about it."""
     pipeline = analysis.plan.pipeline
     if pipeline is None or pipeline.microbatches is None:
         return batch_label(analysis)
@@ -304,7 +304,7 @@ def pass_label(analysis: Analysis) -> Label:
 
 
 def batch_label(analysis: Analysis) -> Label:
-    """Where the number of micro batches of a rank comes from: the second place of diagnostics about it."""
+    """Return the span that determines the number of micro batches of a rank, for diagnostics about it."""
     batch, mesh = analysis.plan.batch, analysis.plan.mesh
     return Label(
         analysis.place(batch, "global_batch"),

@@ -29,9 +29,9 @@ def _span(item: Requirement) -> Span:
 class LogitsOverMemory(Check):
     """Logits of one micro batch that do not fit, on the device or into the memory budget.
 
-    The logits are as many numbers as a micro batch has tokens, times the vocabulary, in the dtype of `param`; an eager
-    loss copies them to fp32 and keeps their logarithms. Without a pipeline the parameters and the optimizer's state are
-    there too. What is stated is a lower bound.
+    The number of logits is the tokens of a micro batch times the vocabulary, in the dtype of `param`; an eager loss
+    also holds a copy in fp32 and their logarithms. Without a pipeline the parameters and the optimizer's state are on
+    the same device. The stated size is a lower bound.
 
     ## Example
     ```
@@ -84,7 +84,7 @@ class LogitsOverMemory(Check):
 
 
 class FasterThanDevice(Check):
-    """A budget for time or throughput that the devices cannot keep at their peak rate.
+    """A budget for time or throughput that the devices cannot meet even at their peak rate.
 
     The linear layers alone take 6 operations for each parameter and token. Divided by the published peak of all devices
     that is less than any step takes.

@@ -25,7 +25,7 @@ _WORDS: Final = {
     "matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
     "alternate_matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
 }
-"""What `selective` can keep by word: the operations of a flow, and the kinds of modules, that compute it."""
+"""Operations of a flow, and kinds of modules, for each name that `selective` accepts besides operators."""
 
 
 class NeverCalled(Check):
@@ -143,9 +143,9 @@ def is_operator_name(name: str) -> bool:
 
 
 class KeepsNothing(Check):
-    """A selective rule that keeps nothing, because the modules compute nothing of what it lists.
+    """A selective rule that keeps nothing, because the modules contain none of the listed operators.
 
-    It does the same as `full`, at the price of looking at every operator.
+    It has the same effect as `full`, at the price of checking every operator.
 
     ## Example
     ```
@@ -201,7 +201,7 @@ class KeepsNothing(Check):
 class BudgetBeyondReason(Check):
     """A budget that keeps all or nothing, or more than the device holds.
 
-    `budget(0)` is `full` and `budget(100%)` is `none`, said in a longer way.
+    `budget(0)` is the same as `full`, and `budget(100%)` as `none`.
 
     ## Example
     ```
@@ -248,8 +248,8 @@ class BudgetBeyondReason(Check):
 class NestedCheckpoint(Check):
     """A recomputed module inside of a recomputed module.
 
-    It is legal and exact. What the inner module is for has to be said by memory: the outer one keeps nothing
-    of it after forward, and while the outer one is recomputed, the inner one may be computed a third time.
+    It is legal and exact. The inner rule can only save memory: the outer module keeps nothing of it after forward, and
+    while the outer one is recomputed, the inner one may be computed a third time.
 
     ## Example
     ```

@@ -285,7 +285,7 @@ class PrefetchOfNothing(Check):
 
 
 class UnshardOfNothing(Check):
-    """Units that stay gathered by themselves, where memory is to decide which do.
+    """Units that always stay gathered, where memory is to decide which do.
 
     `reshard = never` keeps a unit for a whole step. In a step of one micro batch `after_backward` keeps it as long as
     it is needed.

@@ -1,4 +1,4 @@
-"""`compile`: rules about what torch.compile is asked to compile."""
+"""`compile`: rules about modules compiled by torch.compile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 class NestedCompile(Check):
     """A compile rule for a module inside of one that is compiled as a whole.
 
-    The outer graph takes the inner module in; what the inner rule says is not looked at.
+    The outer graph contains the inner module; the inner rule has no effect.
 
     ## Example
     ```
@@ -115,12 +115,12 @@ class CompileOverUnits(Check):
 
 
 class CompileUnderGraph(Check):
-    """Options of compilation that have no effect under the graph backend, or no place in it.
+    """Options of compilation that have no effect under the graph backend, or are not supported by it.
 
-    The step is traced as one graph of known shapes, so that it has no breaks and no shapes that vary. What a compiled
-    module computes between two collectives is a region, which is compiled by itself: no region holds a collective
-    that `async_tp` could split, and the parameters that it takes are gathered to another place each time, which CUDA
-    graphs do not allow.
+    The step is traced as one graph of known shapes, so it has no graph breaks and no dynamic shapes. The computation of
+    a compiled module between two collectives is a region, which is compiled on its own: no region contains a collective
+    that `async_tp` could split, and its parameters are gathered to another address each time, which CUDA graphs do not
+    allow.
 
     ## Example
     ```
@@ -224,7 +224,7 @@ class CheckpointInsideCompiled(Check):
 
 
 class AsyncTensorParallel(Check):
-    """Asynchronous tensor parallelism without what it needs.
+    """Asynchronous tensor parallelism without its prerequisites.
 
     It is a pass of inductor over tensor-parallel graphs, on devices whose peers share symmetric memory: `tp`
     stays inside of a host.
@@ -332,9 +332,9 @@ class CudaGraphsOnCpu(Check):
 class CudaGraphsOfUnits(Check):
     """CUDA graphs of modules whose parameters units of `fsdp` gather.
 
-    `reduce_overhead` and `max_autotune` launch the kernels of a module as one CUDA graph, which knows parameters by
-    their addresses. The hooks of units gather parameters anew each time, and the graph is recorded anew wherever they
-    come to lie elsewhere. What is left of the gain is not known: `legoai cost` simulates no such plan.
+    `reduce_overhead` and `max_autotune` launch the kernels of a module as one CUDA graph, which contains the addresses
+    of parameters. The hooks of units gather parameters again each time, and the graph is recorded again whenever their
+    addresses change. The remaining gain is not known: `legoai cost` does not simulate such plans.
 
     ## Example
     ```
@@ -373,9 +373,9 @@ class CudaGraphsOfUnits(Check):
 class CompiledExpertsOneByOne(Check):
     """Compiled experts of `transformers` whose weights are not in bf16.
 
-    Experts multiply the rows of all of them by one grouped product. Under torch.compile that is there in bf16 alone; in
-    another dtype one expert multiplies after the other, and each waits for the host to know how many rows it has.
-    `legoai cost` simulates no such plan.
+    Experts multiply all their rows by one grouped product. Under torch.compile that is available in bf16 only; in
+    another dtype one expert multiplies after another, and each waits for the host to read its number of rows. `legoai
+    cost` does not simulate such plans.
 
     Give weights bf16, or leave what holds the experts uncompiled.
     """

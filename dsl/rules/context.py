@@ -16,8 +16,8 @@ from legoai.dsl.rules.divisibility import cuts
 class SequenceOverContext(Check):
     """A sequence that the ranks of `cp` cannot share evenly.
 
-    Every rank holds an equal piece of each sequence. Under `balance = head_tail` it holds two: one from the
-    front and one from the back, where causal attention has more to do; then twice the ranks must divide the
+    Every rank holds an equal shard of each sequence. Under `balance = head_tail` it holds two: one from the front and
+    one from the back, where causal attention has more to compute; then twice the number of ranks must divide the
     sequence.
 
     ## Example
@@ -99,7 +99,7 @@ class HeadsOverContext(Check):
             for name in ("n_heads", "n_kv_heads"):
                 heads, parts = int(manifest.modules[path].attributes.get(name, 0)), cut.get((path, name), 1)
                 if heads % parts or heads // parts % mesh.cp == 0:
-                    continue  # what `tp` does not divide is an error of its own
+                    continue  # sizes that `tp` does not divide are reported by another rule
                 beside = f", of which `tp` leaves a rank {heads // parts}" if parts > 1 else ""
                 yield self.at(
                     analysis.place(use, "rotate"),
@@ -153,9 +153,9 @@ class BalanceOfHeads(Check):
 class NothingToCut(Check):
     """Context parallelism for a model without attention over a sequence of tokens.
 
-    It cuts the sequences of token ids that the batch gives, and lets attention see the other ranks' keys and
-    values. A model that makes its own sequence, such as a vision transformer of its patches, or one without
-    attention, has nothing to cut.
+    It shards the sequences of token ids in the batch, and lets attention see the other ranks' keys and values. A model
+    that makes its own sequence, such as a vision transformer from patches, or one without attention, has nothing to
+    shard.
 
     ## Example
     ```

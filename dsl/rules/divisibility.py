@@ -131,8 +131,8 @@ class HeadsOverRanks(Check):
 class FeaturesOverRanks(Check):
     """A tensor parallel degree that does not divide the features that pass between two sharded layers.
 
-    A `colwise` layer hands its piece of the features to a `rowwise` layer as a plain tensor, whose size is
-    taken to be the same on every rank.
+    A `colwise` layer passes its shard of the features to a `rowwise` layer as a plain tensor, whose size is assumed to
+    be the same on every rank.
 
     ## Example
     ```
@@ -187,8 +187,8 @@ class FeaturesOverRanks(Check):
 class UnevenShards(Check):
     """A layer whose rows or features `tp` does not divide, so that some ranks hold fewer.
 
-    The program is right, since PyTorch pads what it sends. But the last rank has less to do, or nothing, and
-    the others wait; and matrices with odd sizes are slow. A vocabulary is usually padded to a multiple of 128
+    The program is correct, since PyTorch pads communication buffers. But the last rank has less to do, or nothing,
+    while the others work; and matrices with odd sizes are slow. A vocabulary is usually padded to a multiple of 128
     times `tp`.
 
     ## Example

@@ -21,14 +21,14 @@ Checked = Callable[[Plan], Sequence[Diagnostic]]
 
 
 def empty_domains(plan: Plan, errors: Sequence[Diagnostic], checked: Checked) -> Iterator[Diagnostic]:
-    """A diagnostic for each hole of which no member of its domain is legal, or none beside the other holes' members.
+    """Return a diagnostic for each hole whose domain has no legal value, or none with any values of the other holes.
 
-    Holes without a domain stay open, and what depends on them is not judged.
+    Holes without a domain stay open, and checks that depend on them are skipped.
 
     Args:
         plan: with its holes.
         errors: of the plan as it is.
-        checked: finds the errors of a plan in which holes have values.
+        checked: returns the errors of a plan in which holes have values.
     """
     holes = dict(_holes(plan))
     known = {(item.code, item.label.span) for item in errors}
@@ -88,7 +88,7 @@ def _report(span: Span, message: str, why: Diagnostic, member: object, others: S
 
 
 def _holes(plan: Plan) -> Iterator[tuple[Span, Sequence[Any]]]:
-    """Each hole with a domain, by its place: one that a `let` holds may stand at several."""
+    """Yield each hole with a domain, with its span; one that a `let` holds may be used several times."""
     for directive in plan.directives():
         for origin, hole in _inside(directive):
             if origin.span is not None and hole.domain is not None:

@@ -20,10 +20,10 @@ from legoai.specs.directives.compile import AotEager, Inductor
 class ExpertsInOneGraph(Check):
     """One graph of a module whose experts take a number of tokens that differs from call to call.
 
-    Experts on several ranks, and experts with a capacity, wait for the numbers of tokens that arrive or that are kept.
-    A compiled module breaks its graph there, which `fullgraph = true`, the default, does not allow. Under
-    `backend = graph` it needs no break: what such experts compute runs operator by operator, and all around it is
-    compiled.
+    Experts on several ranks, and experts with a capacity, wait for the number of tokens that arrive or are kept. A
+    compiled module has a graph break there, which `fullgraph = true`, the default, does not allow. Under `backend =
+    graph` no break is
+    needed: such experts run operator by operator, and everything around them is compiled.
 
     ## Example
     ```

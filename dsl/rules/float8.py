@@ -104,9 +104,9 @@ class Float8OnLinear(Check):
 class Float8Sizes(Check):
     """A float8 layer whose sizes are no multiples of 16, or of 32 for mxfp8.
 
-    A layer of k inputs, n outputs and t tokens multiplies over k in forward, over n for the gradient of its
-    input and over t for that of its weight. `torch._scaled_mm` takes only multiples of 16, and an mxfp8 scale
-    covers 32 numbers. What counts is a rank's share after tensor parallelism.
+    A layer with k inputs, n outputs and t tokens multiplies over k in forward, over n for the gradient of its input and
+    over t for that of its weight. `torch._scaled_mm` accepts only multiples of 16, and an mxfp8 scale covers 32
+    numbers. The sizes are those of a rank's shard under tensor parallelism.
 
     ## Example
     ```
@@ -189,8 +189,8 @@ def _tensor_parallel_cut(analysis: Analysis, path: str) -> str | None:
 class Float8Gather(Check):
     """Float8 layers for which something is gathered in float8, with more than one scale for a tensor.
 
-    Rows of a weight, or of activations, are on different ranks, so that torchao casts before it gathers only where
-    one scale is that of all ranks.
+    Rows of a weight, or of activations, are on different ranks, so torchao casts before it gathers only if one scale is
+    shared by all ranks.
 
     ## Example
     ```
@@ -231,8 +231,8 @@ class Float8GatherWithoutEffect(Check):
     """Float8 layers for which nothing is gathered that could be cast.
 
     `fsdp` gathers weights where it shards them over more than one rank. `shard on tp` gathers the input of a
-    column-wise layer, and the gradient of a row-wise layer's output. A module that gathers its input for several
-    layers casts it where all that take it are such layers.
+    column-wise layer, and the gradient of a row-wise layer's output. A module that gathers its input for several layers
+    casts it if all its readers are such layers.
 
     ## Example
     ```

@@ -20,7 +20,7 @@ from legoai.specs.directives.mesh import AXES
 
 
 class ShardingAxes(Check):
-    """Axes of `fsdp` that are not what it replicates over and then what it shards over.
+    """Axes of `fsdp` that are not a replication axis followed by a sharding axis.
 
     One axis shards: `fsdp on dp_shard`, or `cp`, whose ranks hold the same parameters too. With
     `dp_replicate` in front, shards are replicated over it (hybrid sharding). `dp_replicate` alone shards
@@ -125,10 +125,10 @@ class ReshardSize(Check):
 class ReshardWithinMesh(Check):
     """Resharding to a number of ranks where `fsdp` shards over a part of the mesh.
 
-    `reshard = n` needs groups of `n` ranks, which `fully_shard` makes on the mesh that it is given. Beside `tp`
-    and `pp` that mesh is one of several: PyTorch refuses DTensors of `tp`, and its groups on several meshes wait for
-    each other for ever. Where `cp` holds copies of the shards, the ranks of a group do not follow each other, and
-    PyTorch cannot make it.
+    `reshard = n` needs groups of `n` ranks, which `fully_shard` makes on its mesh. Beside `tp` and `pp` that mesh is
+    one of
+    several: PyTorch refuses DTensors of `tp`, and its groups on several meshes deadlock. Where `cp` holds copies of the
+    shards, the ranks of a group are not consecutive, and PyTorch cannot make it.
 
     ## Example
     ```
@@ -182,7 +182,7 @@ class ReshardWithinMesh(Check):
 class RootIsAUnit(Check):
     """A rule that makes no unit of `root`, which always is one.
 
-    Something must hold the parameters that no other unit holds.
+    The parameters that no other unit holds need a unit.
 
     ## Example
     ```

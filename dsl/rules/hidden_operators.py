@@ -17,11 +17,11 @@ from legoai.specs.directives.checkpoint import Budget, Selective
 
 
 class HiddenOperators(Check):
-    """A choice between the operators of a module whose operators compilation hides.
+    """A choice between the operators of a module that compilation hides.
 
-    `selective` and `budget` choose operator by operator what is kept. A compiled module inside of what they treat is
-    one operator to them. Where the module is compiled itself, the compiler keeps and recomputes what `selective`
-    lists; it cannot follow the choice that `budget` makes while it runs.
+    `selective` and `budget` choose operator by operator what to keep. A compiled module inside such a module is a
+    single operator to them. Where the module is compiled itself, the compiler keeps and recomputes what `selective`
+    lists; it cannot follow the choice that `budget` makes at run time.
 
     ## Example
     ```

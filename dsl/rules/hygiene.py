@@ -1,4 +1,4 @@
-"""LP9xx: what a plan says for nothing."""
+"""LP9xx: parts of a plan without effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from legoai.specs.span import Span
 class UnusedLet(Rule):
     """A `let` name that nothing uses.
 
-    Either it is a leftover, or a value that should follow it is written out and will not.
+    It is either a leftover, or a literal value that should refer to it does not.
 
     ## Example
     ```
@@ -69,11 +69,11 @@ class UnusedLet(Rule):
 
 
 class EmptyStatement(Check):
-    """A statement that says nothing, or only what is so without it.
+    """A statement without effect.
 
     A bare `checkpoint` recomputes nothing, a bare `compile` compiles nothing, and a block whose rules are all `none`
-    takes nothing away. In an extending plan or a variant such a statement may take the place of another; `unset` says
-    so in plain words.
+    removes nothing. In an extending plan or a variant such a statement may replace another one; `unset` states that
+    explicitly.
 
     ## Example
     ```
@@ -95,7 +95,7 @@ class EmptyStatement(Check):
             return
         statements = [item for item in analysis.resolution.statements if isinstance(item, Statement)]
         for statement in statements:
-            why = _says_nothing(statement)
+            why = _why_idle(statement)
             if why is None or _replaces(statement, analysis.resolution):
                 continue
             keyword = statement.keyword.text
@@ -119,10 +119,10 @@ _BY_CONTENT: Final = {
     "optimizer": "it names no algorithm",
     "schedule": "it names no form",
 }
-"""Statements whose presence alone decides nothing, and what is so without any content."""
+"""Statements without effect of their own, and the state without any content."""
 
 
-def _says_nothing(statement: Statement) -> str | None:
+def _why_idle(statement: Statement) -> str | None:
     """Why a statement has no effect; None for one that may have some."""
     rules = statement.block.rules if statement.block is not None else ()
     given = statement.subject is not None or (statement.options is not None and statement.options.items)
@@ -132,7 +132,7 @@ def _says_nothing(statement: Statement) -> str | None:
 
 
 def _replaces(statement: Statement, resolution: Resolution) -> bool:
-    """Whether a statement takes the place of another, of a base plan or of the plan whose variant it is in."""
+    """Whether a statement replaces another, of a base plan or of the plan of the variant."""
     key = likeness(statement)
     others = (item for file in resolution.files.values() for item in file.statements if isinstance(item, Statement))
     return any(likeness(other) == key and other.span != statement.span for other in others)
@@ -141,7 +141,7 @@ def _replaces(statement: Statement, resolution: Resolution) -> bool:
 class EmptyVariant(Rule):
     """A variant that changes nothing.
 
-    It is empty, or says only what the plan says without it.
+    It is empty, or repeats what the plan states without it.
 
     ## Example
     ```
@@ -223,9 +223,9 @@ class ShadowedRule(Check):
 
 
 class DividedForNothing(Check):
-    """A rule that treats its first modules apart from the others, where there are no others or both are treated alike.
+    """A rule that treats its first modules separately, where there are no others or both are treated equally.
 
-    The same holds of one that treats the stages of a pipeline apart, and all of them alike.
+    The same holds for one that treats the stages of a pipeline separately, and all of them equally.
 
     ## Example
     ```
@@ -303,10 +303,10 @@ class UnusedSuppression(Rule):
     def find(
         cls, unused: Iterable[Suppression], *, simulated: bool = False, muted: bool = False
     ) -> Iterator[Diagnostic]:
-        """A diagnostic for each suppression that took nothing away.
+        """Yield a diagnostic for each suppression that suppressed nothing.
 
-        What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``; nor of what
-        may be ``muted`` by a mistake in a name.
+        Rules that need a simulation may apply unless the plan was ``simulated``, and so may rules that an error in a
+        name has ``muted``; no diagnostic is made for these.
         """
         from legoai.dsl.rules import all_rules, rule_of
 
@@ -336,8 +336,8 @@ class UnusedSuppression(Rule):
 class MalformedSuppression(Rule):
     """A comment that is meant to suppress a diagnostic and is not written as one, so that it suppresses nothing.
 
-    A suppression is `# legoai: ignore[CODE]`, in small letters, with the codes that are accepted between the
-    brackets. A reason may stand before the `#` of the suppression, in a comment of its own, or behind the bracket.
+    A suppression is `# legoai: ignore[CODE]`, in lower case, with the accepted codes between the brackets. A reason may
+    be given before the `#` of the suppression, in a comment of its own, or after the bracket.
 
     ## Example
     ```
@@ -370,9 +370,9 @@ class MalformedSuppression(Rule):
 
 
 class StaleSolution(Check):
-    """A plan whose `solved` line belongs to another text: something was changed after it was solved.
+    """A plan whose `solved` line belongs to another text, since something was changed after solving.
 
-    The answers behind `->` were the best for the plan as it was then.
+    The answers after `->` were the best for the plan as it was then.
 
     ## Use instead
     Solve the plan again, or pin the values and delete the line.
@@ -393,7 +393,7 @@ class StaleSolution(Check):
             variant = resolution.variants.get(resolution.variant)
             own = variant.span if variant is not None else span
             if not (own.file == span.file and own.start <= span.start < own.end):
-                return  # the line answers the plan itself
+                return  # the line matches the plan
         yield self.at(
             span,
             "the plan was changed after it was solved",

@@ -20,9 +20,9 @@ from legoai.specs.span import Span
 class LayoutMismatch(LayoutRule, Check):
     """A tensor that arrives in another layout than the one that a style expects.
 
-    A style takes its input for what it says, and PyTorch does not check it: a piece of a sequence that is
-    taken for the whole gives shapes that do not fit, or numbers that are silently wrong. Where a module has
-    no style its input must fit the whole weights. Two tensors that are added must lie alike.
+    A style assumes the layout of its input, and PyTorch does not check it: a shard of a sequence that is treated as the
+    whole gives shapes that do not match, or numbers that are silently wrong. Where a module has no style its input must
+    match the full weights. Two tensors that are added must have equal layouts.
 
     ## Example
     ```
@@ -93,11 +93,11 @@ class LayoutMismatch(LayoutRule, Check):
         one, other = item.got, item.other
         return self.at(
             span,
-            f"in {named(analysis, [item])} a tensor that lies as `{one.describe()}` meets one that lies as "
-            f"`{other.describe()}`, from {came_from(analysis, one)} and {came_from(analysis, other)}",
+            f"in {named(analysis, [item])} a tensor in layout `{one.describe()}`, from {came_from(analysis, one)}, is "
+            f"combined with one in layout `{other.describe()}`, from {came_from(analysis, other)}",
             label=f"`{(one if leaves_at(one, span) else other).describe()}`",
             others=producer_lines(analysis, one, other, beside=span),
-            help=[f"let both leave in one layout, for instance `output = {_preferred(one, other)}`"],
+            help=[f"give both outputs one layout, for instance `output = {_preferred(one, other)}`"],
         )
 
 
@@ -141,13 +141,13 @@ def _cures(analysis: Analysis, item: Mismatch) -> list[str]:
 
 
 def _style_of(item: Mismatch) -> Any:
-    """The consumer's style; of one that converts inputs and outputs the half that says what is wanted."""
+    """Return the consumer's style; for one that converts inputs and outputs, the half with the expected layout."""
     style = item.rule.treatment if item.rule is not None else None
     return next((half for half in conversions(style) if item.wanted in as_list(half.source)), style)
 
 
 def _fix(item: Mismatch) -> Fix | None:
-    """Say what arrives, where the style says another layout in so many words."""
+    """Describe the input's layout, where the style states another one explicitly."""
     style = _style_of(item)
     if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
         return None
@@ -157,8 +157,8 @@ def _fix(item: Mismatch) -> Fix | None:
 class UnpairedStyle(LayoutRule, Check):
     """A `colwise` layer without its `rowwise`, or the reverse.
 
-    `colwise` leaves each rank with a piece of the features, and `rowwise` takes such pieces and sums what
-    they give. A layer without a style, which has whole weights, can do nothing with a piece.
+    `colwise` leaves each rank with a shard of the features, and `rowwise` takes such shards and sums its results. A
+    layer without a style has full weights, and cannot use a shard.
 
     ## Example
     ```
@@ -209,9 +209,9 @@ class UnpairedStyle(LayoutRule, Check):
 class PartlyShardedAttention(LayoutRule, Check):
     """Attention of which only some of queries, keys and values are cut, or that sees only a piece of the sequence.
 
-    Each rank must hold the key/value heads that its query heads attend to. With grouped-query attention wrong
-    heads meet without an error. And every query must see all keys before it, so the sequence must be whole in
-    front of attention, unless it is cut by `context`.
+    Each rank must hold the key/value heads that its query heads attend to. With grouped-query attention, wrong heads
+    are combined without an error. And every query must see all keys before it, so the sequence must be complete before
+    attention, unless it is sharded by `context`.
 
     ## Example
     ```
@@ -261,9 +261,8 @@ class PartlyShardedAttention(LayoutRule, Check):
 class FusedLayerSplit(LayoutRule, Check):
     """A fused layer under `colwise`, whose output the model then splits.
 
-    `colwise` gives each rank one contiguous piece of the output features. Where the model splits them into,
-    say, queries, keys and values, the first rank has queries where another has values, and the numbers are
-    wrong.
+    `colwise` gives each rank one contiguous shard of the output features. Where the model splits them into, for
+    example, queries, keys and values, the first rank has queries where another has values, and the numbers are wrong.
     """
 
     code = "LP418"

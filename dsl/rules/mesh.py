@@ -111,10 +111,10 @@ def _users(plan: Plan, axis: str) -> list[Directive]:
         "tp": plan.shard,
         "ep": plan.shard,
     }
-    return [item for item in candidates[axis] if item is not None and axis in item.axes and _says_something(item)]
+    return [item for item in candidates[axis] if item is not None and axis in item.axes and _has_effect(item)]
 
 
-def _says_something(directive: Directive) -> bool:
+def _has_effect(directive: Directive) -> bool:
     """Whether the statement does anything: a `shard` without rules shards nothing."""
     return directive.keyword != "shard" or bool(directive.rules)
 
@@ -195,7 +195,7 @@ class IdleStatement(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         mesh = analysis.plan.mesh
         for directive in (*analysis.plan.directives(), *analysis.plan.idle):
-            if not _says_something(directive):
+            if not _has_effect(directive):
                 continue
             for axis in directive.axes:
                 size = mesh.size(axis)

@@ -1,4 +1,4 @@
-"""What the rules about layouts have in common: where to name a diagnostic, and what to call its modules."""
+"""Common parts of the rules about layouts: the spans of diagnostics, and names of modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(layout: Layout | Tensor) -> str:
 
 
 class LayoutRule:
-    """What the rules about layouts share: each tells some kinds of diagnostics, once for each line at fault."""
+    """Base of the rules about layouts: each reports some kinds of conflicts, once for each line at fault."""
 
     kinds: ClassVar[tuple[MismatchKind, ...]]
 
@@ -76,7 +76,7 @@ def named(analysis: Analysis, items: list[Mismatch]) -> str:
 
 
 def verb(analysis: Analysis, items: list[Mismatch], one: str, many: str) -> str:
-    """The verb for what :func:`named` says, in number: a path with `*` is one name for all that it matches."""
+    """Return the verb in the number of :func:`named`: a path with `*` is one name for all its matches."""
     return one if len(_names(analysis, items)) == 1 else many
 
 

@@ -14,13 +14,13 @@ from legoai.dsl.rules.base import Check
 
 
 class NothingToOverlap(Check):
-    """`overlap` where no column-wise layers gather their input along the sequence for themselves.
+    """`overlap` where no column-wise layers gather their own input along the sequence.
 
-    It is for layers under sequence parallelism that need the whole sequence, of which each rank has a piece. They keep
-    their piece, and gather the others again in backward. A layer that gathers for itself says
-    `colwise(input = shard(1), overlap = backward)`; of layers that read the same input the module around them says
-    `inputs(from = shard(1), to = replicate, overlap = backward)`. Nothing but these layers may read that input, since
-    in the module it stays in pieces.
+    It is for layers under sequence parallelism that need the whole sequence, of which each rank has a shard. They save
+    their shard, and gather the others again in backward. For a layer that gathers its own input write
+    `colwise(input = shard(1), overlap = backward)`; for layers that read the same input write
+    `inputs(from = shard(1), to = replicate, overlap = backward)` for the module around them. Nothing but these layers
+    may read that input, since it stays sharded inside the module.
 
     ## Example
     ```

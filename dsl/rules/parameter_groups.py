@@ -17,8 +17,8 @@ from legoai.specs.directives.optimizer import Group, Muon, Sgd
 class GroupChangesNothing(Check):
     """A rule of `optimizer` without which every parameter is updated in the same way.
 
-    Its constants are those that its parameters have without it, or what it names has no parameters, or other rules name
-    all of them more closely.
+    Its parameters have the same constants without it, or it matches no parameters, or other rules match all of them
+    more closely.
 
     ## Example
     ```

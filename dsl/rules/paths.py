@@ -63,7 +63,7 @@ class PathsMatch(NoSuchPath, Check):
         """Alternatives and ends of ranges that match nothing, in a pattern that matches something."""
         for braces, idle in known.idle_members(pattern(rule.path)):
             if len(idle) == len(braces.members):
-                continue  # of an undecided rule, whose matches nobody has looked at
+                continue  # of an undecided rule, whose matches are not known
             if braces.is_range:
                 yield from self._range(rule, braces, idle, analysis)
                 continue
@@ -114,7 +114,7 @@ def _modules(analysis: Analysis) -> Label:
 
 
 def _part(rule: PathRule[object], braces: Braces, member: str | None, analysis: Analysis) -> Span:
-    """Where a member of the braces stands, or all of their contents; the whole path where its text is computed."""
+    """Return the span of a member of the braces, or of all their contents; of the whole path if it is computed."""
     span = _span(rule)
     file = analysis.resolution.files.get(span.file) if analysis.resolution is not None else None
     text = file.text[span.start : span.end] if file is not None else ""

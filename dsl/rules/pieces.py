@@ -94,8 +94,8 @@ class WholeWeightsOnPiece(LayoutRule, Check):
 class PlainWeights(LayoutRule, Check):
     """A DTensor that meets plain tensors: the weights of a module without a style, or a tensor that it is added to.
 
-    What leaves `inputs` and `sequence` is a DTensor, which knows how it lies. PyTorch refuses to compute with
-    a DTensor and a plain tensor. A styled module takes either.
+    The results of `inputs` and `sequence` are DTensors, which carry their layout. PyTorch refuses to compute with a
+    DTensor and a plain tensor. A styled module accepts either.
 
     ## Example
     ```
@@ -149,8 +149,8 @@ class PlainWeights(LayoutRule, Check):
 class AttentionOnDTensors(LayoutRule, Check):
     """Attention whose queries, keys or values are DTensors.
 
-    A layer whose weight is placed by itself gives a DTensor where it gets one. Not all kernels of
-    `scaled_dot_product_attention` take it: those for a CPU have no sharding strategy. After `colwise` the heads of a
+    A layer with an individually placed weight returns a DTensor for a DTensor. Not all kernels of
+    `scaled_dot_product_attention` accept it: those for a CPU have no sharding strategy. After `colwise` the heads of a
     rank are plain tensors.
 
     ## Example
@@ -195,9 +195,9 @@ class AttentionOnDTensors(LayoutRule, Check):
 class NormOfHeads(LayoutRule, Check):
     """A norm over each head under `sequence`, or `heads` on a norm that does not get the heads of a rank.
 
-    Behind `colwise` a rank has some of the heads and the whole sequence. `heads` runs the norm on them and sums the
-    gradients of its weights; `sequence` would take another dim for the cut one, and leave a DTensor that does not meet
-    the rotary table. Where all heads arrive, or whole features, the norm needs no style.
+    After `colwise` a rank has some of the heads and the whole sequence. `heads` runs the norm on them and sums the
+    gradients of its weights; `sequence` would treat another dim as the sharded one, and return a DTensor that cannot be
+    combined with the rotary table. For all heads, or full features, the norm needs no style.
 
     ## Example
     ```
@@ -305,7 +305,7 @@ class PartialMisused(LayoutRule, Check):
             )
 
     def _made_of_wholes(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        """Styles that would have to make summands of what is whole or cut, which PyTorch refuses."""
+        """Yield styles that would turn replicated or sharded tensors into partial ones, which PyTorch refuses."""
         for shard in analysis.plan.shard:
             for rule in shard.rules:
                 style = rule.treatment

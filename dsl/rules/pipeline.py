@@ -54,7 +54,7 @@ class StagesDivide(Check):
 
 
 class StagesPerRank(Check):
-    """A number of stages per rank that the schedule cannot take.
+    """A number of stages per rank that the schedule does not support.
 
     `GPipe` and `1F1B` hold one stage on each rank; the interleaved schedules and `LoopedBFS` several;
     `ZBVZeroBubble` and `DualPipeV` exactly two, the i-th from the front and the i-th from the back.
@@ -253,7 +253,7 @@ class BlocksForStages(Check):
 
 
 class MicroBatchesAgree(Check):
-    """Passes of the schedule that do not come out even with `batch`.
+    """A number of micro batches that passes of the schedule do not divide.
 
     `batch` gives each rank a number of micro batches in a step: the global batch over the micro batch and the
     data-parallel degree. One pass of the schedule takes `microbatches` of them, and a step makes as many passes

@@ -13,12 +13,12 @@ from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
 
 
 class PositionsNotTaken(Check):
-    """Context parallelism for a model that cannot be told which tokens of a sequence it is given.
+    """Context parallelism for a model that does not accept the positions of its tokens.
 
-    A rank of `cp` holds tokens from the middle of a sequence, so that their places are not 0, 1, 2, …: a model that
-    counts them itself turns keys and queries by wrong angles, without a word. The built-in models take the places as
-    an argument of forward, `positions`, int64 [tokens]; a factory's model can do the same. Those of `transformers` do
-    not.
+    A rank of `cp` holds tokens from the middle of a sequence, so that their positions are not 0, 1, 2, …: a model that
+    counts them itself rotates keys and queries by wrong angles, without an error. The built-in models accept the
+    positions as an argument of forward, `positions`, int64 [tokens]; a factory's model can do the same. Those of
+    `transformers` do not.
 
     ## Example
     ```
@@ -47,7 +47,7 @@ class PositionsNotTaken(Check):
         if use is None or manifest is None or analysis.plan.mesh.cp == 1 or "positions" in manifest.forward:
             return
         if manifest.reads is not None and manifest.reads.kind != "tokens":
-            return  # there is nothing to cut, which is another diagnostic
+            return  # there is nothing to shard, which another rule reports
         name = manifest.model_class.rpartition(".")[2]
         yield self.at(
             analysis.place(use, "axes"),
@@ -64,9 +64,10 @@ class PositionsNotTaken(Check):
 class SequenceCutBeforePositions(Check):
     """Embedded tokens of a Hugging Face model in pieces of the sequence.
 
-    The models of `transformers` count the places of tokens, and make the causal mask, from the length of what the
-    embedding gives them. Where that is a rank's piece of the sequence, every piece begins at place 0. Their tokens may
-    be cut after that: norms and dropouts inside of the blocks take `sequence`, and the blocks what `inputs` gives them.
+    The models of `transformers` count positions of tokens, and make the causal mask, from the length of their
+    embedding's output. Where that is a rank's shard of the sequence, every shard begins at position 0. Their tokens may
+    be sharded after
+    that: norms and dropouts inside the blocks accept `sequence`, and the blocks the results of `inputs`.
 
     Not `model.embed_tokens = rowwise(input = replicate, output = shard(1))`, but `rowwise(input = replicate, output =
     replicate)`.

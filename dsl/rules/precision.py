@@ -121,7 +121,7 @@ class NoUnitsForPolicy(Check):
 class GradientWithoutAccumulation(Check):
     """A dtype for accumulated gradients where nothing is accumulated.
 
-    With one micro batch for each rank there is one gradient, and it is reduced at once.
+    With one micro batch per rank there is one gradient, which is reduced at once.
 
     ## Example
     ```

@@ -1,4 +1,4 @@
-"""`require`, `minimize`, `maximize`: rules about budgets that nothing can keep, or that keep nothing."""
+"""`require`, `minimize`, `maximize`: rules about budgets that cannot be met, or that exclude nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _exclude(upper: Requirement, lower: Requirement) -> bool:
 class BudgetBeyondDevice(Check):
     """A memory budget that is larger than the device's memory.
 
-    The budget allows what the device cannot hold: training would end out of memory, with the budget kept.
+    The budget allows more than the device holds: training could run out of memory within the budget.
 
     ## Example
     ```
@@ -123,8 +123,8 @@ def _capacity(analysis: Analysis) -> int | None:
 class StateOverBudget(Check):
     """A memory budget that parameters, gradients and optimizer state alone exceed.
 
-    They are all there when the optimizer updates, whatever is done about activations. What is stated is a
-    lower bound for the fullest device; see the size of each part in the diagnostic.
+    All of them exist when the optimizer updates, whatever is done about activations. The stated size is a lower bound
+    for the fullest device; the diagnostic lists the size of each part.
 
     ## Example
     ```
@@ -170,7 +170,7 @@ def _parts(state: StateBytes) -> str:
 class StateOverDevice(Check):
     """A model whose parameters, gradients and optimizer state alone exceed the device's memory.
 
-    They are all there when the optimizer updates. What is stated is a lower bound for the fullest device.
+    All of them exist when the optimizer updates. The stated size is a lower bound for the fullest device.
 
     ## Example
     ```
@@ -271,9 +271,9 @@ class RequireDirection(Check):
 
 
 class ImpossibleBudget(Check):
-    """A budget that no plan can keep.
+    """A budget that no plan can meet.
 
-    A step takes time and memory, and no more than all of it can be used.
+    A step takes some time and memory, and cannot use more than all of a resource.
 
     ## Example
     ```
@@ -404,9 +404,9 @@ def _recomputes(analysis: Analysis) -> bool:
 
 
 class ExactBudget(Check):
-    """A budget that asks for one exact figure.
+    """A budget that requires one exact figure.
 
-    What is measured or simulated is never equal to a number to the last digit.
+    Measured or simulated figures are never equal to a number to the last digit.
 
     ## Example
     ```

@@ -87,10 +87,10 @@ class IdleField(Check):
 
 
 class UnmappedWeights(Check):
-    """Published weights for a model whose tensors have no known names among them.
+    """Published weights for a model whose tensors have no known published names.
 
-    Names and layouts are known of `llama3`, `mixtral`, `gpt2` and `gpt3`, and of classes of `transformers`. A model of
-    another class starts with the weights of a checkpoint of its own, by `--load-weights`.
+    The mapping is known for `llama3`, `mixtral`, `gpt2` and `gpt3`, and for classes of `transformers`. A model of
+    another class can start with the weights of a checkpoint of its own, by `--load-weights`.
 
     ## Example
     ```
@@ -130,7 +130,7 @@ _MAPPED: Final = (
     "legoai.specs.models.gpt.",
     "transformers.",
 )
-"""How the classes begin whose names and layouts in published files are known."""
+"""Prefixes of the classes with a known mapping to published files."""
 
 
 class IdleInterval(Check):
@@ -170,9 +170,9 @@ class IdleInterval(Check):
 
 
 class StepsBesideSchedule(Check):
-    """A run that goes on after its schedule has ended, or that ends in its warm-up.
+    """A run that continues after its schedule has ended, or that ends in its warm-up.
 
-    Behind its last step a schedule leaves the learning rate as low as it was there, 0 without a floor.
+    After its last step a schedule keeps its final learning rate, 0 without a floor.
 
     ## Example
     ```

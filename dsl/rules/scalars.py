@@ -13,8 +13,8 @@ from legoai.dsl.rules.base import Check
 class ScalarUnderFsdp(Check):
     """A parameter that is a single number without dims, under `fsdp` or `replicate`.
 
-    Their units keep every parameter in shards along its first dim, and `fully_shard` refuses one that has none, such as
-    the temperature of CLIP.
+    Units shard every parameter along its first dim, and `fully_shard` refuses one that has none, such as the
+    temperature of CLIP.
 
     Leave `fsdp` out on one device, or give the model a parameter of shape [1] in its place.
     """

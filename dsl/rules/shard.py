@@ -43,12 +43,11 @@ _WHOLE_MODULES = ("model", "block", "attention", "feed_forward", "moe", "contain
 
 
 class StyleMisplaced(Check):
-    """A style on a module that it is not made for.
+    """A style on a module of a kind that does not support it.
 
-    `colwise` and `rowwise` cut the weight of a linear layer or an embedding; `sequence` runs a norm or
-    dropout on pieces of the sequence; `heads` runs a norm over each head; `inputs` and `outputs` convert what a
-    module receives and returns, so it must be one that is called; `experts` belongs to the experts of a
-    mixture-of-experts layer, on `ep`.
+    `colwise` and `rowwise` shard the weight of a linear layer or an embedding; `sequence` runs a norm or dropout on
+    shards of the sequence; `heads` runs a norm over each head; `inputs` and `outputs` convert a module's inputs and
+    outputs, so the module must be called; `experts` belongs to the experts of a mixture-of-experts layer, on `ep`.
 
     ## Example
     ```
@@ -91,7 +90,7 @@ class StyleMisplaced(Check):
 
     @staticmethod
     def _reason(manifest: Manifest, path: str, style: Any, axis: str) -> tuple[str, str] | None:
-        """What is wrong and what helps; None where the style fits."""
+        """Return the problem and its remedies; None where the style fits."""
         if isinstance(style, Experts) != (axis == "ep"):
             if isinstance(style, Experts):
                 return "moves experts on `ep`, not on `tp`", "write `shard on ep { … = experts }`"
@@ -135,9 +134,9 @@ def _experts_help(manifest: Manifest) -> str:
 class PlacementMisplaced(Check):
     """A raw placement on a module, on `ep`, or one that the parameter's shape does not allow.
 
-    A module takes a style, which also says how its input arrives and its output leaves. A placement,
-    `shard(dim)` or `replicate`, is for a parameter by its full name, and its dim must be one of the
-    parameter's. Placements are for `tp`: on `ep`, `experts` places all parameters of its module.
+    A module needs a style, which also determines the layouts of its input and output. A placement, `shard(dim)` or
+    `replicate`, is for a parameter by its full name, and its dim must be one of the parameter's. Placements are for
+    `tp`: on `ep`, `experts` places all parameters of its module.
 
     ## Example
     ```
@@ -236,10 +235,10 @@ def _written(rule: PathRule[Any]) -> str:
 
 
 class LayoutCount(Check):
-    """Lists of layouts that speak of different tensors, or of more than there are.
+    """Lists of layouts for different tensors, or for more than there are.
 
-    `inputs` and `outputs` take one layout for the first tensor, or a list with an entry for each; `none`
-    leaves one as it is, as do missing entries at the end. `from` and `to` must speak of the same tensors.
+    `inputs` and `outputs` take one layout for the first tensor, or a list with an entry for each; `none` and missing
+    entries at the end leave a tensor unchanged. `from` and `to` must have entries for the same tensors.
 
     ## Example
     ```
@@ -318,7 +317,7 @@ class LayoutCount(Check):
 
 
 def _arity(info: ModuleInfo, style: Inputs | Outputs) -> int:
-    """How many tensors the module takes or gives; 0 where its manifest does not tell what it takes."""
+    """Return how many tensors the module takes or returns; 0 where its manifest does not show it."""
     return outputs_of(info) if isinstance(style, Outputs) else len(inputs_of(info))
 
 

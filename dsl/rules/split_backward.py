@@ -65,9 +65,9 @@ class ReshardUnderSplitBackward(Check):
 class CompileUnderSplitBackward(Check):
     """Compiled modules under a schedule that splits the backward pass.
 
-    A compiled backward is one graph: computing the gradients of inputs and weights apart runs it twice, which costs
-    more than such a schedule saves. What inductor has compiled gives its memory away the first time, and fails the
-    second. Under `backend = graph` each half is a graph of its own, and is compiled.
+    A compiled backward is one graph: computing the gradients of inputs and weights separately runs it twice, which
+    costs more than such a schedule saves. A graph compiled by inductor frees its saved tensors in the first run, and
+    fails in the second. Under `backend = graph` each half is a graph of its own, and is compiled.
 
     ## Example
     ```
@@ -112,8 +112,8 @@ class SelectiveUnderSplitBackward(Check):
     """Checkpointing by operator under a schedule that splits the backward pass.
 
     The outputs that `selective` and `budget` keep serve one backward. Computing the gradients of inputs and weights
-    apart goes through a block twice, and PyTorch refuses the second time. Under `backend = graph` what is kept or
-    recomputed is handed from one half to the other.
+    separately passes through a block twice, and PyTorch refuses the second time. Under `backend = graph` kept and
+    recomputed values are passed from one half to the other.
 
     ## Example
     ```

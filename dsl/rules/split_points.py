@@ -356,10 +356,9 @@ def _block_names(manifest: Manifest) -> list[str]:
 
 
 class TiedAcrossStages(Check):
-    """One parameter in two places that end up on different stages.
+    """One parameter with two names that are on different stages.
 
-    Each stage has its own copy, and nothing adds up the two gradients: the copies drift apart without an
-    error.
+    Each stage has its own copy, and nothing adds the two gradients: the copies diverge without an error.
 
     ## Example
     ```

@@ -14,10 +14,10 @@ from legoai.specs.directives.base import PathRule, Staged
 
 
 class TreatmentsOfStages(Check):
-    """Treatments of stages that are not those of the plan's pipeline.
+    """Treatments per stage that do not match the plan's pipeline.
 
-    `stages` takes one treatment for each stage, of modules that lie in a stage. A pipeline has one stage on each rank
-    of `pp`, or as many as its schedule and `stages` say.
+    `stages` takes one treatment for each stage, for modules inside a stage. A pipeline has one stage on each rank of
+    `pp`, or as many as its schedule and `stages` determine.
 
     ## Example
     ```

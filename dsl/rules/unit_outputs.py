@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class OutputOfUnits(Check):
-    """Units that hand on their outputs in one dtype to a layer whose weights are in another.
+    """Units that pass their outputs in one dtype to a layer whose weights are in another.
 
-    `output` is what every unit returns, and a unit casts what it takes to `param`. A linear layer that is no unit
-    itself, but belongs to the unit around it, takes what an inner unit gives as it is, and PyTorch refuses to multiply
-    matrices of two dtypes. The buckets of `replicate` are such units.
+    `output` is the dtype that every unit returns, and a unit casts its inputs to `param`. A linear layer that is not a
+    unit itself, but belongs to the enclosing unit, reads the output of an inner unit as it is, and PyTorch refuses to
+    multiply matrices of two dtypes. The buckets of `replicate` are such units.
 
     ## Example
     ```
@@ -94,7 +94,7 @@ class _Met:
 
 
 class _Following:
-    """Follows the outputs of units along the forward to the first linear layer that takes one as it is."""
+    """Follows the outputs of units along the forward to the first linear layer that reads one as it is."""
 
     def __init__(self, manifest: Manifest, taking: AbstractSet[str], giving: AbstractSet[str]) -> None:
         self.manifest = manifest
@@ -103,7 +103,7 @@ class _Following:
         self.giving = giving
         """The modules whose result is in the dtype of `output`."""
         self.given: str | None = None
-        """The unit whose output the module that was followed last gives."""
+        """The unit that produced the output of the module followed last."""
 
     def call(self, path: str, arguments: Sequence[str | None]) -> Iterator[_Met]:
         """Go through a module whose arguments come from these units; None where from none, or where they are cast."""

@@ -174,10 +174,10 @@ class TiedAcrossUnits(Check):
 
 
 class BlocksWithoutUnits(Check):
-    """Blocks of the model that are in no unit of their own, so that they are all gathered at once.
+    """Blocks of the model that are in no unit of their own, so that all of them are gathered at once.
 
-    What no deeper unit holds belongs to `root`. It is gathered before the first layer computes and kept until
-    the end: nothing is overlapped, and the memory is that of the whole model.
+    Parameters outside deeper units belong to `root`. It is gathered before the first layer computes and kept until the
+    end: nothing is overlapped, and the memory is that of the full model.
 
     ## Example
     ```

@@ -1,1 +1,1 @@
-"""Language server: what an editor asks about the plan in its buffer, answered by what the commands call."""
+"""Language server for plans: editors' requests, answered by the functions behind the commands."""

@@ -1,4 +1,4 @@
-"""Code actions: fixes of diagnostics, comments that suppress them, and rewrites of what stands under the cursor."""
+"""Code actions: fixes of diagnostics, comments that suppress them, and rewrites at the cursor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS: Final = (types.CodeActionKind.QuickFix, types.CodeActionKind.RefactorRewr
 
 
 def wanted(kinds: Sequence[str] | None, kind: str) -> bool:
-    """Whether a client asks for actions of a kind: for all, for this one, or for one that includes it."""
+    """Whether a client requests actions of a kind: all, this one, or one that includes it."""
     return kinds is None or any(kind == only or kind.startswith(f"{only}.") or not only for only in kinds)
 
 
@@ -48,7 +48,7 @@ def actions(checked: Checked, start: int, end: int, kinds: Sequence[str] | None)
 
 
 def fix_all(checked: Checked, checking: Checking) -> types.CodeAction | None:
-    """The action that applies every safe fix, as `legoai lint --fix` does; None where there is nothing to fix."""
+    """Return the action that applies every safe fix, as `legoai lint --fix` does; None if there is nothing to fix."""
     document, linted = checked.document, checked.linted
     if linted is None:
         return None
@@ -95,7 +95,7 @@ def _edit(fix: Fix, checked: Checked) -> types.WorkspaceEdit:
 
 
 def _of_factory(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> Iterator[types.CodeAction]:
-    """Running a factory, which a person asks for."""
+    """Return the action that runs a factory on the user's request."""
     target = factory_of(checked.linted) if checked.linted is not None else None
     if item.code == FactoryNotRun.code and target is not None:
         directory = str(checked.document.directory)
@@ -107,7 +107,7 @@ def _of_factory(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> 
 
 
 def _of_suppression(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> Iterator[types.CodeAction]:
-    """A comment that accepts a diagnostic, behind the line that it is about."""
+    """Return the action that adds a comment which accepts a diagnostic to its line."""
     document = checked.document
     is_own = item.label.span.file == document.name
     if not is_own or not suppressible(item) or item.code in (UnusedSuppression.code, MalformedSuppression.code):
@@ -123,7 +123,7 @@ def _of_suppression(item: Diagnostic, shown: types.Diagnostic, checked: Checked)
 
 
 def _ignoring(document: Document, positions: Positions, end: int, code: str) -> types.TextEdit:
-    """The edit that adds a code to the comment behind a line, or such a comment to the line."""
+    """Return the edit that adds a code to the comment of a line, or such a comment to the line."""
     line = positions.line_of(end)
     codes = [item.span for item in suppressions(document.file) if positions.line_of(item.span.start) == line]
     if codes:
@@ -133,7 +133,7 @@ def _ignoring(document: Document, positions: Positions, end: int, code: str) -> 
 
 
 def _of_layout(checked: Checked, offset: int) -> Iterator[types.CodeAction]:
-    """The rules of a standard layout, in the place of its name."""
+    """Return the action that replaces the name of a standard layout by its rules."""
     document, linted = checked.document, checked.linted
     if linted is None:
         return

@@ -1,4 +1,4 @@
-"""Completion: what may stand at the cursor, from the declarations of the language and from the plan's model."""
+"""Completion at the cursor, from the declarations of the language and from the plan's model."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _Kinds = types.CompletionItemKind
 
 
 class _Item(Record):
-    """Something that may be written: its text, what it is, and a word about it."""
+    """A completion: its text, its kind, and a short description."""
 
     text: str
     kind: types.CompletionItemKind
     detail: str = ""
     label: str = ""
-    """What the list shows, where that is not the text."""
+    """Its label in the list, where that is not the text."""
 
 
 def completion(document: Document, offset: int, known: Checked | None) -> types.CompletionList:
-    """What may be written at a character.
+    """Return the completions at a character.
 
     Args:
         document: the newest text.
         offset: of the character.
-        known: what linting found last, maybe in an older version.
+        known: the last result of linting, maybe of an older version.
     """
     place = place_at(document.text, offset)
     written = document.text[place.start : offset]
@@ -60,7 +60,7 @@ def completion(document: Document, offset: int, known: Checked | None) -> types.
 
 def _protocol(item: _Item, edit: types.Range, number: int, place: Place) -> types.CompletionItem:
     word = item.text.strip(" =(")
-    # Modules, files and names of `let` are the plan's own, and have no page.
+    # Modules, files and names of `let` belong to the plan, and have no page.
     has_page = item.kind not in (_Kinds.Module, _Kinds.Variable, _Kinds.File)
     return types.CompletionItem(
         label=item.label or item.text.strip(" ="),
@@ -133,7 +133,7 @@ def _head(place: Place, document: Document) -> Iterator[_Item]:
 
 
 def _axes(place: Place, document: Document) -> Iterator[_Item]:
-    """The axes that the statement takes, those of the plan's mesh first."""
+    """Yield the axes that the statement accepts, those of the plan's mesh first."""
     use = family(place.keyword).axis_use if place.keyword in FAMILIES else None
     names = [name for name in (use.names if use is not None else ()) if name not in place.given]
     mesh = {item.text for item in mesh_axes(document.file.statements)}
@@ -219,7 +219,7 @@ def _named(document: Document, kind: type[Let] | type[Variant]) -> Iterator[_Ite
 
 
 def manifest_of(known: Checked | None) -> Manifest | None:
-    """The manifest of a document's model, where it is known."""
+    """Return the manifest of a document's model, where it is known."""
     linted = None if known is None else known.linted
     return None if linted is None or linted.analysis is None else linted.analysis.manifest
 
@@ -251,7 +251,7 @@ def _texts(place: Place, written: str, document: Document) -> Iterator[_Item]:
 
 
 def _codes(document: Document, start: int, known: Checked | None) -> Iterator[_Item]:
-    """The diagnostics of a comment's line, or of the line below where it stands alone."""
+    """Return the diagnostics of a comment's line, or of the next line for a comment on a line of its own."""
     positions = document.positions
     line = positions.line_of(start)
     for item in known.diagnostics if known is not None else ():
@@ -274,4 +274,4 @@ def documented(item: types.CompletionItem) -> types.CompletionItem:
 
 
 TRIGGERS: Final = (".", "(", "{", "[", '"', "=", ",", " ")
-"""Characters behind which an editor asks by itself."""
+"""Characters after which an editor requests completion by itself."""

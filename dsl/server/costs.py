@@ -1,4 +1,4 @@
-"""What a plan costs, simulated in a process of its own when it is saved, and shown at the lines that cause it."""
+"""Cost of a saved plan, simulated in a separate process, and shown at the lines that cause it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _NICE: Final = 10
 
 
 class CostCommand(Protocol):
-    """Gives the command that prints what the plan in a file costs, as JSON with what each line causes."""
+    """Returns the command that prints a plan's cost as JSON with the costs of each line."""
 
     def __call__(self, path: Path, *, factories: bool) -> list[str]:
         """The command; without ``factories`` it runs none."""
 
 
 class Costs(Record):
-    """What the lines of a text cost: texts by line, which counts from 0."""
+    """Costs of the lines of a text: descriptions by line, counted from 0."""
 
     text: str
     by_line: dict[int, str]
 
 
 class CostError(Exception):
-    """A plan that could not be costed; the message says why."""
+    """A plan could not be costed; the message gives the reason."""
 
 
 async def costs_of(document: Document, command: list[str]) -> Costs:
-    """What a saved document costs. Whoever cancels it ends the process.
+    """Return the costs of a saved document. Cancelling the coroutine ends the process.
 
     Raises:
         CostError: it could not be costed.
@@ -68,7 +68,7 @@ async def costs_of(document: Document, command: list[str]) -> Costs:
 
 
 def read_costs(document: Document, body: dict[str, object]) -> Costs:
-    """What `legoai cost --json --lines` printed, for the lines of the document's own file."""
+    """Return the costs from the output of `legoai cost --json --lines`, for the lines of the document's own file."""
     lines = body["lines"]
     assert isinstance(lines, list)
     found = {item["line"] - 1: item["text"] for item in lines if _is_own(document, item["file"]) and item["text"]}
@@ -102,7 +102,7 @@ def hints(document: Document, costs: Costs, first: int, last: int) -> list[types
 
 
 def _moved(line: int, before: str, after: str) -> int | None:
-    """Where a line of an older text is now: what stands above the first change, or below the last, is unchanged."""
+    """Return the new index of a line of an older text; lines outside the changed range are unchanged."""
     if before == after:
         return line
     old, new = before.split("\n"), after.split("\n")

@@ -1,4 +1,4 @@
-"""Place of the cursor in a plan's text: which part of a statement stands there, also where the text is broken."""
+"""Context of the cursor in a plan's text: the part of a statement there, even where the text is broken."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from legoai.specs.directives.require import COMPARISONS
 from legoai.specs.record import Record
 
 Part = Literal["statement", "head", "axis", "argument", "value", "path", "text", "comment"]
-"""Part of a plan: a keyword; what follows it; an axis; an option's name or a value by position; a value; a module's
-path; inside of a string; inside of a comment."""
+"""Part of a plan: a keyword; its value; an axis; an option's name or a positional value; a value; a module's path;
+inside a string; inside a comment."""
 
 
 class Place(Record, kw_only=True):
-    """What stands, or may stand, at one place of a text."""
+    """Context at one position of a text."""
 
     part: Part
     start: int
-    """Where the word begins in which the place is, or which would begin there."""
+    """Start of the word at the position, or of the word that would begin there."""
     keyword: str = ""
     """Of the statement."""
     subject: str = ""
-    """The word behind the keyword."""
+    """The value after the keyword."""
     owner: type[Declared] | None = None
-    """The directive or treatment in whose parentheses the place is."""
+    """The directive or treatment in whose parentheses the position is."""
     options: tuple[Option, ...] = ()
-    """What may be given in these parentheses."""
+    """The options that these parentheses accept."""
     option: Option | None = None
     """Of the value."""
     kind: Kind | None = None
     """Of the value; None where it may be anything."""
     given: tuple[str, ...] = ()
-    """Names of the options, or axes, that stand before."""
+    """Names of the options, or axes, that precede."""
     in_variant: bool = False
 
 
@@ -80,7 +80,7 @@ class _Frame:
         self.phase, self.last, self.option = "", "", None
 
     def expected(self) -> tuple[Option | None, Kind | None]:
-        """The option whose value is due, and the kind of it."""
+        """The option whose value is expected, and its kind."""
         if self.sort == "arguments":
             option = self.option
             if self.phase != "value" and self.position < len(self.options):
@@ -90,7 +90,7 @@ class _Frame:
 
 
 def place_at(text: str, offset: int) -> Place:
-    """What may stand at a character, by its statement's text before it."""
+    """Return the context at a character, given its statement's text before it."""
     frames, start = [_Frame("statement")], offset
     first = max((begin for begin, _ in chunks(text) if begin <= offset), default=0)
     for token in _tokens(text, first, offset, frames):
@@ -98,14 +98,14 @@ def place_at(text: str, offset: int) -> Place:
             part: Part = "text" if token.kind == "string" else "comment"
             return _place(part, frames, token.start + (token.kind == "string"))
         if token.end == offset and token.kind in _WORDS:
-            start = token.start  # the word in which the place is
+            start = token.start  # start of the word at the position
             break
         _take(token, frames)
     return _place(_part(frames), frames, start)
 
 
 def word_at(text: str, offset: int) -> tuple[Place, int]:
-    """What stands at a character, and where the word or path ends in which it is."""
+    """Return the context at a character, and the end of the word or path there."""
     place = place_at(text, offset)
     if place.part == "text":
         end = re.compile(r'["\n]|\Z').search(text, offset)
@@ -118,7 +118,7 @@ def word_at(text: str, offset: int) -> tuple[Place, int]:
 
 
 class Token(NamedTuple):
-    """A word, path, string, comment or sign, and where it stands."""
+    """A word, path, string, comment or sign, with its position."""
 
     kind: str
     text: str
@@ -127,7 +127,7 @@ class Token(NamedTuple):
 
 
 def parts(text: str) -> Iterator[tuple[Token, Part]]:
-    """The words of a text, each with the part that it is."""
+    """Yield the words of a text, each with its part."""
     for first, last in chunks(text):
         frames = [_Frame("statement")]
         for token in _tokens(text, first, last, frames):
@@ -210,7 +210,7 @@ def _open(sign: str, frames: list[_Frame]) -> None:
     if sign == "[":
         inner = _Frame("list")
         inner.option = option
-        # What stands behind `in` is a list of values, not a value that is a list.
+        # After `in` there is a list of values, not a value that is a list.
         inner.kind = kind if top.last == "in" else next((x.item for x in _parts(kind) if isinstance(x, ListOf)), None)
         frames.append(inner)
         return
@@ -220,7 +220,7 @@ def _open(sign: str, frames: list[_Frame]) -> None:
 
 
 def _holder(top: _Frame, kind: Kind | None) -> tuple[type[Declared] | None, tuple[Option, ...]]:
-    """Whose arguments stand in parentheses behind what was read, and which these may be."""
+    """Return the owner of the parentheses after the text read so far, and their options."""
     if top.sort != "statement":
         found = treatment_of(kind, top.last)
         return found, () if found is None else found.options

@@ -1,4 +1,4 @@
-"""Documents that are open in an editor: their texts, their files, and what linting finds in them."""
+"""Documents that are open in an editor: their texts, their files, and the results of linting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from legoai.specs.record import Record
 _MARK: Final = "\ufeff"
 
 Approved = Collection[tuple[Path, str | None]]
-"""Model factories that a person lets run: the plan's folder, and the factory as the plan names it."""
+"""Model factories that the user has allowed to run: the plan's folder, and the factory as the plan names it."""
 
 
 class Document:
@@ -34,8 +34,8 @@ class Document:
         uri: the client's name of it.
         version: the client's number of this version.
         text: as the client sent it.
-        encoding: in whose code units the client counts.
-        folder: where a document without a file would stand.
+        encoding: of the client's character offsets.
+        folder: assumed folder of a document without a file.
     """
 
     def __init__(self, uri: str, version: int | None, text: str, encoding: str, folder: Path) -> None:
@@ -47,9 +47,9 @@ class Document:
         self.path = path_of(uri)
         """The file; None for a document that has none yet."""
         self.directory = folder if self.path is None else self.path.parent
-        """Where files that the plan names are looked up."""
+        """Base of relative file names in the plan."""
         self.name = unquote(urlsplit(uri).path) or "untitled" if self.path is None else shown(self.path)
-        """What diagnostics call it."""
+        """Its name in diagnostics."""
         self.named_directory = folder if self.path is None else Path(self.name).parent
         """The directory as diagnostics name files in it."""
 
@@ -77,7 +77,7 @@ class Document:
 
 
 class Checked(Record):
-    """What linting finds in a document; ``linted`` is None where its text is none that a plan can have."""
+    """Result of linting a document; ``linted`` is None where the text cannot be that of a plan."""
 
     document: Document
     linted: Linted | None
@@ -86,11 +86,11 @@ class Checked(Record):
     files: Mapping[str, PlanFile]
     configuration: Configuration
     problem: str | None
-    """What is wrong with the configuration."""
+    """Error of the configuration."""
 
 
 class Checking(Record):
-    """What linting depends on beside the document itself."""
+    """Return a key of everything besides the document itself that linting depends on."""
 
     texts: Mapping[Path, str]
     """The texts of files that are open, which count instead of those on disk."""
@@ -98,7 +98,7 @@ class Checking(Record):
     announce: Announce
 
     def read(self, path: Path) -> str:
-        """Read a plan that another extends.
+        """Read a base plan.
 
         Raises:
             OSError: it cannot be read, or it is too large.
@@ -122,7 +122,7 @@ def check(document: Document, checking: Checking) -> Checked:
 
 
 def linted_as(document: Document, text: str, checking: Checking) -> Linted:
-    """What linting finds in a text that stands in a document's place. No factory is run that nobody approved."""
+    """Lint the text of a document. No factory runs without approval."""
 
     def run(factories: Factories, announce: Announce) -> Linted:
         return lint(
@@ -142,11 +142,11 @@ def linted_as(document: Document, text: str, checking: Checking) -> Linted:
 
 
 class _RefusedError(Exception):
-    """A factory that nobody approved was about to be run."""
+    """A factory without approval was about to run."""
 
 
 class _Gate:
-    """Decides whether a factory is looked at: where a person approved it, or where what it builds is known already."""
+    """Decides whether to inspect a factory: with the user's approval, or where its manifest is cached."""
 
     def __init__(self, directory: Path, checking: Checking) -> None:
         self.directory = directory
@@ -155,7 +155,7 @@ class _Gate:
         """Whether the model that linting looks at may be looked up alone."""
 
     def is_approved(self, model: Model) -> bool:
-        """Whether a model is none that runs a factory, or a person lets that run."""
+        """Whether a model needs no factory, or the user has approved it."""
         return model.family != "python" or (self.directory, model.target) in self.checking.approved
 
     def allows(self, model: Model) -> bool:
@@ -166,10 +166,10 @@ class _Gate:
         try:
             return is_cached(model.source(), base_directory=self.directory)
         except ManifestError:
-            return True  # which is found again without running anything, and reported
+            return True  # the inspection finds it again without running anything, and reports it
 
     def announce(self, message: str) -> None:
-        """Told right before something is run: an entry of the cache may have become stale since it was looked up."""
+        """Called right before a factory runs: a cache entry may have become stale since it was looked up."""
         if self._known_only:
             raise _RefusedError
         self.checking.announce(message)
@@ -196,12 +196,12 @@ def uri_of(path: Path) -> str:
 
 
 def place_of(path: str | Path) -> Path:
-    """The one path of a file, as :func:`path_of` gives it, by any of its names."""
+    """Return the one path of a file, as :func:`path_of` does, for any of its names."""
     return Path(os.path.normpath(Path(path).absolute()))
 
 
 def shown(path: Path) -> str:
-    """What diagnostics call a file: as `legoai lint` in the server's working directory does."""
+    """Return the name of a file in diagnostics: as `legoai lint` in the server's working directory shows it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -1,4 +1,4 @@
-"""The requests of the protocol, each with the function that answers it."""
+"""The protocol's requests, each with the function that answers it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from legoai.dsl.server.positions import replacement
 from legoai.dsl.server.server import PlanServer
 
 _WATCHED: Final = ("**/*.plan", "**/pyproject.toml", "**/*.py")
-"""Files whose change on disk may change what linting finds: base plans, configurations and factories."""
+"""Files whose change on disk may affect linting: base plans, configurations and factories."""
 
 
 def plan_server(version: str, cost_command: CostCommand) -> PlanServer:
-    """A server with everything that it answers."""
+    """Return a server with all its handlers."""
     server = PlanServer(version, cost_command)
     for register in (_life, _documents, _fixes, _words, _places):
         register(server)
@@ -51,7 +51,7 @@ def _life(server: PlanServer) -> None:
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     def did_change_configuration(params: types.DidChangeConfigurationParams) -> None:
-        """Nothing: a project's configuration stands in its pyproject.toml."""
+        """No-op: a project's configuration is in its pyproject.toml."""
 
 
 def _documents(server: PlanServer) -> None:
@@ -84,7 +84,7 @@ def _fixes(server: PlanServer) -> None:
         if document is None:
             return None
         formatted = await server.aside(format_text, document.text, document.name)
-        # A text with mistakes in its syntax is left as it is.
+        # A text with syntax errors is left unchanged.
         return None if formatted.text is None else replacement(document.positions, formatted.text)
 
     @server.feature(

@@ -1,4 +1,4 @@
-"""Semantic tokens: what each word of a plan is, for editors that colour by it. Broken text keeps its colours."""
+"""Semantic tokens: the kind of each word of a plan, for syntax highlighting, also of broken text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN: Final = ("auto", "in", "on", "true", "false", "unset", "rest")
 
 
 def semantic_tokens(document: Document) -> types.SemanticTokens:
-    """The words of a document: line and character, counted from the word before, length and type of each."""
+    """Return the words of a document: line and character relative to the previous word, length and type of each."""
     data: list[int] = []
     line = character = 0
     for token, sort in _sorted(document):

@@ -1,4 +1,4 @@
-"""Hover: what `legoai explain` says about the word, path or hole under the cursor."""
+"""Hover: the output of `legoai explain` for the word, path or hole at the cursor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHOICES: Final = 24
 
 
 def hover(checked: Checked, offset: int, checking: Checking) -> types.Hover | None:
-    """What is to be said about what stands at a character."""
+    """Return the text for a character."""
     document = checked.document
     place, end = word_at(document.text, offset)
     start = place.start
@@ -60,7 +60,7 @@ def _word(word: str, place: Place, checked: Checked, offset: int, checking: Chec
 
 
 def _layout(word: str, place: Place, checked: Checked) -> str | None:
-    """The rules that the name of a standard layout stands for."""
+    """Return the rules that the name of a standard layout stands for."""
     is_layout = place.keyword in FAMILIES and any(item.name == word for item in family(place.keyword).layouts)
     if place.part != "head" or not is_layout or checked.linted is None:
         return None
@@ -81,7 +81,7 @@ def _suppressed(document: Document, offset: int) -> types.Hover | None:
 
 
 def _path(path: str, place: Place, checked: Checked) -> str:
-    """What a path matches, and what the plan says about the first module of these."""
+    """Return the modules that a path matches, and the plan's treatment of the first of them."""
     manifest = manifest_of(checked)
     linted = checked.linted
     if manifest is None or linted is None or linted.analysis is None:

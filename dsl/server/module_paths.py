@@ -1,4 +1,4 @@
-"""Module paths of a model: what may stand at the end of an unfinished path, and what a path matches."""
+"""Module paths of a model: completions of an unfinished path, and the modules that a path matches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _OPEN: Final = re.compile(r"\{([^{}]*)\Z")
 
 
 class Segment(Record):
-    """One thing that may stand next in a path: its text, and what it is."""
+    """A completion of a path: its text, and its kind."""
 
     text: str
     what: str
 
 
 def segments(manifest: Manifest, written: str, *, parameters: bool) -> list[Segment]:
-    """What may stand where an unfinished path ends, for any of the modules that what stands before matches.
+    """Return the completions at the end of an unfinished path, for all modules that the finished part matches.
 
     Args:
         manifest: of the model.
         written: the path up to the cursor.
-        parameters: whether paths may be of parameters too.
+        parameters: whether parameters are included.
     """
     before, _ = divided(written)
     holders = list(_holders(manifest, before))
@@ -54,7 +54,7 @@ def segments(manifest: Manifest, written: str, *, parameters: bool) -> list[Segm
 
 
 def divided(written: str) -> tuple[str, int]:
-    """The part of an unfinished path that is finished, and where the segment, or alternative, begins behind it."""
+    """Return the finished part of an unfinished path, and the start of the segment, or alternative, after it."""
     braces = _OPEN.search(written)
     head = written if braces is None else written[: braces.start()]
     before, dot, _ = head.rpartition(".")
@@ -77,7 +77,7 @@ def _numbered(last: int, *, inside: bool) -> list[Segment]:
 
 
 def _holders(manifest: Manifest, before: str) -> Iterator[str]:
-    """The modules that the finished part of a path matches; the model itself where there is none."""
+    """Return the modules that the finished part of a path matches; the model itself where there is none."""
     if not before:
         return iter([""])
     return iter(matching(manifest, before))

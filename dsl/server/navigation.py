@@ -30,7 +30,7 @@ from legoai.specs.span import Span
 
 
 class Use(Record):
-    """A name where it is written; ``defines`` where it gets its meaning."""
+    """An occurrence of a name; ``defines`` for its definition."""
 
     sort: Literal["let", "axis", "variant"]
     name: str
@@ -39,7 +39,7 @@ class Use(Record):
 
 
 def uses(file: PlanFile, names: set[str]) -> Iterator[Use]:
-    """Every name of a file that the plan itself gives a meaning; ``names`` are those of `let` in all its files."""
+    """Return every name in a file that the plan defines; ``names`` are those of `let` in all its files."""
     for statement in file.statements:
         yield from _uses(statement, names)
 
@@ -100,7 +100,7 @@ def _let_names(checked: Checked) -> set[str]:
 
 
 def definition(checked: Checked, offset: int) -> list[types.Location]:
-    """Where the name at a character gets its meaning, or the file that it is the name of."""
+    """Return the definition of the name at a character, or the file that it names."""
     use = use_at(checked, offset)
     if use is not None:
         return [item for item, defines in _like(checked, use) if defines]
@@ -117,10 +117,10 @@ def references(checked: Checked, offset: int, *, definitions: bool) -> list[type
 
 
 def renamed(checked: Checked, offset: int, name: str) -> types.WorkspaceEdit:
-    """The edit that gives a `let` or a variant another name, in the document and the plans that it extends.
+    """Return the edit that renames a `let` or a variant, in the document and its base plans.
 
     Raises:
-        CannotRenameError: there is no such name here, or the new one is none that a plan can give.
+        CannotRenameError: there is no such name here, or the new one is not allowed.
     """
     use = renameable(checked, offset)
     if use is None:
@@ -142,7 +142,7 @@ def renameable(checked: Checked, offset: int) -> Use | None:
 
 
 class CannotRenameError(Exception):
-    """A name that cannot be given; the message says why."""
+    """A name is not allowed; the message gives the reason."""
 
 
 def _like(checked: Checked, use: Use) -> Iterator[tuple[types.Location, bool]]:

@@ -21,7 +21,7 @@ def symbols(document: Document) -> list[types.DocumentSymbol]:
 
 
 class _Title(Record):
-    """How a symbol is listed."""
+    """Presentation of a symbol."""
 
     name: str
     detail: str
@@ -67,12 +67,12 @@ def _made(title: _Title, span: Span, head: Span, document: Document) -> types.Do
 
 
 def _text(document: Document, span: Span) -> str:
-    """What stands there, on one line."""
+    """Return the text of a span on one line."""
     return " ".join(document.text[span.start : span.end].split())
 
 
 def folds(document: Document) -> list[types.FoldingRange]:
-    """The statements, brackets and runs of comments that take several lines."""
+    """Return the statements, brackets and runs of comments that span several lines."""
     found = {(start, end): kind for start, end, kind in _folds(document)}
     return [types.FoldingRange(start, end, kind=kind) for (start, end), kind in sorted(found.items())]
 

@@ -1,4 +1,4 @@
-"""Pages of words: those that `legoai explain` prints, narrowed to what is meant where the word stands."""
+"""Pages of words, as `legoai explain` prints them, narrowed to the word's context."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "value": ("Treatments and values", "Fabrics", "Values of options"),
     "text": ("Presets",),
 }
-"""The part of a plan that a word is, and the groups of topics that are meant there."""
+"""Parts of a plan that a word can be, with the groups of topics for them."""
 
 
 def page_at(word: str, part: Part | None = None, owner: str = "", option: str = "") -> str | None:
-    """The pages of a word as Markdown; None where it has none.
+    """Return the pages of a word as Markdown; None where it has none.
 
     Args:
         word: of the language, or a diagnostic.
-        part: which part of a plan it is there; every page of the word where that is not given.
-        owner: the statement or treatment in which it stands.
+        part: of the plan; every page of the word where it is not given.
+        owner: the enclosing statement or treatment.
         option: whose value it is.
     """
     return "\n---\n\n".join(item.page() for item in _meant(word, part, owner, option)) or None
 
 
 def page_of_option(word: str, place: Place) -> str | None:
-    """The page of an option of a standard layout, which `legoai explain` does not list; None of any other word."""
+    """Return the page of an option of a standard layout, which `legoai explain` does not list; None for other words."""
     holder = next((item for item in place.options if item.name == word), None)
     if place.part != "argument" or holder is None:
         return None
@@ -44,7 +44,7 @@ def page_of_option(word: str, place: Place) -> str | None:
 
 
 def owner_of(place: Place) -> str:
-    """The name of the statement or treatment in which a place is."""
+    """Return the name of the enclosing statement or treatment."""
     owner = place.owner
     return owner.name if owner is not None and issubclass(owner, Treatment) else place.keyword
 

@@ -11,16 +11,16 @@ from lsprotocol import types
 from legoai.specs.span import Span
 
 _END: Final = re.compile(r"\r\n|\r|\n")
-"""An end of a line. The protocol knows these three, and Python's ``splitlines`` many more."""
+"""Line endings of the protocol, fewer than those of Python's ``splitlines``."""
 
 
 class Positions:
-    """A text, and where its lines begin and end.
+    """A text with the offsets of its lines.
 
     Args:
         text: the plan's text.
-        encoding: in whose code units the client counts: `utf-16` unless it chose another.
-        mark: whether the client's text has a byte-order mark, which is no part of the plan's text, before it.
+        encoding: of the client's character offsets: `utf-16` unless it chose another.
+        mark: whether the client's text starts with a byte-order mark, which is not part of the plan's text.
     """
 
     def __init__(self, text: str, encoding: str = "utf-16", *, mark: bool = False) -> None:
@@ -33,13 +33,13 @@ class Positions:
         self._mark = 0 if not mark else 3 if encoding == "utf-8" else 1
 
     def position(self, offset: int) -> types.Position:
-        """The position of a character; at the end of its line where it stands in the sign that ends it."""
+        """Return the position of a character; within a line ending, the end of the line."""
         line = bisect_right(self._starts, offset) - 1
         start = self._starts[line]
         return types.Position(line, self._length(start, min(offset, self._ends[line])) + self._lead(line))
 
     def offset(self, position: types.Position) -> int:
-        """The character at a position; the end of the line or of the text where the position lies beyond."""
+        """Return the character at a position; the end of the line or text for a position beyond it."""
         if position.line >= len(self._starts):
             return len(self.text)
         start, end = self._starts[position.line], self._ends[position.line]
@@ -65,7 +65,7 @@ class Positions:
         return bisect_right(self._starts, offset) - 1
 
     def line_end(self, line: int) -> int:
-        """The character behind the last one of a line, before what ends it."""
+        """Return the end of a line, before its line ending."""
         return self._ends[min(line, len(self._ends) - 1)]
 
     @property
@@ -86,7 +86,7 @@ class Positions:
 
 
 def replacement(positions: Positions, after: str) -> list[types.TextEdit]:
-    """The edit that makes ``after`` of a text: of what differs, in whole lines, so that cursors and folds stay."""
+    """Return the edit from one text to another, of the changed lines only, so that cursors and folds stay."""
     before = positions.text
     if before == after:
         return []
@@ -100,6 +100,6 @@ def replacement(positions: Positions, after: str) -> list[types.TextEdit]:
 
 
 def _common(left: list[str], right: list[str]) -> int:
-    """How many items two lists have in common at their beginnings."""
+    """Return the length of the common prefix of two lists."""
     return next((n for n, (one, other) in enumerate(zip(left, right, strict=False)) if one != other),
                 min(len(left), len(right)))  # fmt: skip

@@ -20,11 +20,11 @@ SEVERITIES: Final[dict[Severity, types.DiagnosticSeverity]] = {
 }
 
 _UNNECESSARY: Final = ("unused-", "idle-", "empty-statement", "empty-variant", "shadowed-rule", "divided-for-nothing")
-"""Names of rules, or how they begin, whose place could be deleted: editors show it faded."""
+"""Names or prefixes of rules about text that could be deleted: editors show it faded."""
 
 
 def published(checked: Checked) -> list[types.Diagnostic]:
-    """The diagnostics of a document. What stands in a plan that it extends is shown at its `extends`."""
+    """Return the diagnostics of a document. Those of a base plan are shown at its `extends`."""
     return [_published(item, checked) for item in checked.diagnostics]
 
 
@@ -32,7 +32,7 @@ def _published(item: Diagnostic, checked: Checked) -> types.Diagnostic:
     document = checked.document
     here = item.label.span.file == document.name
     others = item.others if here else (item.label, *item.others)
-    # A place that has no file has no text either: the whole document is meant.
+    # A span without a file has no text either: it refers to the whole document.
     labels = [found for label in others if (found := _related(label, checked)) is not None]
     return types.Diagnostic(
         range=range_of(item, checked),
@@ -46,7 +46,7 @@ def _published(item: Diagnostic, checked: Checked) -> types.Diagnostic:
 
 
 def range_of(item: Diagnostic, checked: Checked) -> types.Range:
-    """Where a diagnostic is shown in its document."""
+    """Return the range of a diagnostic in its document."""
     document, span = checked.document, item.label.span
     if span.file == document.name:
         return document.positions.of(span)
@@ -57,7 +57,7 @@ def range_of(item: Diagnostic, checked: Checked) -> types.Range:
 
 
 def _message(item: Diagnostic, *, here: bool) -> str:
-    """The message with its label, which a terminal shows under the place, and with what to do."""
+    """Return the message with its label, which a terminal shows under the text, and with its help."""
     text = message_of(item)
     if not here or not item.label.text:
         return text

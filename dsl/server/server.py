@@ -25,7 +25,7 @@ T = TypeVar("T")
 _WAIT: Final = 0.15
 """Seconds without another change before a text is linted."""
 _PATIENCE: Final = 2.0
-"""Seconds that a client may take to say that it shows progress."""
+"""Seconds that a client may take to accept progress reports."""
 _WORKERS: Final = 4
 """Threads that lint: more than one, since one may wait for a model that is inspected."""
 
@@ -36,11 +36,11 @@ class _Open:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.task: asyncio.Task[Checked] | None = None
-        """Lints the newest version; None where nothing has asked for it yet."""
+        """Lints the newest version; None until it is requested."""
         self.last: Checked | None = None
-        """What linting found last, maybe in an older version."""
+        """The last result of linting, maybe of an older version."""
         self.known: Checked | None = None
-        """The same, of a version whose model is known."""
+        """The same, for a version whose model is known."""
         self.waiting: asyncio.Task[None] | None = None
         """Publishes the diagnostics after a while without another change."""
         self.costing: asyncio.Task[None] | None = None
@@ -49,10 +49,10 @@ class _Open:
 
 
 class PlanServer(LanguageServer):
-    """A language server of plans.
+    """A language server for plans.
 
-    Texts are sent as a whole with each change: a plan has some hundred lines, and no position must be understood to
-    know what the text is.
+    Texts are synchronised as a whole with each change: a plan has some hundred lines, and no incremental positions are
+    needed.
     """
 
     def __init__(self, version: str, cost_command: CostCommand) -> None:
@@ -60,24 +60,24 @@ class PlanServer(LanguageServer):
         self.open: dict[str, _Open] = {}
         self.approved: set[tuple[Path, str]] = set()
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lint")
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cost_command = cost_command
         self.shows_costs = True
 
     def begin(self, options: object) -> None:
-        """Note the loop in which the server runs, and what the client chooses."""
+        """Record the event loop of the server, and the client's capabilities."""
         self._loop = asyncio.get_running_loop()
         for name, value in (options or {}).items() if isinstance(options, dict | None) else ():
             if name == "costs" and isinstance(value, bool):
                 self.shows_costs = value
             else:
-                self.tell_once(f"the only initialization option is `costs`, true or false; `{name}` has no effect")
+                self.show_once(f"the only initialization option is `costs`, true or false; `{name}` has no effect")
 
     # -- documents
 
     def hold(self, uri: str) -> None:
-        """Take over the client's newest text of a document, and lint it after a while without another change."""
+        """Store the client's newest text of a document, and lint it after a while without another change."""
         held = self.workspace.get_text_document(uri)
         encoding = str(getattr(self.workspace.position_encoding, "value", self.workspace.position_encoding))
         document = Document(uri, held.version, held.source, encoding, self.folder)
@@ -108,13 +108,13 @@ class PlanServer(LanguageServer):
         return None if found is None else found.document
 
     def approve(self, directory: Path, target: str) -> None:
-        """Let a model factory run, since a person asked for it, until the server ends."""
+        """Allow a model factory to run, on the user's request, until the server ends."""
         self.approved.add((directory, target))
         self.recheck_all()
 
     @property
     def folder(self) -> Path:
-        """Where a document without a file would stand: the first folder of the workspace."""
+        """Return the assumed folder of documents without a file: the first folder of the workspace."""
         uris = [*self.workspace.folders, self.workspace.root_uri]
         paths = [path for uri in uris if uri and (path := path_of(uri)) is not None]
         return paths[0] if paths else Path.cwd()
@@ -126,7 +126,7 @@ class PlanServer(LanguageServer):
             self._schedule(found, _WAIT)
 
     def _recheck(self, where: Path) -> None:
-        """Lint the documents again whose plans extend the file that has changed."""
+        """Lint the documents again that depend on a changed file."""
         for found in self.open.values():
             named = {path for _, path in found.document.extended()}
             if found.last is not None:
@@ -138,21 +138,21 @@ class PlanServer(LanguageServer):
     # -- linting
 
     async def checked(self, uri: str) -> Checked | None:
-        """What linting finds in the newest text of a document; None where it is not open."""
+        """Return the result of linting the newest text of a document; None where it is not open."""
         found = self.open.get(uri)
         return None if found is None else await self._check(found)
 
     def known(self, uri: str) -> Checked | None:
-        """What linting found last in a version of a document whose model is known, without waiting."""
+        """Return the last result of linting a version of a document whose model is known, without waiting."""
         found = self.open.get(uri)
         return None if found is None else found.known or found.last
 
     async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that may take a while without letting other requests wait."""
+        """Run a function that may take a while without blocking other requests."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *arguments))
 
     def checking(self) -> Checking:
-        """What linting depends on beside a document itself, now."""
+        """Return the current key of everything besides a document that linting depends on."""
         documents = [found.document for found in self.open.values()]
         texts = {item.path: item.text for item in documents if item.path is not None}
         return Checking(texts, frozenset(self.approved), self.log)
@@ -168,22 +168,22 @@ class PlanServer(LanguageServer):
             checked = await self._check(found)
         except Exception as error:
             logging.getLogger(__name__).exception("linting failed")
-            self.tell_once(f"internal error: {type(error).__name__}: {error}")
+            self.show_once(f"internal error: {type(error).__name__}: {error}")
             return
         document = checked.document
         if found.document is not document or self.open.get(document.uri) is not found:
             return
         if checked.problem is not None:
-            self.tell_once(checked.problem)
+            self.show_once(checked.problem)
         self.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(document.uri, published(checked), document.version)
         )
 
     async def _check(self, found: _Open) -> Checked:
-        """What linting finds in the newest version, which all that ask wait for together."""
+        """Return the result of linting the newest version; all requests share it."""
         if found.task is None:
             found.task = asyncio.ensure_future(self._lint(found, found.document))
-        # Who no longer waits leaves the others their answer.
+        # A cancelled request does not cancel the shared result.
         return await asyncio.shield(found.task)
 
     async def _lint(self, found: _Open, document: Document) -> Checked:
@@ -198,7 +198,7 @@ class PlanServer(LanguageServer):
     # -- costs
 
     def cost(self, uri: str) -> None:
-        """Simulate the version of a document that was saved; one that is being simulated is given up."""
+        """Simulate the saved version of a document; cancel a running simulation of it."""
         found = self.open.get(uri)
         if found is None or found.document.path is None or not self.shows_costs:
             return
@@ -222,7 +222,7 @@ class PlanServer(LanguageServer):
 
     @contextlib.asynccontextmanager
     async def _telling(self, what: str) -> AsyncIterator[None]:
-        """Tell the client what goes on meanwhile, where it can show it."""
+        """Report progress to the client, if it supports that."""
         window = self.client_capabilities.window
         if window is None or not window.work_done_progress:
             yield
@@ -230,7 +230,7 @@ class PlanServer(LanguageServer):
         token = str(uuid.uuid4())
         try:
             await asyncio.wait_for(self.work_done_progress.create_async(token), _PATIENCE)
-        except Exception:  # the client cannot, or says nothing
+        except Exception:  # the client does not support it, or does not respond
             yield
             return
         self.work_done_progress.begin(token, types.WorkDoneProgressBegin(f"legoai: {what}"))
@@ -240,12 +240,12 @@ class PlanServer(LanguageServer):
             self.work_done_progress.end(token, types.WorkDoneProgressEnd())
 
     def hints(self, uri: str, first: int, last: int) -> list[types.InlayHint]:
-        """What the lines of a document cost, as far as they are as they were when it was simulated."""
+        """Return the costs of a document's lines, for lines that are unchanged since the simulation."""
         found = self.open.get(uri)
         return [] if found is None or found.costs is None else hints(found.document, found.costs, first, last)
 
     def stop(self) -> None:
-        """End what still runs, so that the process can end."""
+        """End all running work, so that the process can end."""
         stop_inspections()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -255,10 +255,10 @@ class PlanServer(LanguageServer):
         """Write a line into the client's log, from any thread."""
         self._soon(self.window_log_message, types.LogMessageParams(types.MessageType.Info, f"legoai: {message}"))
 
-    def tell_once(self, message: str) -> None:
-        """Show a person a message, and not the same one again."""
-        if message not in self._told:
-            self._told.add(message)
+    def show_once(self, message: str) -> None:
+        """Show the user a message, once only."""
+        if message not in self._announced:
+            self._announced.add(message)
             self.window_show_message(types.ShowMessageParams(types.MessageType.Error, f"legoai: {message}"))
 
     def _soon(self, function: Any, *arguments: Any) -> None:

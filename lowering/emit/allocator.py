@@ -1,4 +1,4 @@
-"""`allocator`: settings of the device's allocator, which the trainer makes before it takes memory."""
+"""`allocator`: settings of the device's allocator, which the trainer applies before any allocation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from legoai.lowering.emit.code import quoted
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """State the settings, whatever the environment says."""
+    """Emit the settings, which override the environment's."""
     allocator = lowering.plan.allocator
     if allocator is not None:
         settings = f"expandable_segments:{allocator.expandable_segments}"

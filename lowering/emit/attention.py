@@ -16,7 +16,7 @@ KERNELS: Final = {
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Say the one kernel that the run may use."""
+    """Emit the one kernel that the run may use."""
     attention = lowering.plan.attention
     if attention.kernel == "default":
         return

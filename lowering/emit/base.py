@@ -1,4 +1,4 @@
-"""State of the emission of a program: the analysis that emitters read, and the draft that they contribute to."""
+"""State of an emission: the analysis that emitters read, and the draft of the program that they contribute to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Lowering:
-    """The analysis of a plan without holes, and what only the emission of its program needs to know."""
+    """The analysis of a plan without holes, and state that only the emission of its program needs."""
 
     def __init__(self, analysis: Analysis, *, passes: int | None = None) -> None:
         assert analysis.manifest is not None, "a model that cannot be inspected is a diagnostic"
@@ -26,26 +26,26 @@ class Lowering:
         self.passes = passes
         """How many of the passes over the graph of a step are run; None for all."""
         self.runtime_names: set[str] = set()
-        """What conditions of the program take from `legoai.runtime`."""
+        """Names of `legoai.runtime` that conditions of the program use."""
 
     def note(self, declared: Declared, field: str = "keyword") -> Note:
-        """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""
+        """Return the line of ``field``'s value, or else of its statement; no line if the plan has no such statement."""
         span = declared.origin(field).span or declared.origin("keyword").span
         return Note(span)
 
     def assignment(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
-        """The rule that each module follows, and for `shard` each parameter, in the model's order."""
+        """Return the rule that each module, and for `shard` each parameter, follows, in the model's order."""
         return self.analysis.assigned(directive).by_path
 
     def number(self, declared: Declared, field: str) -> str:
-        """A value as :func:`literal` writes it, and a number as the plan writes it where Python reads the same."""
+        """Return a value as :func:`literal` writes it; a number as in the plan, where Python reads the same value."""
         value, text = getattr(declared, field), declared.origin(field).text
         if text is not None and isinstance(value, float) and not text.isdecimal() and float(text) == value:
             return text
         return literal(value)
 
     def groups(self, assigned: Mapping[str, T]) -> tuple[BlockGroup[T], ...]:
-        """The assignment with equal blocks together, the children in every group before their parents."""
+        """Return the assignment with equal blocks grouped, the children in every group before their parents."""
         deepest_first = dict(sorted(assigned.items(), key=lambda item: -_depth(item[0])))
         return group(deepest_first, self.manifest.block_lists)
 
@@ -106,21 +106,21 @@ TRAINER_ARGUMENTS: Final = (
 
 @dataclass(slots=True)
 class Draft:
-    """The program while families contribute to it."""
+    """The program while emitters contribute to it."""
 
     imports: Imports = field(default_factory=Imports)
     constants: list[Line] = field(default_factory=list)
-    """What stands before all functions."""
+    """Code before all functions."""
     functions: list[Function] = field(default_factory=list)
-    """What makes model and mesh and changes the model, in the order in which it is printed."""
+    """Functions that build model and mesh and change the model, in printing order."""
     later_functions: list[Function] = field(default_factory=list)
-    """What comes after the model is parallelized."""
+    """Functions for the parallelized model."""
     parallelize: list[Statement] = field(default_factory=list)
     """The body of `parallelize(model, mesh)`, in the order of application."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why a function of `parallelize` has its place in that order, by the function's name."""
+    """Reason for the place of each function of `parallelize` in that order, by the function's name."""
     step: Step = field(default_factory=Step)
-    """What one optimizer step does."""
+    """The body of one optimizer step."""
     trainer: dict[str, Item] = field(default_factory=dict)
     """The keyword arguments of `Trainer`."""
 
@@ -137,8 +137,8 @@ class Draft:
     ) -> None:
         """Add a function that changes the model, on ``mesh`` if there is one, and its call in `parallelize`.
 
-        The call stands in front of that of ``before``, or last, and the function in front of those that are called
-        behind it; ``why`` says why there. ``meshes`` are further ones by the names of their parameters.
+        The call is inserted before that of ``before``, or last, and the function before those that are called after it;
+        ``why`` is the reason for that place. ``meshes`` are further meshes by the names of their parameters.
         """
         self.reasons[function] = why
         given = {**({} if mesh is None else {"mesh": mesh}), **(meshes or {})}
@@ -155,7 +155,7 @@ class Draft:
         self.parallelize.insert(at, line)
 
     def order_of_application(self) -> tuple[str, ...]:
-        """The docstring of `parallelize`: its calls in their order, each with the reason for its place."""
+        """Return the docstring of `parallelize`: its calls in order, each with the reason for its place."""
         calls = [
             item.value.opening[:-1]
             for item in self.parallelize

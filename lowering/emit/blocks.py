@@ -16,29 +16,29 @@ from legoai.specs.models.manifest import BlockList, Manifest
 T = TypeVar("T")
 
 MODEL = "model"
-"""What the program calls the model."""
+"""Name of the model in the program."""
 
 _TAKEN = frozenset({MODEL, "mesh", "policy", "index", "name", "module"})
-"""Names that mean something else where a block is named."""
+"""Names with another meaning where a block is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup(Generic[T]):
-    """Blocks of one list whose members are treated alike, or, without a list, modules outside of all lists."""
+    """Blocks of one list whose members have equal treatments, or, without a list, modules outside all lists."""
 
     blocks: BlockList | None
     indices: tuple[int, ...]
-    """Places of the blocks in the list; empty without a list."""
+    """Indices of the blocks in the list; empty without a list."""
     members: tuple[tuple[str, T], ...]
-    """Path and treatment. The path is relative to the block, and the empty one the block itself; without a list it is
-    the whole path of a module."""
+    """Path and treatment. The path is relative to the block, and empty for the block itself; without a list it is the
+    full path of a module."""
 
 
 def group(assigned: Mapping[str, T], block_lists: Sequence[BlockList]) -> tuple[BlockGroup[T], ...]:
     """Group an assignment of treatments to module paths.
 
-    Blocks are alike where the same relative paths have equal treatments. Groups stand in the order of their first
-    block, members in the order of ``assigned``, and the modules outside of all lists come last.
+    Blocks are equal where the same relative paths have equal treatments. Groups are in the order of their first block,
+    members in the order of ``assigned``, and the modules outside all lists come last.
     """
     outside = dict(assigned)
     groups: list[BlockGroup[T]] = []
@@ -54,7 +54,7 @@ def group(assigned: Mapping[str, T], block_lists: Sequence[BlockList]) -> tuple[
 
 
 def _members(outside: dict[str, T], blocks: BlockList) -> list[tuple[tuple[str, T], ...]]:
-    """Take what belongs to each block out of ``outside``."""
+    """Move the members of each block out of ``outside``."""
     found: list[list[tuple[str, T]]] = [[] for _ in blocks.names]
     places = {name: index for index, name in enumerate(blocks.names)}
     prefix = f"{blocks.path}." if blocks.path else ""
@@ -66,7 +66,7 @@ def _members(outside: dict[str, T], blocks: BlockList) -> list[tuple[tuple[str, 
 
 
 def expand(groups: Sequence[BlockGroup[T]]) -> dict[str, T]:
-    """The assignment that the groups come from; the inverse of :func:`group` but for the order."""
+    """Return the assignment of the groups; the inverse of :func:`group` apart from the order."""
     result: dict[str, T] = {}
     for item in groups:
         for relative, treatment in item.members:
@@ -78,7 +78,7 @@ def expand(groups: Sequence[BlockGroup[T]]) -> dict[str, T]:
 
 
 def block_paths(item: BlockGroup[T]) -> tuple[str, ...]:
-    """The paths of a group's blocks; one empty path where it is of modules outside of all lists."""
+    """Return the paths of a group's blocks; one empty path for modules outside all lists."""
     if item.blocks is None:
         return ("",)
     prefix = f"{item.blocks.path}." if item.blocks.path else ""
@@ -86,7 +86,7 @@ def block_paths(item: BlockGroup[T]) -> tuple[str, ...]:
 
 
 def index_range(item: BlockGroup[T]) -> str | None:
-    """The expression of the numbers of a group's blocks; None where these have other names than their places."""
+    """Return the expression of a group's block indices; None where the blocks have other names than their indices."""
     if item.blocks is None or len(item.indices) < 2 or not _numbered(item.blocks):
         return None
     return _indices(item.indices)
@@ -94,7 +94,7 @@ def index_range(item: BlockGroup[T]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the program goes over the blocks of a group."""
+    """Loop of the program over the blocks of a group."""
 
     header: str | None
     """The head of the `for` statement without its colon; None where there is one block, or the model itself."""
@@ -118,13 +118,13 @@ class Blocks:
 
 
 def blocks_of(item: BlockGroup[T], manifest: Manifest, *, replace: bool = False, staged: bool = False) -> Blocks:
-    """Say how the program goes over a group's blocks.
+    """Return the loop of the program over a group's blocks.
 
     Args:
         item: the group.
         manifest: of the model.
-        replace: so that other modules can take the blocks' places.
-        staged: so that blocks may be missing, as they are in a stage of the model.
+        replace: whether blocks must be assignable, to be replaced by other modules.
+        staged: whether blocks may be missing, as in a stage of the model.
     """
     if item.blocks is None:
         return Blocks(None, MODEL, "", MODEL)
@@ -142,7 +142,7 @@ def blocks_of(item: BlockGroup[T], manifest: Manifest, *, replace: bool = False,
 
 
 def presence(manifest: Manifest, path: str) -> str:
-    """The condition under which a stage holds the module at ``path``, which is a block or stands beside the blocks.
+    """Return the condition under which a stage holds the module at ``path``, which is a block or outside all blocks.
 
     >>> presence(manifest, "layers.3"), presence(manifest, "norm")
     ('"3" in model.layers', 'model.norm is not None')
@@ -187,7 +187,7 @@ _ITERATED = {
     "ModuleList": ("{}", ("index", "enumerate({})")),
     "Sequential": ("{}", ("index", "enumerate({})")),
 }
-"""Containers of torch: how to go over their modules, and over keys and modules."""
+"""Containers of torch, with the expressions to iterate over modules, and over keys and modules."""
 
 
 def _numbered(blocks: BlockList) -> bool:
@@ -195,7 +195,7 @@ def _numbered(blocks: BlockList) -> bool:
 
 
 def _indices(indices: tuple[int, ...]) -> str:
-    """The shortest expression of increasing numbers: a range where they are evenly spaced, else a tuple."""
+    """Return the shortest expression of increasing numbers: a range where they are evenly spaced, else a tuple."""
     first, last = indices[0], indices[-1]
     steps = {after - before for before, after in pairwise(indices)}
     if len(steps) != 1 or (len(indices) == 2 and steps != {1}):
@@ -207,7 +207,7 @@ def _indices(indices: tuple[int, ...]) -> str:
 
 
 def _block_name(path: str) -> str:
-    """What one element of the list is called: `layer` for `model.layers`."""
+    """Return the name of one element of the list: `layer` for `model.layers`."""
     name = path.rpartition(".")[2]
     singular = name[:-1] if name.endswith("s") and len(name) > 2 else ""
     if not singular.isidentifier() or not singular.isascii() or iskeyword(singular) or singular in _TAKEN:
@@ -216,7 +216,7 @@ def _block_name(path: str) -> str:
 
 
 def expression(manifest: Manifest, path: str, *, base: str = "", block: str = MODEL) -> str:
-    """The expression for the module at ``path``, which begins with ``base``, for which ``block`` is the expression.
+    """Return the expression for the module at ``path``; ``block`` is the expression for the prefix ``base``.
 
     >>> expression(manifest, "layers.0.attention")
     'model.layers["0"].attention'
@@ -242,7 +242,7 @@ def expression(manifest: Manifest, path: str, *, base: str = "", block: str = MO
 
 
 def replacement(place: str, value: Node) -> Line:
-    """The line that puts another module in the place of one."""
+    """Return the line that replaces a module."""
     looked_up = _LOOKED_UP.fullmatch(place)
     if looked_up is not None:
         return Line(call(f"{looked_up[1]}.set_submodule", looked_up[2], value))
@@ -250,4 +250,4 @@ def replacement(place: str, value: Node) -> Line:
 
 
 _LOOKED_UP = re.compile(r'(.+)\.get_submodule\((f?"[^"]*")\)')
-"""An expression that ends in a look-up by path, which cannot be assigned to."""
+"""An expression that ends in a lookup by path, to which Python cannot assign."""

@@ -13,11 +13,11 @@ from legoai.lowering.emit.code import Line, Loop, Node, Note, Statement
 from legoai.lowering.emit.stages import blocks_of, where_held
 
 Make = Callable[[str], Node]
-"""The call for a module, or for a list of modules, whose expression is given."""
+"""Returns the call for a module, or for a list of modules, given its expression."""
 
 
 def statements(lowering: Lowering, buckets: Sequence[ModuleBucket], make: Make) -> list[Statement]:
-    """The calls for all buckets: those of one module first, in loops over blocks, then those of several."""
+    """Return the calls for all buckets: those of one module first, in loops over blocks, then those of several."""
     single = {bucket.paths[0]: Note(bucket.span) for bucket in buckets if len(bucket.paths) == 1}
     body: list[Statement] = []
     for group in lowering.groups(single):
@@ -36,7 +36,7 @@ def statements(lowering: Lowering, buckets: Sequence[ModuleBucket], make: Make) 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What neighbouring buckets must have in common to be made in one loop."""
+    """Key of buckets that can be made in one loop."""
 
     container: str
     length: int
@@ -44,7 +44,7 @@ class _Run:
 
 
 def _run(lowering: Lowering, bucket: ModuleBucket) -> _Run | ModuleBucket:
-    """The bucket's kind where it is of consecutive numbered blocks of one list; itself where nothing is like it."""
+    """Return the bucket's key where it holds consecutive numbered blocks of one list; otherwise the bucket itself."""
     for blocks in lowering.manifest.block_lists:
         numbered = blocks.names == tuple(str(index) for index in range(len(blocks)))
         prefix = f"{blocks.path}." if blocks.path else ""

@@ -13,7 +13,7 @@ from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
 
-_WHY: Final = "before units are made, whose hooks run around what is recomputed"
+_WHY: Final = "before units are made, so that their hooks enclose the recomputation"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -35,7 +35,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """How one module is wrapped."""
+    """Wrapper of one module."""
 
     options: tuple[tuple[str, Node], ...]
     """Keyword arguments of `checkpoint_wrapper`."""
@@ -57,7 +57,7 @@ def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool) -> Wrapper:
 
 
 def _wrap(lowering: Lowering, group: BlockGroup[Wrapper]) -> list[Statement]:
-    """Wrap the members of a group, the inner ones first, since a wrapper hides what it wraps."""
+    """Wrap the members of a group, the inner ones first, since a wrapper hides its module's members."""
     replaces_blocks = any(not relative for relative, _ in group.members)
     blocks = blocks_of(lowering, group, replace=replaces_blocks)
     body: list[Statement] = []

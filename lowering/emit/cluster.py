@@ -1,4 +1,4 @@
-"""`cluster`: the device type of the program; the rest stands in its docstring, with the command that starts it."""
+"""`cluster`: the device type of the program; its docstring states the rest, with the command to start it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from legoai.lowering.emit.code import quoted
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Name the type of device that the plan is for."""
+    """Emit the type of device that the plan is for."""
     device = lowering.analysis.device
     if device is not None:
         draft.train_with("device_type", quoted(device.kind), lowering.note(lowering.plan.cluster))

@@ -1,7 +1,7 @@
 """Writer of Python text in the formatter's layout, with the plan line of every line.
 
-A program is built from nodes: text that stays on one line, and calls, dictionaries and tuples that fit on one line or
-are broken with one item on each. That is what `ruff format` does with a trailing comma, so its answer is the same text.
+A program consists of nodes: text that stays on one line, and calls, dictionaries and tuples that fit on one line or are
+broken with one item per line. `ruff format` does the same with a trailing comma, so the text is already formatted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The plan's line behind a piece of program; without a span, a value that no line of the plan gives."""
+    """The plan's line that causes a piece of program; without a span, a value that no line of the plan gives."""
 
     span: Span | None = None
 
     @property
     def comment(self) -> str:
-        """The trailing comment, without the path of the plan's folder, which differs from machine to machine."""
+        """Return the trailing comment, without the path of the plan's folder, which differs between machines."""
         if self.span is None:
             return "  # default"
         return f"  # {PurePath(self.span.file).name}:{self.span.line}"
@@ -35,7 +35,7 @@ class Note:
 class Item:
     """One argument of a call, entry of a dictionary or element of a tuple.
 
-    ``prefix`` is what stands before the value: `lr=`, `"wq": ` or nothing.
+    ``prefix`` is the text before the value: `lr=`, `"wq": ` or nothing.
     """
 
     value: Node
@@ -52,7 +52,7 @@ class Group:
     closing: str
 
     def inline(self) -> str | None:
-        """The group on one line; None where an item has a comment of its own."""
+        """Return the group on one line; None where an item has a comment of its own."""
         pieces = []
         for item in self.items:
             text = item.value if isinstance(item.value, str) else item.value.inline()
@@ -110,7 +110,7 @@ def literal(value: object) -> str:
 
 
 def data(value: object) -> Node:
-    """What a JSON file holds, as Python writes it; objects in the order of their keys."""
+    """Return the content of a JSON file as Python writes it; objects in the order of their keys."""
     if isinstance(value, Mapping):
         entries = sorted((str(key), item) for key, item in value.items())
         return Group("{", tuple(Item(data(item), f"{quoted(key)}: ") for key, item in entries), "}")
@@ -121,7 +121,7 @@ def data(value: object) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a function's body: an expression behind what precedes it (`return `, `policy = `)."""
+    """One line of a function's body: an expression after a prefix (`return `, `policy = `)."""
 
     value: Node
     prefix: str = ""
@@ -153,7 +153,7 @@ class Function:
 
 
 class Writer:
-    """Collects lines of text and, beside them, the places in the plan from which they come."""
+    """Collects lines of text, with the span of the plan that each comes from."""
 
     def __init__(self) -> None:
         self.text: list[str] = []

@@ -1,4 +1,4 @@
-"""`comm`: the function that prefetches units, and when gradients are reduced."""
+"""`comm`: the function that sets the prefetching of units, and when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, 
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
 
-_WHY: Final = "when all units are made, which it tells of one another"
+_WHY: Final = "after all units are made, since each prefetches others"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add when gradients are reduced; buckets and prefetching belong to `apply_fsdp`.
+    """Emit when gradients are reduced; buckets and prefetching belong to `apply_fsdp`.
 
-    A pipeline reduces after the last micro batch of a pass by itself.
+    A pipeline schedule reduces after the last micro batch of a pass by itself.
     """
     comm = lowering.plan.comm
     if comm is not None and reduces_last(lowering.analysis):
@@ -29,7 +29,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def prefetch(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_prefetch` where the plan decides how many units ahead are gathered."""
+    """Add `apply_prefetch` where the plan decides how many units are prefetched."""
     comm = lowering.plan.comm
     if comm is None or not isinstance(comm.prefetch, Units):
         return
@@ -40,7 +40,7 @@ def prefetch(lowering: Lowering, draft: Draft) -> None:
 
 
 def _chain(lowering: Lowering, chain: list[str], ahead: Units, note: Note) -> list[Statement]:
-    """The lines that tell each unit which to gather next; the model itself comes first in both passes."""
+    """Return the lines that set for each unit which to prefetch; the root unit comes first in both passes."""
     elements = Group("[", tuple(Item(element) for element in _elements(lowering, chain)), "]")
     body: list[Statement] = [Line(elements, "units = ", note)]
     every: list[Statement] = []
@@ -55,7 +55,7 @@ def _chain(lowering: Lowering, chain: list[str], ahead: Units, note: Note) -> li
 
 
 def _elements(lowering: Lowering, chain: list[str]) -> list[str]:
-    """The units as elements of a list, evenly spaced blocks of one container together."""
+    """Return the units as elements of a list, joining evenly spaced blocks of one container."""
     found: list[str] = []
     left = list(chain)
     while left:
@@ -69,7 +69,7 @@ def _elements(lowering: Lowering, chain: list[str]) -> list[str]:
 
 
 def _leading_blocks(lowering: Lowering, chain: list[str]) -> tuple[BlockList | None, list[int]]:
-    """The places in their list of the blocks with which the chain begins, as far as they are evenly spaced."""
+    """Return the indices of the blocks with which the chain begins, as far as they are evenly spaced."""
     for blocks in lowering.manifest.block_lists:
         names = tuple(str(index) for index in range(len(blocks)))
         place = {f"{blocks.path}.{name}": index for index, name in enumerate(blocks.names)} if blocks.path else {}
@@ -80,7 +80,7 @@ def _leading_blocks(lowering: Lowering, chain: list[str]) -> tuple[BlockList | N
 
 
 def _evenly(places: list[int]) -> Iterator[int]:
-    """The first numbers, as long as their steps are equal."""
+    """Yield the first numbers, as long as their differences are equal."""
     for index, place in enumerate(places):
         if index > 1 and place - places[index - 1] != places[1] - places[0]:
             return

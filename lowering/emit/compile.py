@@ -1,8 +1,8 @@
-"""`compile`: calls that compile modules, in front of their checkpointing or behind it.
+"""`compile`: calls that compile modules, before or after they are checkpointed.
 
-A module that is recomputed as a whole is compiled first and then checkpointed, since compiling what recomputes DTensors
-fails. One that keeps chosen operators is checkpointed first, since the choice is about operators, which a compiled
-module has no more; the compiler then keeps and recomputes as the choice says.
+A fully recomputed module is compiled first and then checkpointed, because compiling a checkpoint wrapper around
+DTensors fails. A module with selective checkpointing is checkpointed first, because the policy is about operators,
+which a compiled module no longer has; the compiler then saves and recomputes by the policy.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 
 Rules = Mapping[str, PathRule[Any]]
 
-_WHY: Final = "before units are made, whose hooks stay outside of the graphs"
-_WHY_BEFORE: Final = "before modules are wrapped to recompute: graphs cannot hold what recomputes DTensors"
-_WHY_AFTER: Final = "after modules are wrapped to keep chosen operators, which graphs have no more"
-_WHY_NAMED: Final = "says what the pass `compile_regions` compiles"
+_WHY: Final = "before units are made, so that their hooks stay outside of the graphs"
+_WHY_BEFORE: Final = "before checkpointing: compiled graphs cannot contain the recomputation of DTensors"
+_WHY_AFTER: Final = "after selective checkpointing, whose operators compiled graphs no longer have"
+_WHY_NAMED: Final = "marks the modules that the pass `compile_regions` compiles"
 _MODES: Final = {
     "reduce_overhead": "reduce-overhead",
     "max_autotune": "max-autotune",
     "max_autotune_no_cudagraphs": "max-autotune-no-cudagraphs",
 }
-"""Modes of `torch.compile`, but for the default one."""
+"""Modes of `torch.compile` apart from the default."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_compile`, before checkpointing or after it; where the plan needs both, two functions."""
+    """Add `apply_compile`, before or after checkpointing; where the plan needs both, two functions."""
     directive = lowering.plan.compile
     if directive is None:
         return
@@ -70,7 +70,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _name_regions(lowering: Lowering, draft: Draft, note: Note) -> None:
-    """Add `apply_compile`, which names the modules whose regions the last pass over the graph compiles."""
+    """Add `apply_compile`, which marks the modules whose regions the last graph pass compiles."""
     made = {
         path: Compiled(_options_of_regions(rule), rule_note(rule))
         for path, rule in compiled_modules(lowering.analysis).items()
@@ -104,7 +104,7 @@ def _calls(lowering: Lowering, compiled: Rules) -> list[Statement]:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """How one module is compiled."""
+    """Compilation of one module."""
 
     options: tuple[tuple[str, Node], ...]
     """Keyword arguments of `torch.compile`."""
@@ -139,7 +139,7 @@ def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: boo
 
 
 def _waits(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
-    """Calls that keep collectives on their way out of compiled modules."""
+    """Return calls that wait for collectives at the outputs of modules that precede compiled ones."""
     found = dict(_eager_collectives(lowering, compiled))
     for wait in found.values():
         for name in wait.functions:
@@ -159,14 +159,14 @@ def _waits(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The functions that make a module wait, and the line that makes it communicate."""
+    """The functions that make a module wait, and the plan's line that makes it communicate."""
 
     functions: tuple[str, ...]
     note: Note
 
 
 def _eager_collectives(lowering: Lowering, compiled: Rules) -> Iterator[tuple[str, Wait]]:
-    """The eager modules that hand collectives on: to modules after them, or to compiled ones inside of them."""
+    """Yield the eager modules whose outputs may be pending collectives for later or nested compiled modules."""
     shard = shard_on_tp(lowering.analysis)
     if shard is None or not compiled:
         return
@@ -184,7 +184,7 @@ def _eager_collectives(lowering: Lowering, compiled: Rules) -> Iterator[tuple[st
 
 
 def _communicates(style: object) -> bool:
-    """Whether the style ends in a collective: rowwise sums up, the others where they change the output's layout."""
+    """Whether the style ends in a collective: rowwise reduces, the others where they change the output's layout."""
     if isinstance(style, Colwise):
         return style.output is not None and style.output.name == "replicate"
     return isinstance(style, Rowwise | Outputs)

@@ -1,4 +1,4 @@
-"""`context`: pieces of a sequence on different ranks, and attention that sees them all."""
+"""`context`: sequence shards on different ranks, and attention over the whole sequence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Item, Line, Statement, call, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 
-_WHY: Final = "puts collectives into attention, to be compiled and recomputed with it"
+_WHY: Final = "puts collectives into attention, so that they are compiled and recomputed with it"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_context_parallel`, and say which axis cuts sequences and how."""
+    """Add `apply_context_parallel`, and emit the axis that shards sequences, and how."""
     context = lowering.plan.context
     if context is None or lowering.plan.mesh.cp == 1:
         return

@@ -12,14 +12,14 @@ from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.stages import blocks_of, where_held
 
 EXPERT_MESH: Final = "expert_mesh"
-"""What a program calls the mesh on which experts lie."""
+"""Name of the experts' mesh in the program."""
 
-_WHY: Final = "as tensor parallelism, before modules are wrapped"
+_WHY: Final = "like tensor parallelism, before modules are wrapped"
 _WHY_CAPACITY: Final = "before modules are wrapped"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_expert_parallel`; on one rank, `apply_expert_capacity` where experts have one."""
+    """Add `apply_expert_parallel`; on one rank, `apply_expert_capacity` where experts have a capacity."""
     shard, ranks = lowering.plan.shard_on("ep"), lowering.plan.mesh.ep
     if shard is None:
         return

@@ -1,4 +1,4 @@
-"""`precision`: the function that converts linear layers to float8, and the scales of what is gathered so."""
+"""`precision`: the function that converts linear layers to float8, and the scales of all-gathered float8 parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from legoai.lowering.emit.code import Group, Line, Note, Statement, call, litera
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.precision import Float8
 
-_WHY: Final = "first, since it replaces layers that the rest changes"
+_WHY: Final = "first, since it replaces layers that later functions transform"
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """How one layer is converted."""
+    """Conversion of one layer."""
 
     recipe: str
     gather_weights: bool
@@ -26,7 +26,7 @@ class Converted:
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_float8`, before all else that changes the model."""
+    """Add `apply_float8`, before all other functions that change the model."""
     found: dict[str, Converted] = {}
     gathered = gathered_weights(lowering.analysis)
     for rule, paths in grouped(converted_layers(lowering.analysis).items()):
@@ -50,7 +50,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _convert(lowering: Lowering, group: BlockGroup[Converted]) -> list[Statement]:
-    """The calls for a group: one for each rule, but one for each layer that stands outside of all blocks."""
+    """Return the calls for a group: one for each rule, and one for each layer outside all blocks."""
     blocks = blocks_of(lowering, group)
     if group.blocks is None:
         return [

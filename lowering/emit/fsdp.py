@@ -26,12 +26,12 @@ from legoai.lowering.emit.precision import policy
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.fsdp import Fsdp
 
-_WHY: Final = "shards what each rank has by now, with hooks around all that was wrapped"
+_WHY: Final = "after all wrappers, so that the hooks that gather parameters enclose them"
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """How one unit is made."""
+    """Arguments of one unit."""
 
     reshard: str
     """The value of `reshard_after_forward`."""
@@ -39,13 +39,13 @@ class Sharded:
     offloads: bool = False
     """Whether the shards are in host memory."""
     kept: bool = False
-    """Whether the parameters stay gathered after backward, until the optimizer changes them."""
+    """Whether parameters stay unsharded after backward, until the optimizer changes them."""
     mesh: str = "mesh"
     """The name of the mesh over which the unit is sharded."""
     dim: int = 0
-    """The dim on which parameters are cut."""
+    """The dim along which parameters are sharded."""
     traced: bool = False
-    """Whether its gathers are nodes of a graph, and not hooks."""
+    """Whether its all-gathers are nodes of a graph rather than hooks."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -87,8 +87,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
-    """How each unit is made; the model itself is always one, since something must hold the rest."""
-    freed = is_traced(lowering.analysis) and is_staged(lowering.analysis)  # behind each pass
+    """Return the arguments of each unit; the model itself is always a unit, which holds the remaining parameters."""
+    freed = is_traced(lowering.analysis) and is_staged(lowering.analysis)  # after each pass
     return {
         path: Sharded(
             _reshard(unit),
@@ -100,9 +100,9 @@ def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
 
 
 def _units_of_experts(lowering: Lowering, draft: Draft, found: dict[str, Sharded]) -> dict[str, Sharded]:
-    """Units for the experts that `ep` distributes, over the ranks that hold the same ones.
+    """Return units for the experts that `ep` distributes, over the ranks that hold the same experts.
 
-    Where no rule makes a unit of them, they reshard as the unit would that they lie in.
+    Where no rule makes a unit of experts, they reshard like the enclosing unit.
     """
     experts = distributed_experts(lowering.analysis)
     made = {}
@@ -116,19 +116,19 @@ def _units_of_experts(lowering: Lowering, draft: Draft, found: dict[str, Sharded
 
 
 def _reshard(unit: FsdpUnit) -> str:
-    """`reshard_after_forward` of torch: true is ZeRO-3, false ZeRO-2, a number the ranks that share after forward."""
+    """Return `reshard_after_forward`: true is ZeRO-3, false ZeRO-2, a number the ranks that share after forward."""
     return str(unit.reshard) if isinstance(unit.reshard, int) else str(unit.is_resharded_after_forward)
 
 
 def _unit_of(path: str, found: dict[str, Sharded]) -> str:
-    """The deepest unit that holds the parameter at ``path``."""
+    """Return the innermost unit that holds the parameter at ``path``."""
     while path not in found:
         path = path.rpartition(".")[0]
     return path
 
 
 def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: Sequence[ModuleBucket]) -> list[Statement]:
-    """The calls for all units, inner ones first: those that are alone in loops over blocks, the joined ones by name."""
+    """Return the calls for all units, inner ones first: single ones in loops over blocks, joined ones by name."""
     together = {path for bucket in joined for path in bucket.paths}
     alone = {path: unit for path, unit in found.items() if path not in together}
     inner = [bucket for bucket in joined if _unit_of(bucket.paths[0].rpartition(".")[0], alone)]
@@ -164,7 +164,7 @@ def _shard(lowering: Lowering, group: BlockGroup[Sharded]) -> list[Statement]:
 
 
 def _calls(module: str, unit: Sharded) -> list[Statement]:
-    """The call that makes a unit, and the one that keeps it gathered."""
+    """Return the call that makes a unit, and the one that keeps it unsharded."""
     made = Line(_call(module, unit), "", unit.note)
     return [made, _keep(module, unit)] if unit.kept and not unit.traced else [made]
 

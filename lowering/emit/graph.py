@@ -1,4 +1,4 @@
-"""`fsdp … (backend = graph)`: the function that traces the step, or a stage of a pipeline, and the passes over it."""
+"""`fsdp … (backend = graph)`: the function that traces the step, or a pipeline stage, and its graph passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROFILE = "PROFILE"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `PASSES`, and what `build_graph` does where `build_stage` does not trace the stages of a pipeline."""
+    """Add `PASSES`, and `build_graph` where `build_stage` does not trace the stages of a pipeline."""
     fsdp = lowering.plan.fsdp
     assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
     passes = graph_passes(lowering)[: lowering.passes]
@@ -60,9 +60,9 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
 
     Args:
         lowering: of the plan.
-        draft: that imports what is named.
-        arrives: what the stage takes.
-        positions: the like of those of the tokens, which stages take where their ranks hold pieces of sequences.
+        draft: that imports the names in use.
+        arrives: the stage's input.
+        positions: an example of token positions, which stages receive where their ranks hold shards of sequences.
     """
     fsdp = lowering.plan.fsdp
     assert fsdp is not None, "a graph has units"
@@ -85,7 +85,7 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
 
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
-    """A pass as the program names it, with its options."""
+    """Return a pass as the program names it, with its options."""
     options: dict[str, Node] = {}
     if name in (_BY_COMPILER, _BY_TIME, _SELECTIVELY) and is_measured(lowering.analysis):
         options["milliseconds"] = _PROFILE
@@ -116,7 +116,7 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
 
 
 def _measured(lowering: Lowering, draft: Draft) -> Line:
-    """The line of the profile that the first steps of a run measure."""
+    """Return the line of the profile that the first steps of a run measure."""
     assert lowering.plan.comm is not None, "the option is its own"
     draft.imports.name(_PACKAGE, "MeasuredProfile")
     options = {"plan_hash": "PLAN_HASH", "moments": str(_kept_moments(lowering))}
@@ -125,12 +125,12 @@ def _measured(lowering: Lowering, draft: Draft) -> Line:
 
 
 def _kept_moments(lowering: Lowering) -> int:
-    """Numbers of each element of a parameter that the optimizer keeps."""
+    """Return how many values per element of a parameter the optimizer keeps."""
     return max(moments(lowering.analysis), int(bool(muon_parameters(lowering.analysis))))
 
 
 def _times(lowering: Lowering, draft: Draft) -> Node:
-    """The times of operators on the cluster of the plan."""
+    """Return the times of operators on the plan's cluster."""
     draft.imports.name("legoai.cost.node_times", "NodeTimes")
     use, device = lowering.plan.cluster, lowering.analysis.device
     assert device is not None and use.device != "profile", "a device of the catalogue"
@@ -146,7 +146,7 @@ def _times(lowering: Lowering, draft: Draft) -> Node:
 
 
 def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
-    """How much leaves: all, so many bytes, or what exceeds the limit of memory; state leaves before activations do."""
+    """Return the amount to offload: all, some bytes, or the excess over the memory limit; state before activations."""
     offload = lowering.plan.offload
     assert offload is not None, "the pass is of its statement"
     amount, kept = offload.optimizer if is_state else offload.activations, moments(lowering.analysis)
@@ -165,7 +165,7 @@ def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
 
 
 def note_of_kept(lowering: Lowering) -> Note:
-    """The line of the plan by which units stay gathered from one micro batch to the next."""
+    """Return the plan's line that keeps units unsharded from one micro batch to the next."""
     rules = (unit.rule for unit in fsdp_units(lowering.analysis).values() if unit.reshard == "never")
     rule = next(rules, None)
     if rule is not None:
@@ -175,7 +175,7 @@ def note_of_kept(lowering: Lowering) -> Note:
 
 
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
-    """The names of a plan's passes in their order, each with the line of the plan that wants it."""
+    """Return the names of a plan's passes in order, each with the plan's line that requests it."""
     plan, analysis = lowering.plan, lowering.analysis
     assert plan.fsdp is not None
     of_units = lowering.note(plan.fsdp)

@@ -11,7 +11,7 @@ from legoai.specs.models.reads import ImagesWithTexts
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `build_loss`, and the context of a loss on shards of the vocabulary."""
+    """Add `build_loss`, and the context of a loss over vocabulary shards."""
     loss = lowering.plan.loss
     matches = isinstance(lowering.manifest.reads, ImagesWithTexts)
     name = "matching_cross_entropy" if matches else "token_cross_entropy"

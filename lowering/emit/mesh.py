@@ -1,4 +1,4 @@
-"""`mesh`: the function that makes the device mesh, and the parts of it that families use."""
+"""`mesh`: the function that builds the device mesh, and the submeshes that families use."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def sharding_mesh(lowering: Lowering, draft: Draft) -> Node:
-    """The mesh of `fsdp`: one axis over which it shards, behind the one over which it replicates its shards, if any."""
+    """Return the mesh of `fsdp`: the axis over which it shards, after the one over which it replicates, if any."""
     groups = (replicating_axes(lowering.analysis), sharded_axes(lowering.analysis))
     return joined(draft, *(group for group in groups if group))
 
 
 def joined(draft: Draft, *groups: tuple[str, ...]) -> Node:
-    """The mesh with an axis for each group of axes: cut out of the program's mesh, unless groups are joined."""
+    """Return the mesh with an axis for each group of axes: a slice of the program's mesh, or flattened axes."""
     order = tuple(axis for group in groups for axis in group)
     if all(len(group) == 1 for group in groups) and order == tuple(sorted(order, key=AXES.index)):
         return f"mesh[{', '.join(quoted(axis) for axis in order)}]"

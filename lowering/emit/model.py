@@ -1,4 +1,4 @@
-"""`model`: emission of the model's construction."""
+"""`model`: construction of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN_NAMES = frozenset(
         *("forward_backward", "train_step", "training", "batches", "functools"),
     }
 )
-"""Names of the program that an imported factory must not take."""
+"""Names of the program that an imported factory must not shadow."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -40,7 +40,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _utilization(lowering: Lowering, draft: Draft) -> None:
-    """Add what a step's time is compared with."""
+    """Add the figures with which a step's time is compared."""
     plan, peak = lowering.plan, published_peak(lowering.analysis)
     if peak is not None and plan.model.family in DECODERS and plan.batch.seq_len is not None:
         flops = flops_per_token(lowering.manifest, plan.batch.seq_len)
@@ -49,7 +49,7 @@ def _utilization(lowering: Lowering, draft: Draft) -> None:
 
 
 def _builtin(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
-    """Every dimension spelled out, so that the program does not change with the presets; options only where used."""
+    """Spell out every dimension, so that the program does not change with the presets; options only where used."""
     family = FAMILIES[source.target]
     config = draft.imports.name("legoai.specs.models.configs", family.config_class.__name__)
     draft.imports.name(family.module, family.class_name)
@@ -76,7 +76,7 @@ def _factory(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Lin
 
 
 def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
-    """Every field of the config file spelled out, so that the program needs no other file."""
+    """Spell out every field of the config file, so that the program needs no other file."""
     reads = lowering.manifest.reads
     assert reads is not None, "see `supports` of the family"
     fields = read_config(lowering.analysis.directory / source.target)

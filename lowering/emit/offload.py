@@ -1,4 +1,4 @@
-"""`offload`: what the program keeps in host memory."""
+"""`offload`: tensors in host memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, Node, call
 
 _HOME = "legoai.runtime.offload"
-_WHY: Final = "around the whole forward, behind the hooks that gather parameters"
+_WHY: Final = "around the whole forward, after the hooks that gather parameters"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Offload activations, and say where parameters are made; the rest is for `apply_fsdp` and `build_optimizer`."""
+    """Offload activations, and emit where parameters are created; `apply_fsdp` and `build_optimizer` do the rest."""
     offload = lowering.plan.offload
     if offload is None:
         return
@@ -27,7 +27,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def policy_of_units(lowering: Lowering, draft: Draft) -> Line | None:
-    """The line that says how the units of `fsdp` keep their shards in host memory; None where they do not."""
+    """Return the line of the policy by which `fsdp` units keep their shards in host memory; None where they do not."""
     offload = lowering.plan.offload
     if offload is None or not offloads(lowering.analysis, "parameters"):
         return None
@@ -37,7 +37,7 @@ def policy_of_units(lowering: Lowering, draft: Draft) -> Line | None:
 
 
 def with_state_on_host(lowering: Lowering, draft: Draft, optimizer: Node) -> Node:
-    """The optimizer, with its state in host memory between steps where the plan says so."""
+    """Return the optimizer, with its state in host memory between steps where the plan states it."""
     # With the parameters in host memory, the optimizer keeps its state there by itself.
     # In a traced step, copies are nodes of its graph.
     if not offloads(lowering.analysis, "optimizer") or offloads(lowering.analysis, "parameters"):

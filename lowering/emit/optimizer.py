@@ -1,4 +1,4 @@
-"""`optimizer`: the function that makes the optimizer."""
+"""`optimizer`: the function that builds the optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALL = "parameters"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `build_optimizer`, with every constant written out."""
+    """Add `build_optimizer`, with every constant spelled out."""
     optimizer = lowering.plan.optimizer
     algorithm = optimizer.algorithm
     values = {item.field: lowering.number(algorithm, item.field) for item in algorithm.options if item.field != "state"}
@@ -53,7 +53,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _taken(lowering: Lowering, rule: PathRule[OwnConstants | Muon], paths: list[str]) -> Item:
-    """The groups of the parameters that follow a rule, with their constants."""
+    """Return the groups of the parameters that follow a rule, with their constants."""
     names = [name for group in lowering.groups(dict.fromkeys(paths)) for name in _names(group)]
     treatment = rule.treatment
     if isinstance(treatment, Muon):
@@ -66,7 +66,7 @@ def _taken(lowering: Lowering, rule: PathRule[OwnConstants | Muon], paths: list[
 
 
 def _constants(lowering: Lowering, own: OwnConstants) -> dict[str, str]:
-    """The constants that are not those of all; a rate that is a multiple of theirs is written as the product."""
+    """Return the constants that differ from the defaults; a multiple of the default rate is written as a product."""
     algorithm = lowering.plan.optimizer.algorithm
     given = [item.field for item in own.options if getattr(own, item.field) is not None and item.field != "lr_scale"]
     found = {field: lowering.number(own, field) for field in given}
@@ -76,7 +76,7 @@ def _constants(lowering: Lowering, own: OwnConstants) -> dict[str, str]:
 
 
 def _names(group: BlockGroup[None]) -> Iterator[str]:
-    """The names of a group's parameters: one for the same in all blocks of a list."""
+    """Yield the names of a group's parameters, one pattern for all blocks of a list."""
     for relative, _ in group.members:
         if group.blocks is None:
             yield quoted(relative)
@@ -91,7 +91,7 @@ def _names(group: BlockGroup[None]) -> Iterator[str]:
 
 
 def _made(lowering: Lowering, draft: Draft, optimizer_class: str, given: str, values: dict[str, str]) -> Group:
-    """The optimizer, with its state on every replica or cut over the replicas."""
+    """Return the optimizer, with its state on every replica or sharded over the replicas."""
     replicate = replicas(lowering.analysis)
     if replicate is None or replicate.optimizer == "replicated":
         return call(optimizer_class, given, **values)

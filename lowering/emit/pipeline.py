@@ -20,7 +20,7 @@ from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile, Pipeline
 
 _PIECE = 100
-"""Characters of an order in one string of the program."""
+"""Characters of an order in one string literal of the program."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -65,7 +65,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _dtype(lowering: Lowering) -> str:
-    """Of what a stage sends: what units with a policy compute in, or else that of the residual stream, as stored."""
+    """Return the dtype of a stage's output: the policy's compute dtype, or else that of the stored residual stream."""
     precision = lowering.plan.precision
     if not has_policy(lowering.analysis):
         return DTYPES[precision.master]
@@ -139,7 +139,7 @@ def _add_build_schedule(lowering: Lowering, draft: Draft, pipeline: Pipeline, mi
 
 
 def _written(order: Order) -> Node:
-    """The order as text: for each rank its actions, in pieces that fit on a line."""
+    """Return the order as text: for each rank its actions, in string literals that fit on a line."""
     rows = []
     for cells in order.ranks:
         texts = [

@@ -12,9 +12,9 @@ DTYPES = {"fp64": "torch.float64", "fp32": "torch.float32", "bf16": "torch.bfloa
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add the dtype of the stored parameters, and that of autocast.
+    """Emit the dtype of the stored parameters, and that of autocast.
 
-    Under `fsdp` and `replicate` every unit carries a `MixedPrecisionPolicy` (see :func:`policy`). Without one matrix
+    Under `fsdp` and `replicate` every unit has a `MixedPrecisionPolicy` (see :func:`policy`). Without one, matrix
     products run under autocast where they are in another dtype than the parameters.
     """
     precision = lowering.plan.precision
@@ -29,7 +29,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def policy(lowering: Lowering, draft: Draft) -> Group:
-    """The policy that every unit of `fsdp` or `replicate` carries."""
+    """Return the policy of every unit of `fsdp` or `replicate`."""
     precision = lowering.plan.precision
     draft.imports.module("torch")
     draft.imports.name("torch.distributed.fsdp", "MixedPrecisionPolicy")

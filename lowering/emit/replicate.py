@@ -1,7 +1,7 @@
 """`replicate`: the function that makes replicas, whose gradients are averaged in buckets.
 
-The program uses that `replicate` of torch which shares its machinery with `fully_shard`: it composes with tensor
-parallel, with activation checkpointing and with pipeline stages, and leaves the names of parameters as they are.
+The program uses the `replicate` of torch that shares its implementation with `fully_shard`: it composes with tensor
+parallelism, activation checkpointing and pipeline stages, and keeps the names of parameters.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from legoai.lowering.emit.code import Line, Node, Statement, call
 from legoai.lowering.emit.mesh import joined
 from legoai.lowering.emit.precision import policy
 
-_WHY: Final = "reduces what each rank has by now, with hooks around all that was wrapped"
+_WHY: Final = "after all wrappers, so that the hooks that reduce gradients enclose them"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `apply_replicate`, which makes a replica of each bucket, and of the model for what no bucket holds."""
+    """Add `apply_replicate`, which makes a replica of each bucket, and of the model for the remaining parameters."""
     replicate = replicas(lowering.analysis)
     if replicate is None:
         return

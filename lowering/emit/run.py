@@ -1,4 +1,4 @@
-"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
+"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: defaults of a run's command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ARGUMENTS: Final = {
     "save": {"every": "save_every", "asynchronous": "save_async", "keep": "keep"},
     "evaluate": {"every": "evaluate_every", "batches": "evaluate_batches"},
 }
-"""The argument of `legoai.runtime.Trainer` that each option of each statement gives."""
+"""For each option of each statement, the argument of `legoai.runtime.Trainer` that it sets."""
 
 
 def planned(plan: Plan) -> dict[str, str | int]:
-    """What the plan decides of a run, by arguments of `legoai.runtime.Trainer`: defaults of its command line."""
+    """Return the plan's settings of a run, by arguments of `legoai.runtime.Trainer`: defaults of its command line."""
     form = plan.schedule.form
     found: dict[str, str | int] = {} if isinstance(form, Constant) else {"steps": form.steps}
     for keyword, arguments in _ARGUMENTS.items():
@@ -37,7 +37,7 @@ def emit_data(lowering: Lowering, draft: Draft) -> None:
 
 
 def emit_weights(lowering: Lowering, draft: Draft) -> None:
-    """Add the folder of the first weights."""
+    """Add the folder of the initial weights."""
     _emit(lowering, draft, "weights")
 
 
@@ -52,12 +52,12 @@ def emit_seed(lowering: Lowering, draft: Draft) -> None:
 
 
 def emit_save(lowering: Lowering, draft: Draft) -> None:
-    """Add when checkpoints are saved, and how many are kept."""
+    """Emit when checkpoints are saved, and how many are kept."""
     _emit(lowering, draft, "save")
 
 
 def emit_evaluate(lowering: Lowering, draft: Draft) -> None:
-    """Add when and on how much validation is done."""
+    """Emit when validation runs, and on how much data."""
     _emit(lowering, draft, "evaluate")
 
 

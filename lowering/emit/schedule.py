@@ -9,7 +9,7 @@ from legoai.specs.directives.schedule import Constant, Wsd
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `build_lr_scheduler`, unless the rate never changes, and the number of steps where the schedule has one."""
+    """Add `build_lr_scheduler`, unless the rate is constant, and the number of steps where the schedule has one."""
     schedule = lowering.plan.schedule
     form = schedule.form
     note = lowering.note(schedule)

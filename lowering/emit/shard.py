@@ -26,12 +26,12 @@ from legoai.lowering.emit.styles import style
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.shard import Shard
 
-_WHY: Final = "by the model's own paths and on whole parameters, before modules are wrapped"
+_WHY: Final = "on unsharded parameters under the model's own paths, before modules are wrapped"
 _STYLES_MODULE = "torch.distributed.tensor.parallel"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add what places parameters on `tp`, and experts on `ep`."""
+    """Add the functions that place parameters on `tp`, and experts on `ep`."""
     shard = shard_on_tp(lowering.analysis)
     if shard is not None:
         _emit_tensor_parallel(lowering, draft, shard)
@@ -48,7 +48,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
         for path, rules in placed_modules(lowering.analysis).items()
     }
     body: list[Statement] = []
-    for styles in (emitted, placed):  # a conversion of what a module gives comes after what its parameters make of it
+    for styles in (emitted, placed):  # conversions of a module's outputs come after the placement of its parameters
         for group in reversed(lowering.groups(styles)):
             body += _parallelize(lowering, group, lowering.note(shard))
     if emitted or placed:
@@ -61,7 +61,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
 
 
 def _styles(lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]) -> dict[str, tuple[Group, Note]]:
-    """The styles of modules, each with the line of its rule: one for all those that a rule treats alike."""
+    """Return the styles of modules, each with its rule's line: one for all modules that a rule treats equally."""
     made: dict[Hashable, tuple[Group, Note]] = {}
     found = {}
     for path, rule in rules.items():
@@ -95,7 +95,7 @@ def _parallelize(lowering: Lowering, group: BlockGroup[Any], note: Note) -> list
 
 
 def _order(lowering: Lowering, path: str) -> tuple[int, ...]:
-    """The module's place in the model, to print styles in the order in which the model is written."""
+    """Return the module's index in the model, to print styles in the model's order."""
     order: list[int] = []
     while path:
         order.append(lowering.manifest.modules[path].position)
@@ -104,7 +104,7 @@ def _order(lowering: Lowering, path: str) -> tuple[int, ...]:
 
 
 def _retie(lowering: Lowering, shard: Shard) -> list[Statement]:
-    """Tie what was one parameter again: distributing a module gives it parameters of its own."""
+    """Tie parameters again that were one: distributing a module creates new parameters."""
     body: list[Statement] = []
     for first, *others in lowering.manifest.tied_parameters:
         if placement(lowering.analysis, first).is_plain:

@@ -1,6 +1,6 @@
 """Conditions of statements about modules that a stage of the model may not hold.
 
-The functions that change the model are called for each stage, so that what they name may be missing.
+The functions that change the model are called for each stage, so modules that they name may be missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def blocks_of(lowering: Lowering, group: BlockGroup[T], *, replace: bool = False) -> Blocks:
-    """Say how the program goes over a group's blocks; with ``replace``, so that other modules can take their places."""
+    """Return the loop of the program over a group's blocks; with ``replace``, blocks can be assigned."""
     if not has_placeholders(lowering.analysis):
         return whole.blocks_of(group, lowering.manifest, replace=replace, staged=is_staged(lowering.analysis))
     found = whole.blocks_of(group, lowering.manifest, replace=replace)
@@ -29,9 +29,9 @@ def blocks_of(lowering: Lowering, group: BlockGroup[T], *, replace: bool = False
 
 
 def where_held(lowering: Lowering, group: BlockGroup[T], path: str, *statements: Statement) -> list[Statement]:
-    """Statements about the module at ``path``, for those stages that hold it.
+    """Return statements about the module at ``path``, conditional on the stage holding it.
 
-    Where the group is of the blocks of a list, its loop sees to that.
+    Where the group consists of the blocks of a list, its loop is the condition.
     """
     if group.blocks is not None or not is_staged(lowering.analysis):
         return list(statements)

@@ -1,4 +1,4 @@
-"""One optimizer step of a program: the lines that families of directives contribute to it, in their order."""
+"""One optimizer step of a program: the lines that families of directives contribute to it, in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Loop, Node, Note, Statement, call, literal
 
 COUNT: Final = "MICRO_BATCHES"
-"""The constant of a program: the micro batches of one rank in one optimizer step."""
+"""Name of the program's constant for the micro batches of one rank in one optimizer step."""
 GROWING: Final = "micro_batches"
-"""The function of a program that says how many they are in a step, where the batch grows."""
+"""Name of the program's function that returns their number in a step, where the batch grows."""
 PARAMETERS: Final = "training.optimizer.param_groups"
-"""What a step calls the groups of all parameters."""
+"""Expression for the groups of all parameters in a step."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Step:
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
     traced: tuple[Note, Line] | None = None
-    """Why forward, loss and backward are traced as one graph, and what gives the graph back; None without a graph."""
+    """Why forward, loss and backward are traced as one graph, and the expression of the graph; None without a graph."""
     before: list[Line] = field(default_factory=list)
     """Before all micro batches."""
     before_forward: list[Line] = field(default_factory=list)
@@ -35,22 +35,22 @@ class Step:
     around: list[Loop] = field(default_factory=list)
     """`with` statements without a body around forward and backward, or their trace, the outermost first."""
     around_forward: list[Loop] = field(default_factory=list)
-    """`with` statements without a body around forward and loss, inside of `around`."""
+    """`with` statements without a body around forward and loss, within `around`."""
     arguments: list[Item] = field(default_factory=list)
     """Further arguments of the model's forward."""
     graph_arguments: list[Item] = field(default_factory=list)
     """Further arguments of the graph of a step that is traced."""
     after_backward: list[Line] = field(default_factory=list)
-    """When the gradients of all micro batches are added up."""
+    """After the gradients of all micro batches are accumulated."""
     before_update: list[Line] = field(default_factory=list)
-    """When all ranks know the norm of the gradient, whether it is finite or not."""
+    """After all ranks know the norm of the gradient, whether it is finite or not."""
     clip: list[Line] = field(default_factory=list)
     """Before the optimizer's update."""
     after_update: list[Line] = field(default_factory=list)
-    """At the end, also of a step whose update was not made."""
+    """At the end, also of a step whose update was skipped."""
 
     def functions(self, imports: Imports) -> tuple[Function, ...]:
-        """`forward_backward` and `train_step`; before them what builds the graph, and `micro_batches` of a ramp."""
+        """Return `forward_backward` and `train_step`, preceded by the graph's builder and `micro_batches` of a ramp."""
         imports.module("torch")
         for name in ("Batches", "StepResult", "Training", "reduce_loss_and_norm"):
             imports.name("legoai.runtime", name)
@@ -63,11 +63,11 @@ class Step:
 
     @property
     def _count(self) -> str:
-        """The expression for the micro batches of one rank in the step that is taken."""
+        """The expression for the number of micro batches of one rank in the current step."""
         return "count" if self.ramp else COUNT
 
     def _building(self, imports: Imports) -> Iterator[Function]:
-        """The function that builds the graph of a step that is traced."""
+        """Yield the function that builds the graph of a traced step."""
         if self.traced is None:
             return
         for name in ("Batch", "LossFunction"):
@@ -82,7 +82,7 @@ class Step:
         )
 
     def _growing(self) -> Iterator[Function]:
-        """The function that says how many they are in a step, where the batch grows."""
+        """Yield the function that returns the number of micro batches in a step, where the batch grows."""
         if self.ramp:
             stages = [
                 Loop(f"if step < {until}", (Line(literal(count), "return "),), note) for until, count, note in self.ramp
@@ -91,7 +91,7 @@ class Step:
             yield Function(f"{GROWING}(step: int) -> int", (*stages, Line(COUNT, "return ")), docstring=(words,))
 
     def _sums(self, imports: Imports) -> tuple[Statement, ...]:
-        """Gradients and mean loss of this rank's micro batches."""
+        """Return the statements for gradients and mean loss of this rank's micro batches."""
         assert self.micro_batches is not None, "a plan has a batch"
         each = self._forward_backward(imports) if self.pass_size is None else self._pass(imports)
         together = None if self.pass_size is None else literal(self.pass_size)
@@ -115,7 +115,7 @@ class Step:
         return [*self.before_forward, *_inside(self.around, computed), Line(call("local_value", "loss"), "total += ")]
 
     def _pass(self, imports: Imports) -> list[Statement]:
-        """One pass of a pipeline, whose schedule divides the losses of its micro batches by their number in a step."""
+        """Return one pass of a pipeline, whose schedule divides each micro batch's loss by their number in a step."""
         imports.name("legoai.runtime", "add_losses")
         made = call(
             "training.schedule.step",
@@ -146,13 +146,13 @@ class Step:
 
 
 def context(manager: Node, note: Note) -> Loop:
-    """A `with` statement that is still without a body."""
+    """Return a `with` statement whose body is added later."""
     text = manager if isinstance(manager, str) else manager.inline()
     return Loop(f"with {text}", (), note)
 
 
 def _inside(contexts: Sequence[Loop], body: Sequence[Statement]) -> list[Statement]:
-    """The body inside of `with` statements."""
+    """Return the body within `with` statements."""
     statements = list(body)
     for outer in reversed(contexts):
         statements = [Loop(outer.header, tuple(statements), outer.note)]

@@ -20,14 +20,14 @@ Layouts = list[Replicated | Sharded | Partial | None]
 
 
 def layout(value: Any, draft: Draft) -> str:
-    """A layout as torch writes it."""
+    """Return a layout as torch writes it."""
     name = {"replicate": "Replicate", "shard": "Shard", "partial": "Partial"}[value.name]
     draft.imports.name("torch.distributed.tensor", name)
     return f"{name}({value.dim})" if isinstance(value, Sharded) else f"{name}()"
 
 
 def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
-    """The style of the module at ``path``."""
+    """Return the style of the module at ``path``."""
     treatment = rule.treatment
     float8 = path in gathered_activations(lowering.analysis)
     if isinstance(treatment, Colwise):
@@ -49,7 +49,7 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
 
 
 def placed(rules: Mapping[str, PathRule[Any]], draft: Draft) -> Group:
-    """The style of a module of which these parameters are placed, by name."""
+    """Return the style of a module with placements of these parameters, by name."""
     draft.imports.name("legoai.runtime.styles", "PlacedParameters")
     return call("PlacedParameters", **{name: layout(rule.treatment, draft) for name, rule in rules.items()})
 
@@ -81,7 +81,7 @@ def _colwise(style: Colwise, draft: Draft, *, float8: bool, overlaps: bool) -> G
 
 
 def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool, float8: bool) -> Group:
-    # RowwiseParallel expects a sharded input unless told otherwise, and token ids are whole.
+    # RowwiseParallel expects a sharded input by default, and token ids are replicated.
     source = style.input or (Replicated() if embedding else None)
     return _made(
         "float8_rowwise" if float8 else "RowwiseParallel",
@@ -92,7 +92,7 @@ def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool, float8: bool) -> 
 
 
 def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft, *, float8: bool) -> Group:
-    """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
+    """Return layouts for every argument of the module's forward: by position, then by keyword."""
     info = lowering.manifest.modules[path]
     names = inputs_of(info)
     before, after = _pairs(rule.treatment, len(names))
@@ -121,7 +121,7 @@ def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft, *,
 
 
 def _overlapped(path: str, linears: tuple[str, ...], options: Mapping[str, Node | None], draft: Draft) -> Group:
-    """The same for layers that gather for themselves: their paths in the module, and how their input arrives."""
+    """Return the same for layers that all-gather their input themselves: their paths, and the input's layout."""
     draft.imports.name(_OVERLAPPED_MODULE, "OverlappedInput")
     arriving = {name: value for name, value in options.items() if not name.startswith("desired_")}
     return call("OverlappedInput", *(quoted(linear.removeprefix(f"{path}.")) for linear in linears), **arriving)
@@ -132,13 +132,13 @@ def _outputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -
 
 
 def _leaving(lowering: Lowering, path: str, style: Outputs, draft: Draft) -> dict[str, Node]:
-    """Layouts for every tensor that the module's forward returns."""
+    """Return layouts for every tensor that the module's forward returns."""
     before, after = _pairs(style, outputs_of(lowering.manifest.modules[path]))
     return {"output_layouts": _tuple(before, draft), "desired_output_layouts": _tuple(after, draft)}
 
 
 def _pairs(style: Inputs | Outputs, count: int) -> tuple[Layouts, Layouts]:
-    """The layouts before and after for each of the module's inputs or outputs; None leaves one as it is."""
+    """Return the layouts before and after for each of the module's inputs or outputs; None leaves one unchanged."""
     before, after = _listed(style.source), _listed(style.target)
     assert len(before) == len(after) <= count, f"{style!r} for {count} tensors"
     padding: Layouts = [None] * (count - len(before))

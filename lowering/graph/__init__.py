@@ -1,6 +1,6 @@
-"""The step of a program as one graph, and the passes that rewrite it: what programs of the graph backend import.
+"""The step of a program as one graph, and the passes that rewrite it: the functions that graph-backend programs import.
 
-Those with a pipeline import :mod:`legoai.lowering.graph.stage` as well.
+Programs with a pipeline import :mod:`legoai.lowering.graph.stage` as well.
 """
 
 from legoai.lowering.graph.activations import keep_activations

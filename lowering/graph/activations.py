@@ -1,8 +1,8 @@
-"""Activation policy: values that forward keeps are read in backward, instead of those that are computed again.
+"""Activation policy: backward reads values that forward saves, instead of recomputing them.
 
-A checkpointed module is traced with all of its operators twice, in forward and in recomputation. While it is traced,
-the policy of the program is asked about each operator as torch's selective checkpointing would ask it, so that the same
-operators are kept as under the eager backend.
+A checkpointed module is traced with all of its operators twice, in forward and in recomputation. During the trace the
+program's policy is called for each operator as in torch's selective checkpointing, so that the same operators are saved
+as under the eager backend.
 
     a = mm(x) … a' = mm(x'), backward(a')         ->  a = mm(x) … backward(a)
 """
@@ -34,11 +34,11 @@ _KEY: Final = "legoai_kept"
 
 
 class ChangedInPlaceError(ValueError):
-    """A value that is to be kept, and that a later node changes."""
+    """A value is to be saved, and a later node changes it."""
 
 
 class _Mark(NamedTuple):
-    """A node of an operator whose output is kept; that of forward and that of recomputation have the same mark."""
+    """Mark of an operator whose output is saved; the nodes of forward and of recomputation have equal marks."""
 
     call: int
     """Of a checkpointed module."""
@@ -49,13 +49,13 @@ class _Mark(NamedTuple):
 
 
 class KeptOutputs:
-    """What is noted of checkpointed modules while a step is traced."""
+    """Notes about checkpointed modules while a step is traced."""
 
     def __init__(self) -> None:
         self._calls = itertools.count()
 
     def contexts(self, policy: Policy) -> Contexts:
-        """Return modes that mark what forward keeps, and what recomputation computes in vain."""
+        """Return dispatch modes that mark what forward saves, and what recomputation computes unnecessarily."""
         call, kept = next(self._calls), set[tuple[OpOverload, int]]()
         return _Marking(call, kept, policy), _Marking(call, kept, None)
 
@@ -67,7 +67,7 @@ class KeptOutputs:
 
 
 class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Marks the nodes of operators whose outputs are kept; gathers of parameters are none of the module's operators."""
+    """Marks the nodes of operators whose outputs are saved, except all-gathers of parameters."""
 
     supports_higher_order_operators = True
 
@@ -108,10 +108,10 @@ def _behind(last: fx.Node) -> Iterator[fx.Node]:
 
 
 def keep_activations(graph: StepGraph) -> None:
-    """Let backward read what forward has kept, and compute nothing again that nobody reads then.
+    """Let backward read what forward saves, and erase recomputation that becomes dead.
 
     Raises:
-        ChangedInPlaceError: something that is kept is changed later.
+        ChangedInPlaceError: a saved value is changed later.
     """
     forward: dict[_Mark, fx.Node] = {}
     again: list[tuple[_Mark, fx.Node]] = []
@@ -135,13 +135,13 @@ def keep_activations(graph: StepGraph) -> None:
 
 
 def is_recomputed(node: fx.Node) -> bool:
-    """Whether a node computes again what forward has computed."""
+    """Whether a node recomputes a value of forward."""
     place = place_of(node)
     return place is not None and place.phase == "recompute"
 
 
 def _in_forward(graph: StepGraph, node: fx.Node, kept: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """Return what only recomputation takes out of several outputs, taken out of those of forward."""
+    """Return the item of forward's outputs that corresponds to an item which only recomputation uses."""
     [source] = node.all_input_nodes
     assert shows(node) and source in kept.values(), "only backward reads it"
     with graph.graph.inserting_after(source):
@@ -151,7 +151,7 @@ def _in_forward(graph: StepGraph, node: fx.Node, kept: Mapping[fx.Node, fx.Node]
 
 
 def _wait_once(node: fx.Node) -> None:
-    """Let those that wait for a collective that is kept read what forward has waited for."""
+    """Let recomputation's waits for a saved collective reuse forward's wait."""
     waits = [user for user in node.users if user.target is WAIT]
     first = next((wait for wait in waits if not is_recomputed(wait)), None)
     if first is not None:
@@ -161,10 +161,10 @@ def _wait_once(node: fx.Node) -> None:
 
 
 def _acts(node: fx.Node, kept: Mapping[fx.Node, fx.Node]) -> bool:
-    """Whether a node does more than to compute its value.
+    """Whether a node has effects besides its value.
 
-    What is kept is the same on all ranks, so that all of them leave its collectives out. Whether somebody reads what
-    another collective gives may differ from rank to rank.
+    The set of saved values is the same on all ranks, so that all of them leave out the same collectives. Whether the
+    result of another collective is used may differ between ranks.
     """
     if node in kept or (node.target is WAIT and node.args[0] in kept.values()):
         return False
@@ -188,7 +188,7 @@ def changes(node: fx.Node) -> list[fx.Node]:
 
 
 def _check(graph: StepGraph, kept: Any) -> None:
-    """Prove that nothing that is kept is changed, itself or through what shows it."""
+    """Check that no saved value is changed, directly or through a view."""
     memory = {shown_by(node) for node in kept}
     for node in graph.graph.nodes:
         for value in changes(node):
@@ -199,7 +199,7 @@ def _check(graph: StepGraph, kept: Any) -> None:
 
 
 def shown_by(node: fx.Node) -> fx.Node:
-    """Return the node whose memory a value is."""
+    """Return the node that owns the memory of a value."""
     while shows(node):
         node = node.all_input_nodes[0]
     return node

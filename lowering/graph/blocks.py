@@ -1,4 +1,4 @@
-"""Blocks of a step's graph: its repeated modules in the order of forward, and what computes before, behind and between.
+"""Blocks of a step's graph: its repeated modules in forward order, and the computation before, after and between them.
 
 Backward passes through the blocks in the opposite order.
 """
@@ -28,7 +28,7 @@ class Blocks:
     def __init__(self, graph: StepGraph) -> None:
         self._lists = _lists(graph.model)
         self._number: dict[str, int] = {}
-        """The first block on whose behalf a module computes."""
+        """The first block for which a module computes."""
         self._at: dict[fx.Node, int] = {}
         self._ends: list[fx.Node] = []
         self._begins: dict[int, fx.Node] = {}
@@ -40,7 +40,7 @@ class Blocks:
             if place.phase != "forward":
                 self._begins.setdefault(self.of(place), node)
                 continue
-            if self._begins:  # what shows the loss stands at the end
+            if self._begins:  # views of the loss are at the end of the graph
                 continue
             name = self._name(place.module, names)
             if name not in names:
@@ -56,7 +56,7 @@ class Blocks:
         return len(self._ends)
 
     def of(self, place: Place) -> int:
-        """Return the number of the block at a place; of a module that only backward knows, the block around it."""
+        """Return the number of the block at a place; for a module that only backward contains, the enclosing block."""
         module = place.module
         while module not in self._number and module:
             module = module.rpartition(".")[0]
@@ -73,13 +73,13 @@ class Blocks:
         return self._ends[number]
 
     def begin_of_backward(self, number: int) -> fx.Node | None:
-        """Return the first node of the nearest block behind one that has a backward; None where none has."""
+        """Return the first node of the nearest later block that has a backward; None where none has."""
         return next(
             (self._begins[later] for later in range(number + 1, len(self._ends)) if later in self._begins), None
         )
 
     def _name(self, module: str, names: list[str]) -> str:
-        """Return the name of the block that computes; what is in no list of blocks goes with its like before it."""
+        """Return the name of the block that computes; nodes outside all lists of blocks belong with the one before."""
         if module == LOSS:
             return LOSS
         for path in self._lists:
@@ -90,7 +90,7 @@ class Blocks:
 
 
 def _copies(node: fx.Node) -> bool:
-    """Whether a node copies to the host, or waits for that, which may be in a later block."""
+    """Whether a node copies to the host, or waits for such a copy, which may belong to a later block."""
     return isinstance(getattr(node.target, "__self__", None), HostCopies)
 
 

@@ -3,9 +3,10 @@
     gather(a), wait, gather(b), wait              ->  gather(a, b), wait
     scatter(g), wait, scatter(h), wait            ->  scatter(g, h), wait
 
-Where shards have replicas, the buffer of a reduction is then reduced over these as a whole. A bucket gathers where its
-first parameter is read, and reduces when its last gradient is there (Zhang et al. 2024, section 3.2.1). Inductor's
-functions merge the collectives. Where gradients are reduced in another dtype, or padded, what fills the buffer does so.
+Where shards have replicas, the buffer of a reduction is then reduced over these as a whole. A bucket is gathered where
+its first parameter is read, and reduced when its last gradient is available (Zhang et al. 2024, section 3.2.1).
+Inductor's functions merge the collectives. Where gradients are reduced in another dtype, or padded, this is fused into
+the copy into the buffer.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def bucket_units(graph: StepGraph) -> None:
 
 
 def _fill_at_once(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
-    """Pad and cast the gradients of a bucket where its buffer is filled, rather than each before; return its nodes.
+    """Pad and cast the gradients of a bucket while its buffer is filled, rather than one by one; return its nodes.
 
-    Those of a stage are sums, which have the dtype of the buffer.
+    Gradients of a stage are sums, which already have the dtype of the buffer.
     """
     from legoai.runtime.torch_internals.buckets import FILL, FILL_AND_PAD
 
@@ -76,7 +77,7 @@ def _fill_at_once(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _sum_buffer(graph: StepGraph, made: Sequence[fx.Node]) -> None:
-    """Reduce the buffer of a bucket over replicas, in the place of each gradient by itself."""
+    """Reduce the buffer of a bucket over replicas, instead of each gradient."""
     sums = [user for node in made for user in node.users if user.target is SUM_OVER_REPLICAS]
     if not sums:
         return
@@ -100,7 +101,7 @@ def _sum_buffer(graph: StepGraph, made: Sequence[fx.Node]) -> None:
 
 
 def _settle(made: Sequence[fx.Node], place: Place | None, *, behind: Makes = "") -> None:
-    """Give the nodes of a bucket a place; what they make is a buffer up to the wait, and then ``behind``."""
+    """Give the nodes of a bucket a place; they make a buffer up to the wait, and then ``behind``."""
     assert place is not None, "a node that was traced"
     waited = False
     for node in made:

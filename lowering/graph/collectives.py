@@ -1,4 +1,4 @@
-"""Gathers and reductions of a step's graph: their nodes, and which parameters they belong to."""
+"""All-gathers and reductions of a step's graph: their nodes, and the parameters that they belong to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from legoai.runtime.torch_internals.operators import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class Unshard:
-    """A parameter's gather.
+    """The all-gather of a parameter.
 
     Attributes:
         parameter: its name.
@@ -33,12 +33,12 @@ class Unshard:
 
     @property
     def wait(self) -> fx.Node:
-        """The node that gives the gathered parameter."""
+        """The node whose value is the gathered parameter."""
         return self.chain[-1]
 
 
 def unshards(graph: StepGraph) -> Iterator[Unshard]:
-    """Yield the gathers of single parameters, in the order of the graph; also those of a part of the ranks."""
+    """Yield the all-gathers of single parameters in graph order, including those over a part of the ranks."""
     parameters = {node: name for name, node in graph.inputs().items()}
     gathered: dict[fx.Node, str] = {}
     for node in graph.graph.nodes:
@@ -55,7 +55,7 @@ def unshards(graph: StepGraph) -> Iterator[Unshard]:
 
 
 def reduction_of(gradient: fx.Node) -> tuple[fx.Node, ...] | None:
-    """Return the nodes of a gradient's reduction, from cast and padding to what gives the shard; None where none is."""
+    """Return the nodes of a gradient's reduction, from cast and padding to the shard; None where there is none."""
     chain = [gradient]
     while chain[-1].target not in SCATTERS:
         node = chain[-1]
@@ -80,7 +80,7 @@ def is_padding(node: fx.Node) -> bool:
 
 
 def shows(node: fx.Node) -> bool:
-    """Whether a node only shows its argument in another shape."""
+    """Whether a node is a view of its argument."""
     target = node.target
     if node.op != "call_function":
         return False
@@ -90,5 +90,5 @@ def shows(node: fx.Node) -> bool:
 
 
 def in_order(graph: StepGraph) -> dict[fx.Node, int]:
-    """Return the place of each node in the graph."""
+    """Return the index of each node in the graph."""
     return {node: index for index, node in enumerate(graph.graph.nodes)}

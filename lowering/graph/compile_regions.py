@@ -1,15 +1,16 @@
-"""Compilation of regions: what a compiled module computes between two collectives becomes one function.
+"""Compilation of regions: the nodes of a compiled module between two collectives become one compiled function.
 
     mul, add, mm, gather 2, wait 1, mm, add       ->  region, gather 2, wait 1, region
 
-A region is a run of nodes that stand behind one another in the graph, of one compiled module and one phase. Collectives
-and waits, and what fills their buffers or takes parameters out of them, stay where earlier passes have put them, so
-that no gathered buffer lives longer. Regions that compute the same, such as those of equal blocks, are compiled once.
+A region is a run of consecutive nodes of one compiled module and one phase. Collectives and waits, and the nodes that
+fill or split their buffers, stay where earlier passes have put them, so that no gathered buffer lives longer. Regions
+with equal computation, such as those of equal blocks, are compiled once.
 
-What experts compute on rows whose number only values tell runs operator by operator, as under the eager backend, where
-the compiler is kept out of them.
+Computation of experts on a data-dependent number of rows runs operator by operator, as under the eager backend, where
+the compiler is disabled for experts.
 
-Of a stage of a pipeline those of each action are compiled: what crosses from one action to another ends a region.
+For a stage of a pipeline, the graphs of its actions are compiled: values that cross from one action to another end a
+region.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from legoai.runtime.activation import is_collective
 from legoai.runtime.torch_internals.operators import OpOverload
 
 _FEWEST: Final = 2
-"""Operators that compute; one alone is a kernel already."""
+"""Fewest operators of a region that compute; a single one is a kernel already."""
 
 _NODES: Final = "legoai_nodes"
-"""The entry of `node.meta` of a call with the names of the nodes of its region."""
+"""The entry of `node.meta` of a call, with the names of its region's nodes."""
 _RESULTS: Final = ("", "unsharded_gradient")
-"""What a region makes."""
+"""Kinds of results of a region."""
 
 _UNKNOWN: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The modules that are compiled, by their paths, and those inside of them that are not."""
+    """The compiled modules by their paths, and the modules within them that are not compiled."""
 
     how: Mapping[str, Compilation]
     apart: frozenset[str]
@@ -83,15 +84,15 @@ def _modules(graph: StepGraph) -> Iterator[fx.GraphModule]:
 
 
 def nodes_of(call: fx.Node) -> tuple[str, ...]:
-    """Return the names that the nodes of a region had, by its call; none of other nodes."""
+    """Return the original names of a region's nodes, given its call; empty for other nodes."""
     names: tuple[str, ...] = call.meta.get(_NODES, ())
     return names
 
 
 def _take_results_at_once(graph: fx.Graph) -> None:
-    """Take the results out of each operator that has several right behind it.
+    """Move the items of each operator with several outputs directly after it.
 
-    Copies to the host stand between them, which end a region; regions take and give tensors, not tuples of them.
+    Copies to the host between them would end a region; regions take and return tensors, not tuples.
     """
     for node in list(graph.nodes):
         place = place_of(node)
@@ -103,9 +104,9 @@ def _take_results_at_once(graph: fx.Graph) -> None:
 
 
 def _add_up_behind(graph: fx.Graph, modules: _Compiled) -> None:
-    """Add to sums that a graph takes behind the run of nodes in which it would end a region.
+    """Move additions to the graph's incoming sums after the run of nodes in which they would end a region.
 
-    What is added is a result of the region, which lives up to its end.
+    The added value is a result of the region, and lives until its end.
     """
     held: list[fx.Node] = []
     last: tuple[str, str] | None = None
@@ -144,7 +145,7 @@ def _runs(graph: fx.Graph, modules: _Compiled, apart: set[fx.Node]) -> Iterator[
     nodes: list[fx.Node] = []
     last: tuple[str, str] | None = None
     for node in graph.nodes:
-        if node.op == "get_attr":  # a constant, which a region takes
+        if node.op == "get_attr":  # a constant, which becomes an input of the region
             continue
         place = place_of(node)
         here = None if place is None or node in apart else _key(node, place, modules)
@@ -167,7 +168,7 @@ def _owner(node: fx.Node, modules: _Compiled) -> Any:
 
 
 def _computes(node: fx.Node, place: Place) -> bool:
-    """Whether a node is an operator on tensors of known shapes that no unit communicates."""
+    """Whether a node is an operator on tensors of known shapes, and not part of a unit's communication."""
     target = node.target
     if place.makes not in _RESULTS or place.of_unit or node.op != "call_function":
         return False
@@ -184,7 +185,7 @@ def _computes(node: fx.Node, place: Place) -> bool:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a value is made of tensors of known shapes."""
+    """Whether a value consists of tensors of known shapes."""
     if isinstance(value, list | tuple):
         return all(map(_is_known, value))
     if value is None:
@@ -193,7 +194,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _changed_elsewhere(graph: fx.Graph, found: Sequence[Sequence[fx.Node]]) -> Iterator[fx.Node]:
-    """Yield what changes values in place that another region, or none, has made; and what makes such values."""
+    """Yield nodes that change values of another region, or of none, in place; and the nodes that made such values."""
     region = {node: index for index, nodes in enumerate(found) for node in nodes}
     for node in graph.nodes:
         for value in changes(node):
@@ -203,14 +204,14 @@ def _changed_elsewhere(graph: fx.Graph, found: Sequence[Sequence[fx.Node]]) -> I
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node shows memory that another one has made, and is none of several results."""
+    """Whether a node is a view, and not an item of several outputs."""
     if node.target is operator.getitem:
         return _is_view(node.all_input_nodes[0])
     return shows(node)
 
 
 def _show_outside(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Let others than a region's nodes read views of what it gives or takes, which need not be given."""
+    """Recompute views of a region's inputs and results outside it, so that they need not be results."""
     inside, copies = set(nodes), dict[fx.Node, fx.Node]()
     last = nodes[-1]
 
@@ -268,9 +269,9 @@ def _free_name(name: str, taken: set[str]) -> str:
 def _source(
     module: fx.GraphModule, nodes: Sequence[fx.Node], results: Sequence[fx.Node], how: Compilation
 ) -> tuple[list[fx.Node], Source]:
-    """Return what a region takes, views left to it, and what it computes.
+    """Return the inputs of a region, without views, and its computation.
 
-    Its nodes are named by their operators alone, so that equal regions are equal.
+    Its nodes are named by their operators only, so that equal regions compare equal.
     """
     inside, given, body = set(nodes), dict[fx.Node, None](), dict[fx.Node, None]()
 
@@ -308,7 +309,7 @@ def _source(
 
 
 def _common(paths: Sequence[str]) -> str:
-    """Return the innermost module that holds all of some."""
+    """Return the innermost module that contains all of some."""
     same: list[str] = []
     for parts in zip(*(path.split(".") for path in paths), strict=False):
         if len(set(parts)) > 1:

@@ -41,7 +41,7 @@ def _cut_once(graph: StepGraph, gathered: fx.Node) -> None:
 
 
 def _reduce_once(graph: StepGraph, parameter: str, total: fx.Node) -> None:
-    """Let the reduction of a sum give a gradient, in the place of a sum of reductions."""
+    """Replace a sum of reductions, a parameter's gradient, by one reduction of the sum."""
     parts, sums = _summands(total)
     chains = [chain for chain in map(reduction_of, parts) if chain is not None]
     if len(chains) < len(parts):
@@ -60,7 +60,7 @@ def _reduce_once(graph: StepGraph, parameter: str, total: fx.Node) -> None:
 
 
 def _summands(total: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return what a sum adds up, and the nodes that add, the outermost first."""
+    """Return the summands, and the nodes that add, the outermost first."""
     if total.target is not ADD or len(total.all_input_nodes) != 2:
         return [total], []
     parts: list[fx.Node] = []

@@ -3,8 +3,8 @@
     micro batch 1      gather(w), forward(w), backward(w)   ->  gather(w), forward(w), backward(w), w
     micro batch 2      gather(w), forward(w), backward(w)   ->  w, forward(w), backward(w)
 
-The first micro batch gives what it has gathered, and the others take it. The optimizer changes the shards, so that each
-step gathers again. The plan says which units stay, by hand or by `legoai solve`.
+The first micro batch returns what it has gathered, and the others take it as input. The optimizer changes the shards,
+so each step gathers again. The plan states which units stay unsharded, by hand or by `legoai solve`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from legoai.lowering.graph.step_graph import StepGraph
 
 
 def keep_unsharded(graph: StepGraph) -> None:
-    """Let later micro batches take the gathered parameters of units that do not reshard after backward."""
+    """Let later micro batches reuse the gathered parameters of units that do not reshard after backward."""
     graph.keep(*kept_values(graph))
 
 
 def kept_values(graph: StepGraph) -> tuple[list[fx.Node], set[fx.Node]]:
-    """Return the nodes that give gathered parameters which stay, and those that later micro batches do not need."""
+    """Return the nodes of gathered parameters that stay, and the nodes that later micro batches do not need."""
     wanted = {name for unit in graph.units if not unit.reshard_after_backward for name in unit.parameters}
     shards = {node for name, node in graph.inputs().items() if name in wanted}
     erased: set[fx.Node] = set()
@@ -36,7 +36,7 @@ def kept_values(graph: StepGraph) -> tuple[list[fx.Node], set[fx.Node]]:
 
 
 def made_of(wait: fx.Node) -> set[fx.Node]:
-    """Return a wait with what makes the gathered parameters of its buffer."""
+    """Return a wait with the nodes that extract the gathered parameters from its buffer."""
     found: set[fx.Node] = set()
     left = [wait]
     while left:

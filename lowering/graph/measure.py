@@ -1,7 +1,7 @@
-"""Measurement of a step's graph: the time of each node, and the memory beside it, on which all ranks agree.
+"""Measurement of a step's graph: the time of each node and its memory, agreed between all ranks.
 
-A collective is waited for where it is issued, so that its time is its own. What comes first waits for the others, so
-that the shortest time over ranks counts; of computation the longest.
+Each collective is waited for where it is issued, so that its time is measured alone. The first ranks to arrive wait for
+the others, so the minimum over ranks is used; for computation, the maximum.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CPU: Final = "cpu"
 
 
 class Sample(NamedTuple):
-    """A node that ran once.
+    """One execution of a node.
 
     Attributes:
         name: of the node.
         begin: of its computation.
         end: of its computation.
-        bytes: the most that the device held before or behind it; on a CPU those of the values that live.
+        bytes: the most that the device held before or after it; on a CPU, the bytes of living values.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A node in all steps that were measured, on all ranks.
+    """Measurements of a node in all measured steps, on all ranks.
 
     Attributes:
         milliseconds: the median.
@@ -84,7 +84,7 @@ class NodeWatch:
         return result
 
     def agreed(self) -> dict[str, Measured] | None:
-        """Return what all ranks have measured of each node, by its name; None where they ran different nodes."""
+        """Return the measurements of each node, by name, agreed by all ranks; None where ranks ran different nodes."""
         if self._module is not None:
             self._module.synchronize()
         names = [sample.name for sample in self._samples]
@@ -111,7 +111,7 @@ class NodeWatch:
         return bool(largest == -least)
 
     def _live_bytes(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> int:
-        """Return the bytes of all memory that values and a result show, but for what the graph is given."""
+        """Return the bytes of all memory behind values and a result, except the graph's inputs."""
         if node.graph not in self._roots:
             self._roots[node.graph] = roots_in(node.graph)
         roots = self._roots[node.graph]

@@ -1,4 +1,4 @@
-"""Times of nodes that a run has measured, in the place of those that are predicted, as soon as there are any."""
+"""Node times that a run has measured; predicted times until then."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from legoai.lowering.graph.step_graph import StepGraph
-from legoai.lowering.profile import Profile, ProfileKey, Transfer, UnusableProfileError, kept_profile
+from legoai.lowering.profile import Profile, ProfileKey, Transfer, UnusableProfileError, saved_profile
 from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.torch_internals.operators import OpOverload
 
 _ON_SIMULATED: Final[list[str]] = []
-"""Types of the devices that are simulated, the innermost last."""
+"""Types of simulated devices, the innermost last."""
 
 
 class PredictedTimes(Protocol):
-    """Milliseconds of nodes that follow from shapes alone."""
+    """Milliseconds of nodes, predicted from shapes alone."""
 
     def __call__(self, node: fx.Node, bytes: int | None = None) -> float | None:
-        """Return the milliseconds of a node, of a collective also with so many bytes; None if it has no kernel."""
+        """Return the milliseconds of a node, of a collective also for a given buffer size; None without a kernel."""
 
     def transfer(self, node: fx.Node) -> tuple[str, int] | None:
         """Return the kind and ranks of a collective, and the bytes of its buffer; None of other nodes."""
@@ -37,7 +37,7 @@ class PredictedTimes(Protocol):
 
 @contextlib.contextmanager
 def on_simulated(device: str) -> Iterator[None]:
-    """Measure nothing, and use what runs on a type of device have measured, while entered."""
+    """While entered, measure nothing, and use the profiles of runs on a type of device."""
     _ON_SIMULATED.append(device)
     try:
         yield
@@ -46,15 +46,15 @@ def on_simulated(device: str) -> Iterator[None]:
 
 
 class MeasuredProfile:
-    """Milliseconds of nodes as the first steps of a run measured them; before, as they are predicted.
+    """Milliseconds of nodes as the first steps of a run measured them; predicted ones before.
 
     Args:
-        predicted: the times until then, and of what was not measured.
-        plan_hash: of the plan, under which the profile is kept.
-        moments: numbers of each element of a parameter that the optimizer keeps on the device.
+        predicted: times until then, and for nodes that were not measured.
+        plan_hash: of the plan, the key of the profile.
+        moments: values per element of a parameter that the optimizer keeps on the device.
 
     Attributes:
-        profile: what was measured; None where nothing was yet.
+        profile: the measurements; None before there are any.
         moments: as given.
     """
 
@@ -78,17 +78,17 @@ class MeasuredProfile:
         return predicted * self._ratio if times is None else times.measured
 
     def set(self, profile: Profile) -> None:
-        """Use what was measured."""
+        """Use measurements."""
         self.profile = profile
         vars(self).pop("_ratio", None)
 
     def key(self, graph: StepGraph) -> ProfileKey:
-        """Return the key under which the profile of a graph is kept."""
+        """Return the cache key of a graph's profile."""
         device = _ON_SIMULATED[-1] if _ON_SIMULATED else device_of(graph).type
         return ProfileKey.of(self.plan_hash, ranks=dist.get_world_size(), device=device)
 
     def read(self, graph: StepGraph) -> str:
-        """Use the profile that is kept, if there is one, the same on all ranks; return why one cannot be used."""
+        """Load the cached profile, if there is one, the same on all ranks; return the reason if it cannot be used."""
         key = self.key(graph)
         if _ON_SIMULATED:
             found, problem = _kept(key)
@@ -100,7 +100,7 @@ class MeasuredProfile:
 
     @functools.cached_property
     def _ratio(self) -> float:
-        """Measured time of an operator for its predicted time."""
+        """Ratio of an operator's measured to its predicted time."""
         assert self.profile is not None, "something was measured"
         ratios = [times.measured / times.predicted for times in self.profile.operators.values() if times.predicted]
         return median(ratios) if ratios else 1.0
@@ -118,7 +118,7 @@ def device_of(graph: StepGraph) -> torch.device:
 
 
 def hardware_of(device: torch.device) -> str:
-    """Return the name of a device, with the threads of a CPU, as its times follow from them."""
+    """Return the name of a device, with the number of threads for a CPU, on which its times depend."""
     if device.type == "cpu":
         import platform
 
@@ -127,7 +127,7 @@ def hardware_of(device: torch.device) -> str:
 
 
 def digest_of(graph: StepGraph) -> str:
-    """Return the digest of a graph's operators and shapes, in their order."""
+    """Return the digest of a graph's operators and shapes, in order."""
     digest = hashlib.sha256()
     for node in graph.graph.nodes:
         digest.update(f"{node.name} {signature(node)}\n".encode())
@@ -135,7 +135,7 @@ def digest_of(graph: StepGraph) -> str:
 
 
 def ratio_at(known: tuple[Transfer, ...], size: int) -> float:
-    """Return the measured time of a collective for its predicted time, between those of the nearest sizes."""
+    """Return the ratio of a collective's measured to its predicted time, interpolated between the nearest sizes."""
     ratios = [(item.bytes, item.measured / item.predicted if item.predicted else 1.0) for item in known]
     if size <= ratios[0][0]:
         return ratios[0][1]
@@ -147,7 +147,7 @@ def ratio_at(known: tuple[Transfer, ...], size: int) -> float:
 
 
 def signature(node: fx.Node) -> str:
-    """Return what decides a node's time: its operator, and the shapes and dtypes of what it takes."""
+    """Return the key of a node's time: its operator, and the shapes and dtypes of its inputs."""
     given = map_arg((node.args, node.kwargs), lambda source: _Value(_shape(source.meta.get("val"))))
     return f"{node.target if isinstance(node.target, str | OpOverload) else _name(node)}{_plain(given)}"
 
@@ -157,7 +157,7 @@ def _name(node: fx.Node) -> str:
 
 
 class _Value(str):
-    """The shape of what a node takes."""
+    """The shape of a node's input."""
 
 
 def _plain(value: Any) -> str:
@@ -183,13 +183,13 @@ def _shape(value: Any) -> str:
 
 def _kept(key: ProfileKey) -> tuple[Profile | None, str]:
     try:
-        return kept_profile(key), ""
+        return saved_profile(key), ""
     except UnusableProfileError as error:
         return None, str(error)
 
 
 def fitting(key: ProfileKey, graph: StepGraph) -> tuple[Profile | None, str]:
-    """Return the profile that is kept for a graph on this device, or why it cannot be used."""
+    """Return the cached profile of a graph on this device, or the reason why it cannot be used."""
     found, problem = _kept(key)
     if found is None:
         return None, problem
@@ -197,5 +197,5 @@ def fitting(key: ProfileKey, graph: StepGraph) -> tuple[Profile | None, str]:
     if found.hardware != hardware:
         return None, f"{key.path()} is stale: it was measured on {found.hardware}, and this is {hardware}"
     if found.graph != digest_of(graph):
-        return None, f"{key.path()} is stale: the step is traced to another graph now"
+        return None, f"{key.path()} is stale: the traced graph of the step has changed"
     return found, ""

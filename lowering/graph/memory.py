@@ -1,7 +1,7 @@
-"""Memory of a step's graph: which node makes the memory that a value shows, and how much lives while each node runs.
+"""Memory of a step's graph: owners of memory, and the bytes that are alive while each node runs.
 
-What is counted is what the interpreter holds: a value lives from its node to its last reader. Memory that a kernel uses
-inside is not known here.
+Counted is what the interpreter holds: a value lives from its node to its last reader. Memory used inside a kernel is
+not known here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BLOCK: Final = 512
 
 
 def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
-    """Return, for each node, the one that has made the memory that it shows; itself, if it makes its own."""
+    """Return, for each node, the node that owns its memory; itself, if it allocates its own."""
     return roots_in(graph.graph)
 
 
 def roots_in(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return what :func:`roots` does, of any graph."""
+    """Return the result of :func:`roots` for any graph."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         source = source_of(node)
@@ -40,7 +40,7 @@ def roots_in(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def source_of(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory a node shows or changes; None where it makes its own."""
+    """Return the node whose memory a node views or changes; None where it allocates its own."""
     if node.op != "call_function":
         return None
     if shows(node):
@@ -53,12 +53,12 @@ def source_of(node: fx.Node) -> fx.Node | None:
 
 
 def is_part(node: fx.Node) -> bool:
-    """Whether a node takes one of several results."""
+    """Whether a node extracts one of several results."""
     return getattr(node.target, "__name__", "") == "getitem"
 
 
 class Life(NamedTuple):
-    """The first and last place of what lives, and its bytes."""
+    """Lifetime of memory: the indices of its first and last node, and its bytes."""
 
     first: int
     last: int
@@ -66,11 +66,11 @@ class Life(NamedTuple):
 
 
 def memory_curve(graph: StepGraph, *, throughout: Collection[fx.Node] = ()) -> list[int]:
-    """Return the bytes of all values that live while each node runs, but for what the graph is given.
+    """Return the bytes of all values that are alive while each node runs, except the graph's inputs.
 
     Args:
         graph: of the step.
-        throughout: nodes whose values live before the graph, or behind it.
+        throughout: nodes whose values are alive before or after the graph.
     """
     waited, found = _with_waits(graph), _lives(graph)
     always = {waited[node] for node in throughout}
@@ -82,13 +82,13 @@ def memory_curve(graph: StepGraph, *, throughout: Collection[fx.Node] = ()) -> l
 
 
 def lives(graph: StepGraph) -> dict[fx.Node, Life]:
-    """Return when the memory lives that each node shows, but for what the graph is given."""
+    """Return the lifetime of each node's memory, except the graph's inputs."""
     found = _lives(graph)
     return {node: found[root] for node, root in _with_waits(graph).items() if root in found}
 
 
 def _lives(graph: StepGraph) -> dict[fx.Node, Life]:
-    """Return when the memory lives that each root makes."""
+    """Return the lifetime of the memory that each root allocates."""
     waited, place = _with_waits(graph), in_order(graph)
     last: dict[fx.Node, int] = {}
     found = {}
@@ -98,14 +98,14 @@ def _lives(graph: StepGraph) -> dict[fx.Node, Life]:
         if root.op in ("placeholder", "output"):
             continue
         begin = place[root]
-        if is_part(root):  # which its source makes
+        if is_part(root):  # its source allocates it
             begin = place[root.all_input_nodes[0]]
         found[root] = Life(begin, end, bytes_of(root.meta.get("val")))
     return found
 
 
 def _with_waits(graph: StepGraph) -> dict[fx.Node, fx.Node]:
-    """Return the roots, where what is waited for is that of its collective."""
+    """Return the roots, where a wait has the root of its collective."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
         source = node.args[0] if node.target is WAIT else source_of(node)
@@ -114,26 +114,26 @@ def _with_waits(graph: StepGraph) -> dict[fx.Node, fx.Node]:
 
 
 def bytes_of(value: Any) -> int:
-    """Return the bytes of a node's own memory; of several results, what nobody takes is gone at once."""
+    """Return the bytes of a node's own memory; unused results of several are freed at once."""
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
     return -(-value.untyped_storage().nbytes() // BLOCK) * BLOCK
 
 
 def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:
-    """Return the bytes of the optimizer's state of each parameter, of which it keeps so many numbers per element."""
+    """Return the bytes of the optimizer's state of each parameter, with ``moments`` values per element."""
     return {name: moments * bytes_of(node.meta["val"]) for name, node in graph.inputs().items()}
 
 
-def held_beside_state(graph: StepGraph) -> list[int]:
-    """Return the bytes that live while each node runs, in the micro batch that has most, but for the state.
+def held_without_state(graph: StepGraph) -> list[int]:
+    """Return the bytes that are alive while each node runs, in the micro batch with most, except the optimizer's state.
 
-    What was measured beyond values counts: that of a node, or of the last one before it of which something is known.
+    Measured memory beyond values is included: that of a node, or of the last measured node before it.
     """
     given, _ = kept_values(graph)
     inputs = sum(bytes_of(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder"))
     gradients = 0
-    if graph.micro_batches > 1:  # those of the micro batches before
+    if graph.micro_batches > 1:  # gradients of the micro batches before
         gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
     numbers = BLOCK * (1 + len(graph.parameters))  # the sum of losses, and the count of steps of each parameter
     throughout = given if graph.micro_batches > 1 else ()
@@ -151,10 +151,10 @@ def _measured_beyond(graph: StepGraph) -> Iterator[int]:
 
 
 def held(graph: StepGraph, moments: int) -> list[int]:
-    """Return the bytes that live while each node runs, with the optimizer's state but for what of it is away then."""
+    """Return the bytes that are alive while each node runs, with the optimizer's state that is not offloaded then."""
     sizes, found = state_bytes(graph, moments), []
     resident = sum(sizes.values())
-    for node, beside in zip(graph.graph.nodes, held_beside_state(graph), strict=True):
+    for node, beside in zip(graph.graph.nodes, held_without_state(graph), strict=True):
         name = getattr(node.target, "__name__", "")
         if name == StateCopies.state_to_device.__name__:
             resident += sizes[node.args[0]]

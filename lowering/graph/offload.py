@@ -1,14 +1,14 @@
-"""Offloading of activations: what forward saves for backward waits for it in host memory.
+"""Offloading of activations: tensors that forward saves for backward are moved to host memory in between.
 
     forward     a, read(a) … backward    read(a)  ->  a, read(a), to host(a), …, free a
                                          backward     to device(a), …, wait, read(a)
 
-A copy to the host begins behind the last reader of forward, and the memory is freed when the next block's forward ends.
-The copy back begins with the backward of the block before the one that reads it, in backward's order. Both run beside
-what computes meanwhile, on a stream of their own. Values are not changed.
+A copy to the host begins after the last reader in forward, and the memory is freed when the next block's forward ends.
+The copy back begins with the backward of the block before its first reader, in backward order. Both overlap
+computation, on a stream of their own. Values are not changed.
 
-Left where they are: parameters, gathered or not; buffers and what the model is given, which live on anyway; single
-numbers; and what the loss makes or reads, which backward reads at once.
+Not offloaded are parameters, sharded or not; buffers and inputs of the model, which stay alive anyway; scalars; and
+what the loss computes or reads, which backward reads at once.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from torch import fx
 from legoai.lowering.graph.activations import changes
 from legoai.lowering.graph.blocks import Blocks
 from legoai.lowering.graph.collectives import in_order, shows
-from legoai.lowering.graph.memory import held_beside_state, roots, state_bytes
+from legoai.lowering.graph.memory import held_without_state, roots, state_bytes
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import LOSS, Place, place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.host_copies import HostCopies
 
 _PARTS: Final = 16
-"""Into how many parts what is saved is divided to find how much exceeds a limit."""
+"""Number of parts into which saved memory is divided to find how much exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Memory that forward fills and backward reads.
+    """Memory that forward writes and backward reads.
 
     Attributes:
-        root: the node that makes it.
-        shown: the nodes of forward that show it or change it, in their order.
+        root: the node that allocates it.
+        shown: the nodes of forward that view or change it, in order.
         last: its last reader in forward.
-        readers: the nodes behind forward that read any of these, in their order.
+        readers: the nodes after forward that read any of these, in order.
     """
 
     root: fx.Node
@@ -59,14 +59,14 @@ class Saved:
 def offload_activations(
     graph: StepGraph, *, most: int | None = None, limit: int | None = None, moments: int = 0, state_away: int = 0
 ) -> None:
-    """Copy what forward saves for backward to the host, and back ahead of its first reader.
+    """Copy tensors saved for backward to the host, and back ahead of their first readers.
 
     Args:
-        graph: whose gathers stand where they are to be.
-        most: bytes that leave, evenly over what is saved; None for all.
-        limit: of the device's memory: only what exceeds it leaves.
-        moments: under a limit, numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
-        state_away: bytes of these that leave.
+        graph: whose all-gathers have their final places.
+        most: bytes to offload, spread evenly over saved memory; None for all.
+        limit: of the device's memory: only what exceeds it is offloaded.
+        moments: under a limit, values per element of a parameter that the optimizer keeps on the device.
+        state_away: bytes of the optimizer's state that are offloaded.
     """
     if limit is not None:
         state = sum(state_bytes(graph, moments).values())
@@ -83,21 +83,21 @@ def offload_activations(
 
 
 def _least_under(graph: StepGraph, limit: int) -> int:
-    """Return the least bytes that have to leave, to a sixteenth of all; what lowers the peak no further stays."""
+    """Return the fewest bytes to offload, to a sixteenth of all; offloading more would not lower the peak further."""
     total = sum(saved.bytes for saved in saved_activations(graph))
 
     def peak(parts: int) -> int:
         trial = graph.copied()
         offload_activations(trial, most=total * parts // _PARTS)
-        return max(held_beside_state(trial))
+        return max(held_without_state(trial))
 
-    if (now := max(held_beside_state(graph))) <= limit or now <= (least := max(limit, peak(_PARTS))):
+    if (now := max(held_without_state(graph))) <= limit or now <= (least := max(limit, peak(_PARTS))):
         return 0
     return total * bisect.bisect_left(range(_PARTS), True, lo=1, key=lambda parts: peak(parts) <= least) // _PARTS
 
 
 def evenly(every: Sequence[Saved], most: int) -> Iterator[Saved]:
-    """Yield so many bytes of what is saved, from begin to end, so that all blocks hide as much of the copies."""
+    """Yield saved memory of about ``most`` bytes, spread evenly so that all blocks overlap equally many copies."""
     total, seen, taken = sum(saved.bytes for saved in every), 0, 0
     for saved in every:
         seen += saved.bytes
@@ -107,7 +107,7 @@ def evenly(every: Sequence[Saved], most: int) -> Iterator[Saved]:
 
 
 def saved_activations(graph: StepGraph) -> Iterator[Saved]:
-    """Yield what forward saves for backward and may leave the device, in the order in which it is made."""
+    """Yield memory that forward saves for backward and that may be offloaded, in order of allocation."""
     place = in_order(graph)
     device = next(iter(graph.inputs().values())).meta["val"].device
     shown: dict[fx.Node, list[fx.Node]] = {}
@@ -126,7 +126,7 @@ def saved_activations(graph: StepGraph) -> Iterator[Saved]:
 
 
 def is_of_backward(node: fx.Node) -> bool:
-    """Whether a node runs behind forward; what is computed again does."""
+    """Whether a node runs after forward, as recomputation does."""
     place = place_of(node)
     return place is not None and place.phase != "forward"
 
@@ -144,17 +144,17 @@ def _may_leave(root: fx.Node, before: list[fx.Node], device: torch.device) -> bo
 def _leave(
     graph: StepGraph, saved: Saved, blocks: Blocks, copies: HostCopies, behind: dict[fx.Node, fx.Node]
 ) -> fx.Node:
-    """Copy to the host behind forward's last reader, and wait where the next block's forward ends.
+    """Copy to the host after forward's last reader, and wait where the next block's forward ends.
 
     Args:
         graph: of the step.
-        saved: what leaves.
+        saved: the memory to offload.
         blocks: of the graph.
-        copies: of all that leaves.
-        behind: the last copy or wait that was put behind a node.
+        copies: of all offloaded memory.
+        behind: the last copy or wait that was inserted after a node.
 
     Returns:
-        The node that gives what is on the host.
+        The node that returns the host tensor.
     """
     end = blocks.end_of_forward(blocks.at(saved.last) + 1)
     begun = _put_behind(graph, saved.last, behind, copies.to_host, (saved.root,))
@@ -167,14 +167,14 @@ def _leave(
 def _put_behind(
     graph: StepGraph, node: fx.Node, behind: dict[fx.Node, fx.Node], target: Callable[..., Any], args: tuple[Any, ...]
 ) -> fx.Node:
-    """Put a call behind a node, and behind the calls that were put there before."""
+    """Insert a call after a node, and after the calls that were inserted there before."""
     with graph.graph.inserting_after(behind.get(node, node)):
         made = behind[node] = graph.graph.call_function(target, args)
     return made
 
 
 def _return(graph: StepGraph, saved: Saved, host: fx.Node, blocks: Blocks, copies: HostCopies) -> None:
-    """Copy back with the backward of the block before the first reader's, and let backward read this."""
+    """Copy back with the backward of the block before the first reader's, and let backward read the copy."""
     first = saved.readers[0]
     reader = place_of(first)
     assert reader is not None, "a node that was traced"
@@ -205,7 +205,7 @@ def _return(graph: StepGraph, saved: Saved, host: fx.Node, blocks: Blocks, copie
 
 
 def _place(saved: Saved) -> Place:
-    """Return the place of what is copied back."""
+    """Return the place of the copy back."""
     place = place_of(saved.root)
     assert place is not None, "a node that was traced"
     return Place(place.module, "backward", "activation")

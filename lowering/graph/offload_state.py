@@ -1,13 +1,14 @@
 """Offloading of the optimizer's state during forward and backward (Tanaka et al. 2025, section 4.4, Algorithm 2).
 
-A fragment is the state of a parameter. It leaves in the first micro batch of a step and is back at the end of the last.
+A fragment is the optimizer's state of one parameter. It leaves the device in the first micro batch of a step, and
+returns by the end of the last.
 
     forward     to host(w), …, free(w), …
     backward    …, to device(w), …, wait(w), the optimizer's step
 
-Under a limit of memory only what exceeds it leaves. All copies to the host begin with the step; the wait for each
-stands where the memory curve of the graph needs its room. A copy back begins where there is room from there to the end.
-Algorithm 2 knows forward alone, and the paper tells the way back in words; here both go by one curve.
+Under a memory limit only the excess is offloaded. All copies to the host begin with the step; the wait for each is
+placed where the memory curve of the graph needs its room. A copy back begins where there is room from there to the end.
+The paper's Algorithm 2 covers forward only, and describes the way back in prose; here both use one curve.
 
 Without a limit, copies and waits are spread evenly over the blocks, so that the state is away when forward ends.
 """
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 from torch import fx
 
 from legoai.lowering.graph.blocks import Blocks
-from legoai.lowering.graph.memory import held_beside_state, state_bytes
+from legoai.lowering.graph.memory import held_without_state, state_bytes
 from legoai.lowering.graph.overlap import begin_of_backward
 from legoai.lowering.graph.places import Phase, Place, set_place
 from legoai.lowering.graph.step_graph import StepGraph
@@ -31,14 +32,14 @@ _MAKES: Final = "optimizer_state"
 
 
 class Fragment(NamedTuple):
-    """What the optimizer keeps for a parameter."""
+    """The optimizer's state of a parameter."""
 
     parameter: str
     bytes: int
 
 
 class Places(NamedTuple):
-    """Where the copies of a fragment stand: before which node each."""
+    """The nodes before which the copies and waits of a fragment are inserted."""
 
     fragment: Fragment
     leave: fx.Node
@@ -52,10 +53,10 @@ def offload_optimizer_state(
     """Copy the optimizer's state to the host and back while the graph runs.
 
     Args:
-        graph: whose activations leave already, if they do.
-        moments: numbers that the optimizer keeps for each element of a parameter.
-        most: bytes that leave, of the first parameters; None for all.
-        limit: of the device's memory: only what exceeds it leaves.
+        graph: whose activations are offloaded already, if at all.
+        moments: values per element of a parameter that the optimizer keeps.
+        most: bytes to offload, of the first parameters; None for all.
+        limit: of the device's memory: only what exceeds it is offloaded.
     """
     fragments = [Fragment(name, size) for name, size in state_bytes(graph, moments).items()]
     if limit is not None:
@@ -90,7 +91,7 @@ def _insert(graph: StepGraph, chosen: Sequence[Places]) -> None:
 
 def _under(graph: StepGraph, fragments: Sequence[Fragment], limit: int) -> list[Places]:
     """Place the copies of what exceeds a limit, as the memory curve of the graph allows."""
-    curve = held_beside_state(graph)
+    curve = held_without_state(graph)
     nodes: list[fx.Node] = list(graph.graph.nodes)
     begin = next(index for index, node in enumerate(nodes) if node.op != "placeholder")
     curve, nodes = curve[begin:], nodes[begin:]
@@ -106,10 +107,10 @@ def _under(graph: StepGraph, fragments: Sequence[Fragment], limit: int) -> list[
 
 
 def frees_under(curve: Sequence[int], fragments: Sequence[Fragment], limit: int) -> list[tuple[Fragment, int]]:
-    """Return the fragments that have to leave, in their order, and the place before which each is gone.
+    """Return the fragments that have to be offloaded, in order, and the index before which each must be freed.
 
     Args:
-        curve: bytes of all but the state, by place.
+        curve: bytes of everything but the state, by index.
         fragments: of the state.
         limit: of all bytes.
     """
@@ -127,16 +128,16 @@ def frees_under(curve: Sequence[int], fragments: Sequence[Fragment], limit: int)
 
 
 def backs_under(curve: Sequence[int], away: Sequence[Fragment], state: int, limit: int, *, first: int) -> list[int]:
-    """Return for each fragment that is away the earliest place from which on there is room; the last is back first.
+    """Return for each offloaded fragment the earliest index from which on there is room; the last one returns first.
 
-    Where there is none before, a fragment comes back at the last place, behind which the optimizer needs it.
+    Where there is no room earlier, a fragment returns at the last index, after which the optimizer needs it.
 
     Args:
-        curve: bytes of all but the state, by place.
-        away: fragments in the order in which they have left.
+        curve: bytes of everything but the state, by index.
+        away: fragments in the order in which they were offloaded.
         state: bytes of all fragments.
         limit: of all bytes.
-        first: place before which none comes back.
+        first: index before which none returns.
     """
     ahead = list(accumulate(reversed(curve), max))[::-1]
     resident = state - sum(fragment.bytes for fragment in away)
@@ -150,11 +151,11 @@ def backs_under(curve: Sequence[int], away: Sequence[Fragment], state: int, limi
 
 
 def _spread(graph: StepGraph, fragments: Sequence[Fragment]) -> list[Places]:
-    """Place copies so that each block's forward hides as much as another's, and each block's backward."""
+    """Spread copies evenly over the forwards of blocks, and over their backwards."""
     blocks, output = Blocks(graph), graph.graph.output_node()
     nodes: list[fx.Node] = list(graph.graph.nodes)
     begin = next(node for node in nodes if node.op != "placeholder")
-    last = max(0, blocks.count - 2)  # that before the loss
+    last = max(0, blocks.count - 2)  # the block before the loss
 
     def ends(number: int) -> fx.Node:
         return begin if number < 0 else blocks.end_of_forward(min(number, last)).next

@@ -1,12 +1,12 @@
-"""Reordering: a bucket is communicated while another one computes (Zhang et al. 2024, section 3.2.2).
+"""Reordering: a bucket is communicated while another one is computed (Zhang et al. 2024, section 3.2.2).
 
     forward     wait 1, compute 1, gather 2, wait 2     ->  gather 2, wait 1, compute 1, wait 2
     backward    wait 2, compute 2, gather 1, wait 1     ->  wait 2, gather 1, compute 2, wait 1
                 scatter 2, wait, scatter 1, wait        ->  scatter 2, …, wait, scatter 1
     replicas    sum 2, wait, sum 1, wait                ->  sum 2, …, wait, sum 1
 
-In backward a gather starts behind the wait before it, as what is copied out of the buffer there overlaps with the
-reduction. The first gather of backward starts with it.
+In backward an all-gather starts after the preceding wait, since the copies out of the buffer there overlap with the
+reduction. The first all-gather of backward starts with it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from legoai.runtime.torch_internals.operators import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective's nodes, in their order.
+    """A collective's nodes, in order.
 
     Attributes:
-        start: those that fill its buffer and issue it.
-        wait: the wait, and those that show its result or cast it.
+        start: the nodes that fill its buffer and issue it.
+        wait: the wait, and the nodes that view or cast its result.
     """
 
     start: tuple[fx.Node, ...]
@@ -39,7 +39,7 @@ class Collective:
 
 
 def overlap_communication(graph: StepGraph) -> None:
-    """Start each gather one bucket ahead, and wait for each reduction when the next one starts."""
+    """Start each all-gather one bucket ahead, and wait for each reduction when the next one starts."""
     forward, backward = gathers_of(graph)
     for before, after in pairwise(forward):
         move(after.start, before.wait[0])
@@ -53,7 +53,7 @@ def overlap_communication(graph: StepGraph) -> None:
 
 
 def move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
-    """Move nodes in front of another one, in their order."""
+    """Move nodes before another one, in order."""
     for node in nodes:
         before.prepend(node)
 
@@ -65,7 +65,7 @@ def begin_of_backward(graph: StepGraph) -> fx.Node:
 
 
 def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:
-    """Return the gathers of forward and those behind it, each in the order in which they are waited for."""
+    """Return the all-gathers of forward and those after it, each in the order of their waits."""
     forward: list[Collective] = []
     backward: list[Collective] = []
     for wait in graph.graph.nodes:
@@ -78,7 +78,7 @@ def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:
 
 
 def reductions_of(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collective]:
-    """Return reductions in their order; those over replicas begin when their scattered buffer is there."""
+    """Return reductions in order; those over replicas begin when their scattered buffer is available."""
     found = []
     for wait in graph.graph.nodes:
         if wait.target is WAIT and wait.args[0].target in kind and graph.of_unit(wait.args[0]):
@@ -87,7 +87,7 @@ def reductions_of(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collecti
 
 
 def _before(gather: fx.Node, place: dict[fx.Node, int]) -> tuple[fx.Node, ...]:
-    """Return a gather with all that it needs but the parameters, or what forward leaves of them for backward."""
+    """Return an all-gather with all nodes that it needs, except parameters and what forward leaves for backward."""
     found: set[fx.Node] = set()
     left, of_forward = [gather], _is_of_forward(gather)
     while left:
@@ -104,7 +104,7 @@ def _is_of_forward(node: fx.Node) -> bool:
 
 
 def _behind(wait: fx.Node) -> list[fx.Node]:
-    """Return a wait with what shows its result, casts it or begins to reduce it over replicas."""
+    """Return a wait with the nodes that view its result, cast it or begin to reduce it over replicas."""
     found = [wait]
     for node in found:
         found += [

@@ -1,11 +1,11 @@
-"""Reordering by times: a gather starts as late, and a reduction is waited for as early, as both are hidden.
+"""Reordering by times: all-gathers start as late, and reductions are waited for as early, as full overlap allows.
 
     forward     gather 2, wait 2, compute 2             ->  compute a, gather 2, compute b, wait 2, compute 2
     backward    scatter 2, wait, compute 1              ->  scatter 2, compute a, wait, compute b
 
-The pass of :mod:`~legoai.lowering.graph.overlap` moves a collective past one bucket, however little that computes:
-behind a single norm nothing is hidden. Here the times of the nodes say how far. Collectives of a group run one after
-another in the order of their starts, so that a gather starts before the reductions behind which it would be late.
+The pass of :mod:`~legoai.lowering.graph.overlap` moves a collective past one bucket, however little that computes: a
+single norm hides nothing. Here the times of the nodes determine the distance. Collectives of a group run one after
+another in the order of their starts, so an all-gather starts before those reductions that would delay it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from legoai.lowering.graph.step_graph import StepGraph
 Milliseconds = Callable[[fx.Node], float | None]
 
 _SLACK: Final = 1.25
-"""By how much a collective may outlast its time before it is exposed."""
+"""Factor by which a collective may exceed its predicted time before it is exposed."""
 
 
 class Span(NamedTuple):
-    """When something begins and ends."""
+    """A time interval."""
 
     begin: float
     end: float
@@ -39,13 +39,13 @@ class Span(NamedTuple):
 def overlap_by_time(
     graph: StepGraph, *, milliseconds: Milliseconds, limit: int | None = None, moments: int = 0
 ) -> None:
-    """Start gathers and wait for reductions where the times of the nodes between hide them.
+    """Move all-gathers and waits of reductions to where the times of the nodes in between hide them.
 
     Args:
         graph: whose collectives are waited for where they start.
-        milliseconds: of its nodes; equal on all ranks, which otherwise wait for each other without end.
-        limit: of the device's memory, which no gather exceeds that starts earlier than it did.
-        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+        milliseconds: of its nodes; equal on all ranks, which would otherwise deadlock.
+        limit: of the device's memory, which no all-gather moved to an earlier start may exceed.
+        moments: values per element of a parameter that the optimizer keeps on the device.
     """
     before = 0 if limit is None else max(held(graph, moments))
     ahead = _gather_ahead(graph, milliseconds)
@@ -56,7 +56,7 @@ def overlap_by_time(
 
 
 def _gather_ahead(graph: StepGraph, milliseconds: Milliseconds) -> list[Collective]:
-    """Start each gather of a phase as late as it ends before its wait, and return them in their order."""
+    """Start each all-gather of a phase as late as it can end before its wait; return them in order."""
     forward, backward = gathers_of(graph)
     starting = set(chain.from_iterable(gather.start for gather in (*forward, *backward)))
     clock = Clock(graph, starting, milliseconds)
@@ -81,7 +81,7 @@ def _gather_ahead(graph: StepGraph, milliseconds: Milliseconds) -> list[Collecti
 
 
 def _gather_late(graph: StepGraph, gathers: Sequence[Collective], *, most: int, moments: int) -> None:
-    """Let gathers start where they are waited for, as long as the device would hold too much."""
+    """Start all-gathers where they are waited for, as long as the memory limit is exceeded."""
     left = list(gathers)
     while left and max(curve := held(graph, moments)) > most:
         late = list(_too_early(graph, left, curve, most))
@@ -93,7 +93,7 @@ def _gather_late(graph: StepGraph, gathers: Sequence[Collective], *, most: int, 
 
 
 def _too_early(graph: StepGraph, gathers: Sequence[Collective], curve: list[int], most: int) -> Iterator[Collective]:
-    """Yield gathers whose buffers make a curve of memory too high, the latest ones first, and lower it."""
+    """Yield all-gathers whose buffers make a memory curve too high, the latest ones first, and lower the curve."""
     place = in_order(graph)
     spans = {gather: (place[gather.start[-1]], place[gather.wait[0]]) for gather in gathers}
     while spans and (highest := max(curve)) > most:
@@ -110,7 +110,7 @@ def _too_early(graph: StepGraph, gathers: Sequence[Collective], curve: list[int]
 
 
 def _wait_late(graph: StepGraph, reductions: Sequence[Collective], milliseconds: Milliseconds) -> None:
-    """Wait for each reduction when it has ended, behind the collectives of its group that have started before it."""
+    """Wait for each reduction when it has ended, after the collectives of its group that started before it."""
     groups = {_group(item.start[-1]) for item in reductions}
     clock = Clock(graph, set(chain.from_iterable(item.wait for item in reductions)), milliseconds)
     sent = [node for node in clock.nodes if graph.of_unit(node) and _group(node) in groups]
@@ -122,7 +122,7 @@ def _wait_late(graph: StepGraph, reductions: Sequence[Collective], milliseconds:
 
 
 def served(released: Iterable[float], taken: Iterable[float]) -> list[Span]:
-    """Return when what is done one after another is done, by when each is there and how long it takes."""
+    """Return the intervals of jobs that run one after another, by their release times and durations."""
     found: list[Span] = []
     for there, time in zip(released, taken, strict=True):
         begin = max(there, found[-1].end) if found else there
@@ -131,12 +131,12 @@ def served(released: Iterable[float], taken: Iterable[float]) -> list[Span]:
 
 
 def latest_starts(waits: Sequence[float], taken: Sequence[float], busy: Sequence[Span]) -> list[float]:
-    """Return when gathers start that end before their waits, each before the next one starts.
+    """Return start times of all-gathers that end before their waits, each before the next one starts.
 
     Args:
-        waits: when each is waited for, in their order.
-        taken: how long each takes.
-        busy: when the group reduces, in order; it gathers between.
+        waits: time of each wait, in order.
+        taken: duration of each.
+        busy: intervals of the group's reductions, in order; it gathers in between.
     """
     found: list[float] = []
     end = waits[-1] if waits else 0.0
@@ -147,7 +147,7 @@ def latest_starts(waits: Sequence[float], taken: Sequence[float], busy: Sequence
 
 
 def _latest(end: float, time: float, busy: Sequence[Span]) -> float:
-    """Return from when on there is so much time until an end beside that which is busy."""
+    """Return the latest start from which there is enough time until an end, outside of busy intervals."""
     for index in range(bisect_left(busy, (end,)) - 1, -1, -1):
         span = busy[index]
         free = end - min(span.end, end)
@@ -159,15 +159,15 @@ def _latest(end: float, time: float, busy: Sequence[Span]) -> float:
 
 
 class Clock:
-    """When each node runs, where each runs behind the one before it, and none waits for a collective of a unit.
+    """Start times of nodes if they run one after another, without waiting for a unit's collectives.
 
     Args:
         graph: of the nodes.
-        moving: those that are to be moved, whose places tell no time.
+        moving: nodes to be moved, which are skipped.
         milliseconds: of nodes.
 
     Attributes:
-        nodes: in their order.
+        nodes: in order.
     """
 
     def __init__(self, graph: StepGraph, moving: Container[fx.Node], milliseconds: Milliseconds) -> None:
@@ -180,20 +180,20 @@ class Clock:
         self._index = {node: index for index, node in enumerate(self.nodes)}
 
     def milliseconds(self, node: fx.Node) -> float:
-        """Return how long a node takes by itself."""
+        """Return the duration of a node alone."""
         return self._milliseconds(node) or 0.0
 
     def begin(self, node: fx.Node) -> float:
-        """Return when a node runs."""
+        """Return the start time of a node."""
         return self._begins[self._index[node]]
 
     def running(self, time: float, *, first: fx.Node, last: fx.Node) -> fx.Node:
-        """Return the node that runs at a time, not before or behind others."""
+        """Return the node that runs at a time, limited to a range of nodes."""
         index = bisect_right(self._begins, time) - 1
         return self.nodes[min(max(index, self._index[first]), self._index[last])]
 
     def behind(self, time: float, node: fx.Node) -> fx.Node:
-        """Return the first node behind another one that runs when a time is over, or the last of all."""
+        """Return the first node after another one that runs after a time, or the last of all."""
         index = max(bisect_left(self._begins, time), self._index[node] + 1)
         return self.nodes[min(index, len(self.nodes) - 1)]
 

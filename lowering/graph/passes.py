@@ -1,7 +1,7 @@
-"""Passes over the graph of a step: all of them in their order, and what each needs and leaves behind.
+"""Passes over the graph of a step, in order, with their contracts.
 
-A program names those that it wants. Before any of them runs their contracts are checked, as DeepCompile checks those of
-its passes (Tanaka et al. 2025).
+A program names the passes that it uses. Before any of them runs, their contracts are checked, as DeepCompile does
+(Tanaka et al. 2025).
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ Property = Literal[
 
 
 class ContractError(ValueError):
-    """Passes in an order in which one of them would meet what it does not expect."""
+    """The order of passes violates a contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a pass needs of the graph.
+    """Contract of a pass with the graph.
 
     Attributes:
         rewrite: the pass; its options are bound by `functools.partial` where a program names it.
-        requires: what earlier passes must have made of the graph.
-        provides: what the graph is afterwards.
-        conflicts: what no earlier pass may have made of it.
+        requires: properties that earlier passes must have established.
+        provides: properties that the pass establishes.
+        conflicts: properties that no earlier pass may have established.
     """
 
     rewrite: Callable[..., None]
@@ -149,7 +149,7 @@ PASSES: Final = (
 """All passes, in the order in which programs name them."""
 
 TRACE: Final = "trace"
-"""What a graph is called that no pass has rewritten."""
+"""Name of a graph that no pass has rewritten."""
 
 _WATCHES: Final[list[Watch]] = []
 
@@ -157,10 +157,10 @@ _CONTRACTS: Final = {contract.rewrite: contract for contract in PASSES}
 
 
 def check(passes: Sequence[Pass]) -> None:
-    """Check that each pass meets the graph that it needs.
+    """Check the contracts of passes.
 
     Raises:
-        ContractError: one does not.
+        ContractError: a contract is violated.
     """
     provided: set[Property] = set()
     for rewrite in passes:
@@ -174,7 +174,7 @@ def check(passes: Sequence[Pass]) -> None:
 
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Tell a function of every graph that is rewritten while entered: as it was traced, and after each pass."""
+    """While entered, call a function with every graph that is rewritten: as it was traced, and after each pass."""
     _WATCHES.append(watch)
     try:
         yield
@@ -187,11 +187,11 @@ def rewritten(graph: StepGraph, passes: Sequence[Pass], *, profile: MeasuredProf
 
     Args:
         graph: as it was traced.
-        passes: in their order.
-        profile: which the first steps measure, where no earlier run has; then the passes are applied again.
+        passes: in order.
+        profile: measured by the first steps, unless an earlier run has measured it; then the passes are applied again.
 
     Raises:
-        ContractError: a pass would meet a graph that it does not expect; then none has run.
+        ContractError: a contract is violated; then no pass has run.
     """
     check(passes)
     if profile is None:

@@ -1,4 +1,4 @@
-"""Places of a graph's nodes: the module on whose behalf each computes, and the phase of the step."""
+"""Places of a graph's nodes: the module for which each computes, and the phase of the step."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Makes = Literal["", "unsharded_parameter", "unsharded_gradient", "communication"
 LOSS: Final = "loss"
 
 _KEY: Final = "legoai"
-"""The entry of `node.meta["custom"]`, which torch's passes hand on to the nodes that they make."""
+"""The entry of `node.meta["custom"]`, which torch's passes propagate to the nodes that they create."""
 
 _UNSHARDING: Final = (*GATHERS, SLICE)
 
 _ACCUMULATION: Final = 2**64 - 1
-"""The number of every node that accumulates a gradient."""
+"""Sequence number of every node that accumulates a gradient."""
 
 
 class Place(NamedTuple):
-    """Where a node computes, and what it makes.
+    """Module and phase of a node, and the kind of its result.
 
     Attributes:
-        module: its path; `""` for the model itself and what stands before it, `loss` for what is behind it.
+        module: its path; `""` for the model itself and what precedes it, `loss` for what follows it.
         phase: of the step.
-        makes: what its result is, where that is not what the phase says.
-        of_unit: whether it belongs to the gathers of a unit's parameters or to the reductions of their gradients.
-        of_pass: whether it is done once for all micro batches of a pipeline's pass, as what it reads are sums.
+        makes: kind of its result, where the phase does not determine it.
+        of_unit: whether it belongs to the all-gathers of a unit's parameters or to the reductions of their gradients.
+        of_pass: whether it runs once for all micro batches of a pipeline's pass, since it reads sums.
     """
 
     module: str
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 def place_of(node: fx.Node) -> Place | None:
-    """Return a node's place; None for placeholders, the output, and what a pass has made of nothing."""
+    """Return a node's place; None for placeholders, the output, and nodes that a pass has created from nothing."""
     place: Place | None = node.meta.get("custom", {}).get(_KEY)
     return place
 
@@ -67,7 +67,7 @@ def set_place(node: fx.Node, place: Place) -> None:
 
 
 def holds(module: str, path: str) -> bool:
-    """Whether what is computed on behalf of ``path`` is so of a module too: that of the model holds the loss."""
+    """Whether computation for ``path`` belongs to a module; the loss belongs to the model."""
     return module in ("", path) or path.startswith(f"{module}.")
 
 
@@ -84,14 +84,14 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running: list[str] = []
         self._readings: dict[str, int] = {}
         self.reading = set[str]()
-        """The modules on whose behalf the host reads values, on which the shapes of what they compute depend."""
+        """The modules for which the host reads values that determine shapes."""
         self._starts: list[int] = []
         self._started: list[str] = []
         self._of_gradient = ""
         self._outside = ""
 
     def next_reading(self) -> tuple[str, int]:
-        """Return the module that runs, and how often the host has read values on its behalf since it was called."""
+        """Return the running module, and how often the host has read values for it since it was called."""
         module = self._running[-1]
         self.reading.add(module)
         self._readings[module] += 1
@@ -99,7 +99,7 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Follow modules and operators while entered."""
+        """Observe modules and operators while entered."""
         handles = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -114,11 +114,11 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Trace, and give what was traced its place."""
+        """Trace an operator, and set the place of the traced nodes."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         tracing = get_proxy_mode()
-        if tracing is None:  # DTensor asks for shapes, which are no part of the step
+        if tracing is None:  # shape propagation of DTensor, which is not part of the step
             return func(*args, **(kwargs or {}))
         graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)))

@@ -1,10 +1,10 @@
-"""Proactive prefetching: gathers start as early as a bound on their memory allows (Tanaka et al. 2025, section 4.2).
+"""Proactive prefetching: all-gathers start as early as memory limits allow (Tanaka et al. 2025, section 4.2).
 
     forward     gather 2, wait 1, compute 1, gather 3, wait 2   ->  gather 2, gather 3, wait 1, compute 1, wait 2
 
-While a unit computes, the buffers that are gathered ahead for the units behind it take at most the limit: that of a
-prefetch group in Algorithm 1. Nowhere do they raise what the device holds over a limit of its memory, by the memory
-curve of the graph. Gathers keep their order. What is fused is decided before, by the buckets of the plan.
+While a unit computes, the buffers that are gathered ahead for later units take at most the limit of a prefetch group in
+Algorithm 1. By the memory curve of the graph, they never raise device memory above its limit. All-gathers keep their
+order. Fusion is decided before, by the plan's buckets.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from legoai.lowering.graph.step_graph import StepGraph
 
 
 class Room:
-    """Memory that is left while each node of a graph runs, as gathers are moved ahead.
+    """Memory left while each node of a graph runs, as all-gathers are moved ahead.
 
     Args:
-        graph: before gathers are moved.
-        memory: of the device; None for any.
-        moments: numbers of each element of a parameter that the optimizer keeps on the device.
+        graph: before all-gathers are moved.
+        memory: of the device; None for no limit.
+        moments: values per element of a parameter that the optimizer keeps on the device.
     """
 
     def __init__(self, graph: StepGraph, memory: int | None, moments: int) -> None:
@@ -35,10 +35,10 @@ class Room:
         self._held = [] if memory is None else held(graph, moments)
 
     def take(self, gather: Collective, anchors: Sequence[fx.Node], units: range) -> int:
-        """Return the first unit with which a gather can start, and keep the room for its buffer.
+        """Return the first unit with which an all-gather can start, and reserve the room for its buffer.
 
         Args:
-            gather: that is to start early.
+            gather: to be started early.
             anchors: the node before which it would start, by unit, in the order of the units.
             units: from the first that its own limit allows, to the last.
         """
@@ -55,13 +55,13 @@ class Room:
 
 
 def prefetch_proactively(graph: StepGraph, *, limit: int, memory: int | None = None, moments: int = 0) -> None:
-    """Start each gather as early as the limits allow, of forward in forward and of backward in backward.
+    """Start each all-gather as early as the limits allow, of forward within forward and of backward within backward.
 
     Args:
-        graph: whose gathers start one bucket ahead.
+        graph: whose all-gathers start one bucket ahead.
         limit: bytes of the buffers that are gathered ahead while a unit computes; a larger one is not gathered ahead.
-        memory: of the device, which no gather that starts earlier exceeds; None for any.
-        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+        memory: of the device, which no all-gather moved to an earlier start may exceed; None for no limit.
+        moments: values per element of a parameter that the optimizer keeps on the device.
     """
     forward, backward = gathers_of(graph)
     room = Room(graph, memory, moments)
@@ -77,7 +77,7 @@ def prefetch_proactively(graph: StepGraph, *, limit: int, memory: int | None = N
 def _start_ahead(
     gathers: Sequence[Collective], anchors: Sequence[fx.Node], limit: int, room: Room, *, first: int
 ) -> None:
-    """Start gathers with the units whose anchors are given, from the first on; the last one starts by itself."""
+    """Start all-gathers with the units of their anchors, beginning with the first; the last one starts by itself."""
     chosen: list[int] = []
     earliest = units_ahead([_size(gather) for gather in gathers], limit, first=first)
     for index, gather in enumerate(gathers):
@@ -89,11 +89,11 @@ def _start_ahead(
 
 
 def units_ahead(sizes: Sequence[int], limit: int, *, first: int) -> list[int]:
-    """Return for each gather the unit with which it starts, by number: its own, or an earlier one.
+    """Return for each all-gather the index of the unit with which it starts: its own, or an earlier one.
 
     Args:
         sizes: bytes of the buffers of the units, in the order in which they compute.
-        limit: of the buffers behind a unit that are gathered before it computes.
+        limit: of the buffers after a unit that are gathered before it computes.
         first: the earliest unit; -1 where something computes before the first.
     """
     found = []
@@ -114,7 +114,7 @@ def _size(gather: Collective) -> int:
 
 
 def _but(node: fx.Node, moving: set[fx.Node]) -> fx.Node:
-    """Return the first node from one on that stays in its place."""
+    """Return the first node from one on that is not moved."""
     while node in moving:
         node = node.next
     return node

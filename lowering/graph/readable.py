@@ -1,4 +1,4 @@
-"""Readable text of a step's graph: a line of Python for each node, below the module and phase that it belongs to."""
+"""Readable text of a step's graph: a line of Python for each node, grouped by module and phase."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RELEASED: Final = re.compile(r"; +\w+ = None(?=;|$)|(?:; +(?:\w+ = )+None)+", r
 
 
 def readable(graph: StepGraph) -> str:
-    """Return the graph as Python, with the types and shapes of its values; what frees them is left out.
+    """Return the graph as Python, with types and shapes of its values; the code that frees them is left out.
 
-    Where micro batches behind the first of a step run another graph, that follows; and then what regions compute, as
-    it was before it was compiled.
+    If later micro batches of a step run another graph, that follows; then the graphs of regions, as they were before
+    compilation.
     """
     if graph.later is None:
         return readable_module(graph.module)
@@ -30,7 +30,7 @@ def readable(graph: StepGraph) -> str:
 
 
 def readable_module(module: fx.GraphModule) -> str:
-    """Return a graph as Python, and then what its regions compute, as it was before it was compiled."""
+    """Return a graph as Python, followed by the graphs of its regions before compilation."""
     return readable_part(module) + _of_regions(module)
 
 

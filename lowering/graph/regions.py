@@ -1,7 +1,7 @@
-"""Regions of a step's graph: what is computed on behalf of a compiled module between two collectives, as one function.
+"""Regions of a step's graph: the computation of a compiled module between two collectives, as one function.
 
-A region takes the values that it reads and gives those that others read. It is made functional, decomposed as inductor
-wants it, and compiled; it frees what it takes where it is last read, as nodes outside of a region do.
+A region's inputs are the values that it reads, and its outputs those that later nodes read. It is functionalised,
+decomposed for inductor, and compiled; it frees each input after its last reader, as nodes outside of a region do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMPILED: Final[weakref.WeakKeyDictionary[nn.Module, Compilation]] = weakref.We
 
 
 def compile_module(module: nn.Module, *, backend: Backend = "inductor", mode: str = "default") -> None:
-    """Let the pass `compile_regions` compile what is computed on behalf of a module, forward and backward.
+    """Let the pass `compile_regions` compile the forward and backward computation of a module.
 
     Args:
         module: with all that it holds; of the whole model, the loss too.
@@ -70,9 +70,9 @@ class Source:
     Attributes:
         module: a graph of the region alone, whose nodes have their places.
         path: of the innermost module on whose behalf all of it is computed.
-        given: what it takes, as fake tensors.
-        how: it is compiled.
-        key: equal for regions that compute the same.
+        given: its inputs, as fake tensors.
+        how: options of the compilation.
+        key: equal for regions with the same computation.
     """
 
     module: fx.GraphModule
@@ -83,10 +83,10 @@ class Source:
 
 
 class Region(nn.Module):
-    """Compiled region, which all regions that compute the same share.
+    """Compiled region, shared by all regions with the same computation.
 
     Attributes:
-        source: what it computes.
+        source: its graph and inputs.
     """
 
     def __init__(self, source: Source) -> None:
@@ -95,7 +95,7 @@ class Region(nn.Module):
         self.run = compiled(source)
 
     def forward(self, *given: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return what the region gives."""
+        """Return the region's outputs."""
         return self.run(list(given))
 
 
@@ -120,7 +120,7 @@ def compiled(source: Source) -> Run:
 
 
 def interpreted(module: fx.GraphModule) -> Run:
-    """Return what runs a graph operator by operator, and frees each value behind its last use."""
+    """Return a function that runs a graph operator by operator, and frees each value after its last use."""
     return lambda given: fx.Interpreter(module).boxed_run(given)
 
 
@@ -130,12 +130,12 @@ def functional(
     *,
     once: Callable[[fx.Graph], fx.Graph] | None = None,
 ) -> fx.GraphModule:
-    """Return the graph of a region without updates in place; strides of results stay as they are.
+    """Return the graph of a region without in-place updates; strides of results are preserved.
 
     Args:
-        source: what it computes.
-        decompositions: operators that are replaced by others, as inductor wants them.
-        once: computes once what a graph computes twice, if it is to.
+        source: its computation.
+        decompositions: operators that are replaced by others, for inductor.
+        once: common-subexpression elimination, if any.
     """
 
     def run(*given: torch.Tensor) -> Any:

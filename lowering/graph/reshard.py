@@ -1,12 +1,12 @@
 """Reshard after forward: parameters are gathered again where backward first reads them.
 
-What forward has gathered lives until its last reader. A second gather in front of the first reader in backward lets it
-end with forward, as selective checkpointing of the gather does (Zhang et al. 2024, section 3.1).
+The parameters that forward gathers live until their last reader. A second all-gather before the first reader in
+backward lets them end with forward, like selective checkpointing of the all-gather (Zhang et al. 2024, section 3.1).
 
     gather(w), forward(w) … backward(w)           ->  gather(w), forward(w) … gather(w), backward(w)
 
-Where a unit reshards to fewer ranks than hold its shards, each of these cuts its own part out of what forward has
-gathered, and backward gathers those.
+Where a unit reshards to fewer ranks than hold its shards, each of these slices its own part out of the parameter that
+forward gathered, and backward gathers those parts.
 
     gather(w), forward(w) … backward(w)           ->  gather(w), forward(w), p = part(w) … gather(p), backward(w)
 """
@@ -60,7 +60,7 @@ def _gather_again(graph: StepGraph, unshard: Unshard, among: Among | None) -> No
 
 
 def _part(graph: StepGraph, wait: fx.Node, shown: Sequence[fx.Node], among: Among) -> fx.Node:
-    """Copy this rank's part out of a gathered parameter, behind its last reader in forward."""
+    """Copy this rank's part out of a gathered parameter, after its last reader in forward."""
     order = in_order(graph)
     users = (user for node in (wait, *shown) for user in node.users)
     read = [user for user in users if (place := place_of(user)) is not None and place.phase == "forward"]
@@ -81,7 +81,7 @@ def _part(graph: StepGraph, wait: fx.Node, shown: Sequence[fx.Node], among: Amon
 
 
 def _gather_part(graph: StepGraph, part: fx.Node, unshard: Unshard, among: Among, *, before: fx.Node) -> fx.Node:
-    """Gather a parameter of the parts that a group of ranks holds."""
+    """Gather a parameter from the parts that a group of ranks holds."""
     with graph.graph.inserting_before(before):
         gather = graph.graph.call_function(unshard.gather.target, (part, among.ranks, among.group))  # type: ignore[arg-type]
     gather.meta["val"], place = unshard.gather.meta["val"], place_of(unshard.gather)
@@ -91,7 +91,7 @@ def _gather_part(graph: StepGraph, part: fx.Node, unshard: Unshard, among: Among
 
 
 def _seen_in_forward(wait: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the nodes of forward that show a gathered parameter, and those behind forward that read any of them."""
+    """Return the nodes of forward that view a gathered parameter, and those after forward that read any of them."""
     shown: list[fx.Node] = []
     readers: dict[fx.Node, None] = {}
     left = [wait]
@@ -107,7 +107,7 @@ def _seen_in_forward(wait: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def _erase_unread(graph: StepGraph, node: fx.Node) -> None:
-    """Erase a node that nobody reads, and then those that only it has read."""
+    """Erase a dead node, and then the nodes that only it has read."""
     sources = node.all_input_nodes
     graph.graph.erase_node(node)
     for source in sources:

@@ -1,11 +1,11 @@
-"""Second round of passes: the first steps of a run are measured, and passes are applied again to the graph as traced.
+"""Second round of passes: the first steps of a run are measured, and the passes are applied again to the traced graph.
 
-    step 1       warms up, and makes the optimizer's state
-    steps 2-4    are measured, node by node
-    step 5       runs the graph that the passes make of what was measured
+step 1       warms up, and allocates the optimizer's state
+steps 2-4    are measured, node by node
+step 5       runs the graph that the passes make with the measurements
 
-As in the outer loop of DeepCompile (Tanaka et al. 2025, section 3). All ranks rewrite between the same two steps, by
-one profile on which they have agreed: ranks whose collectives stood in other orders would wait for each other.
+As in the outer loop of DeepCompile (Tanaka et al. 2025, section 3). All ranks rewrite between the same two steps,
+with one profile on which they agree: if ranks ordered collectives differently, they would deadlock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from legoai.runtime.training import Notice
 
 WARM_UP: Final = 1
 MEASURED: Final = 3
-"""Steps that are not measured, and those that are."""
+"""Steps that are not measured, and steps that are."""
 
 EVENT: Final = "graph_profile"
 _MIB: Final = 2**20
@@ -45,14 +45,14 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A graph's milliseconds if its nodes ran one after another, and the most bytes that live."""
+    """A graph's milliseconds if its nodes ran one after another, and its peak of living bytes."""
 
     compute: float
     communication: float
     bytes: int
 
     def values(self) -> dict[str, float]:
-        """Return them for the metrics."""
+        """Return the totals for the metrics."""
         return {
             "compute_seconds": self.compute / 1e3,
             "communication_seconds": self.communication / 1e3,
@@ -62,14 +62,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What passes made of a graph before and now, as :func:`outline` tells, and how many nodes are elsewhere."""
+    """Differences between a graph's earlier and present form, by :func:`outline`, and the number of moved nodes."""
 
     before: dict[str, int]
     after: dict[str, int]
     moved: int
 
     def words(self) -> str:
-        """Return it for the terminal."""
+        """Return a description for the terminal."""
         counts = [
             f"{name} {count} -> {self.after[name]}" for name, count in self.before.items() if count != self.after[name]
         ]
@@ -78,11 +78,11 @@ class Change:
 
 
 class SecondRound:
-    """Measures the first steps of a graph, and rewrites it then.
+    """Measures the first steps of a graph, and then rewrites it.
 
     Args:
-        graph: behind its passes.
-        traced: the same as it was traced.
+        graph: after its passes.
+        traced: the same graph as it was traced.
         rewrite: runs the passes.
         profile: that the passes read.
     """
@@ -98,7 +98,7 @@ class SecondRound:
         self._steps = 0
 
     def end_step(self) -> None:
-        """Note that a step is done, and rewrite the graph behind the last one that is measured."""
+        """Note the end of a step, and rewrite the graph after the last measured one."""
         self._steps += 1
         if self._steps == WARM_UP:
             self.watch = NodeWatch(device_of(self._graph))
@@ -122,13 +122,13 @@ class SecondRound:
         return _notice(predicted, really, change, None if path is None else str(path))
 
     def _kept(self, measured: Mapping[str, Measured]) -> tuple[Profile, Path | None]:
-        """Return the profile and its file, of the first rank for all: they predict alike, but for their own hosts."""
+        """Return the first rank's profile for all, and its file: predictions differ only in the ranks' own hosts."""
         found = profile_of(self._graph, self._traced, measured, self._profile)
         return found, keep_profile(self._profile.key(self._graph), found)
 
 
 def read_notice(problem: str, profile: MeasuredProfile, graph: StepGraph) -> Notice:
-    """Return what is told of a profile before the first step."""
+    """Return the notice about a profile before the first step."""
     if profile.profile is None:
         lines = [f"warning[{RunErrorCode.PROFILE_UNUSABLE}]: {problem}; it is measured again"] if problem else []
         first, last = WARM_UP + 1, WARM_UP + MEASURED
@@ -149,9 +149,9 @@ def profile_of(
 
     Args:
         graph: that ran.
-        traced: the same as it was traced.
+        traced: the same graph as it was traced.
         measured: nodes by name.
-        times: that are predicted.
+        times: predicted ones.
     """
     operators: defaultdict[str, list[Times]] = defaultdict(list)
     collectives: defaultdict[str, dict[int, list[Times]]] = defaultdict(lambda: defaultdict(list))
@@ -180,7 +180,7 @@ def _median(found: list[Times]) -> Times:
 def _timed(
     graph: StepGraph, measured: Mapping[str, Measured], times: MeasuredProfile
 ) -> Iterator[tuple[fx.Node, Times]]:
-    """Yield the nodes that take time on the device; the time of a region is shared by its nodes as is predicted."""
+    """Yield the nodes that take time on the device; the time of a region is divided among its nodes as predicted."""
     for node in graph.graph.nodes:
         if node.name not in measured:
             continue
@@ -200,7 +200,7 @@ def _timed(
 def _beyond(
     graph: StepGraph, traced: StepGraph, measured: Mapping[str, Measured], moments: int
 ) -> Iterator[tuple[str, int]]:
-    """Yield the bytes beyond those of values, by the names of nodes that are in the graph as it was traced."""
+    """Yield the bytes beyond those of values, by the names of nodes of the traced graph."""
     known = {node.name for node in traced.graph.nodes}
     on_host = device_of(graph).type == "cpu"
     values = memory_curve(graph) if on_host else held(graph, moments)
@@ -214,7 +214,7 @@ def _beyond(
 
 
 def _totals(graph: StepGraph, measured: Mapping[str, Measured], times: MeasuredProfile) -> tuple[Totals, Totals]:
-    """Return what was predicted of a graph and what was measured, of a micro batch that gathers."""
+    """Return the predicted and the measured totals of a graph, for a micro batch that gathers."""
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     first = {node.name for node in graph.graph.nodes}
     for node, pair in _timed(graph, {name: item for name, item in measured.items() if name in first}, times):
@@ -237,7 +237,7 @@ def _region(module: fx.GraphModule, node: fx.Node) -> Region | None:
 
 
 def outline(graph: StepGraph) -> dict[str, int]:
-    """Return how often a graph communicates and copies, and how many units stay gathered."""
+    """Return how often a graph communicates and copies, and how many units stay unsharded."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
     gathers = [place_of(node) for node in nodes if node.target in GATHERS and graph.of_unit(node)]
     forward = sum(place is not None and place.phase == "forward" for place in gathers)
@@ -257,13 +257,13 @@ def _order(graph: StepGraph) -> list[str]:
 
 
 def _moved(before: list[str], after: list[str]) -> int:
-    """Return how many nodes come behind another one than before, or are new."""
+    """Return how many nodes follow another node than before, or are new."""
     behind = dict(zip(before[1:], before, strict=False))
     return sum(behind.get(node) != last for last, node in pairwise(after))
 
 
 def _not_agreed() -> Notice:
-    problem = "ranks run different graphs, and no profile is theirs in common; the passes stay as they are"
+    problem = "ranks run different graphs, so that they share no profile; the passes stay as they are"
     line = f"warning[{RunErrorCode.PROFILE_UNUSABLE}]: {problem}"
     return Notice(lines=(line,), event=EVENT, values={"source": "predicted", "problem": problem})
 

@@ -1,7 +1,7 @@
-"""Numbers of rows that values decide, such as those of an expert: read in forward, and known when it is computed again.
+"""Data-dependent row counts, such as those of experts: read in forward, and reused in recomputation.
 
-A tracer gives each number that the host reads a name. A second reading in recomputation would have a name of its own,
-of which nothing says that it is the same number.
+A tracer gives each number that the host reads a symbol. A second read in recomputation would get another symbol,
+without a guarantee that both are equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _READING: Final[list[None]] = []
 
 
 def is_reading() -> bool:
-    """Return whether such numbers are read now, which is done in forward alone."""
+    """Return whether such numbers are being read, which happens only in forward."""
     return bool(_READING)
 
 
@@ -38,7 +38,7 @@ def _as_reading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_once(places: Places) -> Iterator[None]:
-    """While entered, let modules that are computed again take the numbers that they have read in forward."""
+    """While entered, let recomputed modules reuse the numbers that they have read in forward."""
     known: dict[tuple[str, int], Any] = {}
 
     def once(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,11 +1,11 @@
-"""Communication as torch's automatic scheduler places it, which takes the times of operators from the cost model.
+"""Communication schedule of torch's automatic scheduler, with operator times from the cost model.
 
     forward     gather a, wait, gather b, wait, compute    ->  gather (a, b), wait, gather c, compute, wait
     backward    compute, scatter a, wait, scatter b, wait  ->  compute, scatter (a, b), compute, wait
 
-Forward and backward are scheduled apart, as where autograd has split them: a parameter that is gathered again for
-backward is free in between. The scheduler knows data that operators read, and no changes in place. So what comes before
-or behind such a change says so while it runs.
+Forward and backward are scheduled separately, as if autograd had split them: a parameter that is gathered again for
+backward is freed in between. The scheduler knows data dependencies, but no in-place changes. So ordering dependencies
+around such changes are added while it runs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from legoai.runtime.activation import is_collective
 from legoai.runtime.torch_internals.operators import OpOverload
 
 Milliseconds = Callable[[fx.Node, int | None], float | None]
-"""Of a node, of a collective also with a buffer of so many bytes; None where it costs nothing."""
+"""Time of a node, of a collective also with a given buffer size; None where it costs nothing."""
 
 _BEHIND: Final = "behind"
-"""The argument of a node that is no data: those that it comes behind."""
+"""The keyword argument of a node that holds its ordering dependencies."""
 _TRACED: Final = "legoai_traced"
-"""The entry of `node.meta` of what the scheduler has not made."""
+"""The entry of `node.meta` of nodes that the scheduler has not created."""
 
 _LEAST: Final = 10
 _MOST: Final = 500
 _EFFICIENCY: Final = 0.9
-"""Torch's limits of the megabytes of a bucket, and the share of the bandwidth from which it counts as large."""
+"""Torch's limits of the megabytes of a bucket, and the share of the bandwidth at which a bucket counts as large."""
 
 
 def schedule_overlap(graph: StepGraph, *, milliseconds: Milliseconds) -> None:
@@ -44,7 +44,7 @@ def schedule_overlap(graph: StepGraph, *, milliseconds: Milliseconds) -> None:
 
     Args:
         graph: whose parameters are gathered one by one.
-        milliseconds: of its nodes; equal on all ranks, which otherwise wait for each other without end.
+        milliseconds: of its nodes; equal on all ranks, which would otherwise deadlock.
     """
     from legoai.runtime.torch_internals.overlap_scheduling import schedule
 
@@ -70,7 +70,7 @@ def schedule_overlap(graph: StepGraph, *, milliseconds: Milliseconds) -> None:
 
 
 def _large(graph: StepGraph, milliseconds: Milliseconds) -> float:
-    """Return the megabytes of a gather that uses most of its bandwidth, within torch's limits."""
+    """Return the megabytes of an all-gather that uses most of its bandwidth, within torch's limits."""
     gather = next((node for node in graph.graph.nodes if node.target in GATHERS and graph.of_unit(node)), None)
     if gather is None:
         return _LEAST
@@ -85,7 +85,7 @@ def _large(graph: StepGraph, milliseconds: Milliseconds) -> float:
 
 
 def _parts(graph: StepGraph) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the nodes of forward and those behind it, in their order."""
+    """Return the nodes of forward and those after it, in order."""
     forward, backward = list[fx.Node](), list[fx.Node]()
     begin, found = begin_of_backward(graph), forward
     for node in graph.graph.nodes:
@@ -96,7 +96,7 @@ def _parts(graph: StepGraph) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def _part(graph: StepGraph, nodes: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-    """Return a part of a graph as a module, with the nodes that it takes and those that it gives."""
+    """Return a part of a graph as a module, with its inputs and its results."""
     inside = set(nodes)
     read = {source for node in nodes for source in node.all_input_nodes}
     given = [node for node in graph.graph.nodes if node in read and node not in inside]
@@ -114,7 +114,7 @@ def _part(graph: StepGraph, nodes: Sequence[fx.Node]) -> tuple[fx.GraphModule, l
 
 
 def order_changes(graph: fx.Graph) -> None:
-    """Let what reads memory come behind what has changed it before, and what changes it behind all that read it."""
+    """Order reads of memory after earlier changes of it, and changes after all earlier reads."""
     memory, changed = dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
     readers: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -141,14 +141,14 @@ def _come_behind(node: fx.Node, before: Iterable[fx.Node]) -> None:
 
 
 def forget_order(graph: fx.Graph) -> None:
-    """Take what :func:`order_changes` has added out of a graph again."""
+    """Remove the ordering dependencies that :func:`order_changes` has added."""
     for node in graph.nodes:
         if _BEHIND in node.kwargs:
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != _BEHIND}
 
 
 def _settle(graph: fx.Graph) -> None:
-    """Say what the nodes of new buckets make: buffers of communication up to the waits, and then parameters."""
+    """Set the kinds of new buckets' results: communication buffers up to the waits, and then parameters."""
     made = {node: place for node in graph.nodes if _TRACED not in node.meta and (place := place_of(node)) is not None}
     buffers = set(_buffers(list(made)))
     for node, place in made.items():
@@ -160,7 +160,7 @@ def _settle(graph: fx.Graph) -> None:
 
 
 def _buffers(made: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """Yield collectives and waits, and what fills the buffers of collectives."""
+    """Yield collectives and waits, and the nodes that fill the buffers of collectives."""
     filling = set[fx.Node]()
     for node in reversed(made):
         if node.target is WAIT or _communicates(node) or any(user in filling for user in node.users):

@@ -1,12 +1,13 @@
-"""Units of sharded parameters whose all-gather is a parametrization (Zhang et al. 2024, SimpleFSDP, figure 1).
+"""Units of sharded parameters with the all-gather as a parametrization (Zhang et al. 2024, SimpleFSDP, figure 1).
 
-A parameter is a DTensor in shards. Its module reads it through a property that gathers it; the gradient is reduced and
-scattered by the derivative of `redistribute`. Names of modules and parameters stay as they are, so that a checkpoint of
-`fully_shard` fits.
+A parameter is a sharded DTensor. Its module reads it through a property that all-gathers it; the gradient is
+reduce-scattered by the derivative of `redistribute`. Names of modules and parameters are unchanged, so that checkpoints
+of `fully_shard` are compatible.
 
-Where the ranks do not divide dim 0, the shards of the last ones are smaller, and some may be empty. Their storages hold
-zeros up to the size of the first, as those of `fully_shard` do, and the graph takes and gives these padded shards: it
-is the same on all ranks. What is gathered ends with padding, which is cut off; what is reduced is padded.
+Where the number of ranks does not divide dim 0, the shards of the last ranks are smaller, and some may be empty. Their
+storages are zero-padded to the size of the first, as with `fully_shard`, and the graph's inputs and outputs are the
+padded shards, so that it is the same on all ranks. Gathered tensors end with padding, which is sliced off; reduced ones
+are padded.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Among(NamedTuple):
 
     Attributes:
         group: their name.
-        ranks: how many they are.
-        rank: the number of this one.
+        ranks: their number.
+        rank: index of this rank.
     """
 
     group: str
@@ -56,7 +57,7 @@ class Unit:
         parameters: their names in the model; a tied one has the first of its names.
         reshard_after_forward: whether they are gathered again for backward.
         reshard_after_backward: whether they are gathered again for the next micro batch of a step.
-        among: the ranks of which they are gathered again for backward, where these are not all that hold shards.
+        among: the ranks from which they are gathered again for backward, where these are not all that hold shards.
     """
 
     parameters: tuple[str, ...]
@@ -67,7 +68,7 @@ class Unit:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """A unit before the model is whole; compared by identity."""
+    """A unit while the model is being sharded; compared by identity."""
 
     reshard_after_forward: bool
     reshard_after_backward: bool
@@ -77,20 +78,20 @@ class _Made:
 _CLASSES: Final[dict[tuple[type[nn.Module], tuple[str, ...], Any, Any], type[nn.Module]]] = {}
 
 _MADE: Final[weakref.WeakKeyDictionary[nn.Module, _Made]] = weakref.WeakKeyDictionary()
-"""The units by the modules of which they were made."""
+"""The units by the modules from which they were made."""
 
 _GATHERED: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, DTensorSpec]]] = weakref.WeakKeyDictionary()
-"""How gathered parameters lie on the axis of tensor parallelism, by their module and name, where they do."""
+"""Layouts of gathered parameters on the axis of tensor parallelism, by module and name."""
 
 _MESHES: Final[weakref.WeakKeyDictionary[nn.Module, DeviceMesh]] = weakref.WeakKeyDictionary()
-"""The mesh over which a module's own parameters are gathered. That of a parameter's layout may have other groups of the
-same ranks: DTensor's tables go by the shape of a mesh, and outlive it."""
+"""The mesh over which a module's own parameters are gathered. The mesh in a parameter's layout may have other groups of
+the same ranks, since DTensor's caches are keyed by the shape of a mesh, and outlive it."""
 
 _COMMUNICATING: Final[list[None]] = []
 _REDUCING: Final[list[None]] = []
 _CASTING: Final[list[None]] = []
 _ADDED_UP: Final[ContextVar[bool]] = ContextVar("_ADDED_UP", default=False)
-"""Whether gradients of several micro batches are added up before they are reduced."""
+"""Whether gradients of several micro batches are accumulated before they are reduced."""
 _BEFORE: Final[ContextVar[dict[int, torch.Tensor] | None]] = ContextVar("_BEFORE", default=None)
 """Parameters that were gathered before they are read, by the identity of their shards."""
 
@@ -103,16 +104,17 @@ def shard_unit(
     reshard_after_forward: bool | int,
     reshard_after_backward: bool = True,
 ) -> None:
-    """Shard the parameters below modules on dim 0, and let their modules gather them; as `fully_shard` does with hooks.
+    """Shard the parameters of modules on dim 0, and let the modules gather them, like `fully_shard` without its hooks.
 
-    What tensor parallelism has placed is sharded further: each rank of its axis gathers its own part. Inner units
-    are made first, and keep their parameters.
+    Parameters that tensor parallelism has placed are sharded further: each rank of its axis gathers its own part. Inner
+    units are made first, and keep their parameters.
 
     Args:
         module: or several, whose parameters are gathered together.
-        mesh: of the axis of the shards, behind that of their replicas if there is one.
-        mp_policy: the dtypes of gathered parameters, of the reduction, and of what the modules take and give.
-        reshard_after_forward: gather again for backward; a number: of so many ranks, which hold shards meanwhile.
+        mesh: the axis of the shards, preceded by that of their replicas if there is one.
+        mp_policy: the dtypes of gathered parameters, of the reduction, and of the modules' inputs and outputs.
+        reshard_after_forward: gather again for backward; a number is that of ranks over which they are sharded
+            meanwhile.
         reshard_after_backward: gather again for the next micro batch of a step.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
@@ -127,7 +129,7 @@ def shard_unit(
 
 
 def _among(mesh: DeviceMesh, ranks: int) -> Among | None:
-    """Return this rank's group of so many ranks that follow each other on the last axis of a mesh; None for all."""
+    """Return this rank's group of ``ranks`` consecutive ranks on the last axis of a mesh; None for all."""
     if ranks == mesh.size(-1):
         return None
     group = split_into_parts(mesh, ranks=ranks).get_group()
@@ -135,13 +137,13 @@ def _among(mesh: DeviceMesh, ranks: int) -> Among | None:
 
 
 def is_of_unit() -> bool:
-    """Return whether a unit gathers parameters or reduces their gradients now."""
+    """Return whether a unit is gathering parameters or reducing their gradients."""
     return bool(_COMMUNICATING)
 
 
 @contextlib.contextmanager
 def _of_unit() -> Iterator[None]:
-    """Say that what is called while entered is the communication of a unit."""
+    """Mark operators called while entered as communication of a unit."""
     _COMMUNICATING.append(None)
     try:
         yield
@@ -150,13 +152,13 @@ def _of_unit() -> Iterator[None]:
 
 
 def is_of_pass() -> bool:
-    """Return whether what is called now is done once for all micro batches of a pass."""
+    """Return whether current operators run once for all micro batches of a pass."""
     return bool(_REDUCING)
 
 
 @contextlib.contextmanager
 def _of_pass() -> Iterator[None]:
-    """Say that what is called while entered is done once for all micro batches of a pass."""
+    """Mark operators called while entered as running once for all micro batches of a pass."""
     _REDUCING.append(None)
     try:
         yield
@@ -165,13 +167,13 @@ def _of_pass() -> Iterator[None]:
 
 
 def is_cast_for_sum() -> bool:
-    """Return whether a gradient is cast now to the dtype in which those of several micro batches are added up."""
+    """Return whether a gradient is being cast to the dtype in which those of several micro batches are accumulated."""
     return bool(_CASTING)
 
 
 @contextlib.contextmanager
 def _cast_for_sum() -> Iterator[None]:
-    """Say that what is called while entered casts a gradient to the dtype in which it is added up."""
+    """Mark operators called while entered as a cast of a gradient to the dtype in which it is accumulated."""
     _CASTING.append(None)
     try:
         yield
@@ -181,9 +183,9 @@ def _cast_for_sum() -> Iterator[None]:
 
 @contextlib.contextmanager
 def added_up() -> Iterator[None]:
-    """While entered, let gradients be reduced on the axis of tensor parallelism behind the cast, with those of shards.
+    """While entered, reduce gradients on the axis of tensor parallelism after the cast, together with those of shards.
 
-    Sums of several micro batches are taken in the dtype of the reduction, and reduced as a whole.
+    Sums over several micro batches are computed in the dtype of the reduction, and reduced as a whole.
     """
     token = _ADDED_UP.set(True)
     try:
@@ -207,7 +209,7 @@ def gathered_before(module: nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def padded_shard(parameter: DTensor) -> torch.Tensor:
-    """Return the shard of a parameter with as many rows as the first rank's, and let the parameter be a part of it."""
+    """Return the shard of a parameter padded to the first rank's rows, and make the parameter a view of it."""
     local, (whole, ranks) = parameter._local_tensor, _rows(parameter._spec)
     rows = -(-whole // ranks)
     if local.shape[0] == rows:
@@ -221,7 +223,7 @@ def padded_shard(parameter: DTensor) -> torch.Tensor:
 
 
 def _rows(spec: DTensorSpec) -> tuple[int, int]:
-    """Return the rows of a gathered parameter on this rank, and among how many ranks they are cut."""
+    """Return the rows of a gathered parameter on this rank, and the number of ranks among which they are divided."""
     cut = [axis for axis, placement in enumerate(spec.placements) if _cuts_rows(placement)]
     pieces = math.prod(spec.mesh.size(axis) for axis in cut[1:])
     assert spec.shape[0] % pieces == 0, "see `supports` of the graph backend"
@@ -260,7 +262,7 @@ def _shard(
     owner: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, shards: dict[nn.Parameter, nn.Parameter]
 ) -> None:
     """Replace a module's own parameters by their shards, a tied one by the same everywhere."""
-    if type(owner) in _CLASSES.values():  # an inner unit has done so
+    if type(owner) in _CLASSES.values():  # an inner unit has already done so
         return
     names = []
     for name, whole in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -278,7 +280,7 @@ def _shard(
 def _gathering(
     kind: type[nn.Module], names: tuple[str, ...], param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
 ) -> type[nn.Module]:
-    """Return the class of modules like those of ``kind`` whose parameters of these names are read whole."""
+    """Return the class of modules like ``kind`` whose named parameters are read gathered."""
     key = kind, names, param_dtype, reduce_dtype
     if key in _CLASSES:
         return _CLASSES[key]
@@ -286,7 +288,7 @@ def _gathering(
     def reader(name: str) -> property:
         def read(module: nn.Module) -> Any:
             parameter, gathered = module._parameters[name], _GATHERED.get(module, {}).get(name)
-            if not isinstance(parameter, DTensor):  # while first values are drawn into a whole parameter
+            if not isinstance(parameter, DTensor):  # while initial values are drawn into a full parameter
                 return parameter
             before = _BEFORE.get()
             if before is not None and id(parameter) in before:
@@ -303,7 +305,7 @@ def _gathering(
 
 
 def _cut(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return the shards of a parameter; of one that tensor parallelism has cut, those of this rank's part."""
+    """Return the shards of a parameter; of one that tensor parallelism has sharded, those of this rank's part."""
     replicas = [Replicate()] * (mesh.ndim - 1)
     if not isinstance(whole, DTensor):
         return distribute_tensor(whole.detach(), mesh, (*replicas, Shard(0)), src_data_rank=None)
@@ -324,15 +326,15 @@ def _gathered(
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards, and over replicas."""
+    """Return a full parameter, whose gradient is averaged over the ranks that hold its shards, and over replicas."""
     result: torch.Tensor = _Gather.apply(parameter, gathered, mesh, (param_dtype, reduce_dtype))  # type: ignore[no-untyped-call]
     return result
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather of shards on dim 0; its derivative is reduced and scattered, and then reduced over the replicas.
+    """All-gather of shards on dim 0; its gradient is reduce-scattered, and then reduced over the replicas.
 
-    The derivative of DTensor's `redistribute` would reduce all of a gradient over the replicas, and scatter it then.
+    The derivative of DTensor's `redistribute` would reduce the full gradient over the replicas, and then scatter it.
     """
 
     @staticmethod
@@ -343,7 +345,7 @@ class _Gather(torch.autograd.Function):
         mesh: DeviceMesh,
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
     ) -> torch.Tensor:
-        """Return the whole tensor in the dtype of parameters, as tensor parallelism has laid it."""
+        """Return the full tensor in the dtype of parameters, in the layout of tensor parallelism."""
         shard, (param_dtype, reduce_dtype) = padded_shard(parameter), dtypes
         ctx.spec, ctx.gathered, ctx.reduce_dtype, ctx.dtype = parameter._spec, gathered, reduce_dtype, shard.dtype
         *ctx.replicas, ctx.shards = _groups(mesh)
@@ -384,7 +386,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _as_gathered(gradient: torch.Tensor, gathered: DTensorSpec | None) -> torch.Tensor:
-    """Return the local tensor of a gradient that lies as the gathered parameter does."""
+    """Return the local tensor of a gradient in the layout of the gathered parameter."""
     if not isinstance(gradient, DTensor):
         return gradient
     assert gathered is not None, "a parameter that tensor parallelism has placed"
@@ -397,7 +399,7 @@ def _groups(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
 
 
 def _cast_inputs_and_outputs(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-    """Cast what a unit takes and gives, as the policy says."""
+    """Cast a unit's inputs and outputs by the policy."""
     given, made = policy.param_dtype, policy.output_dtype
     if given is not None and policy.cast_forward_inputs:
         module.register_forward_pre_hook(lambda _, args, kwargs: _cast((args, kwargs), given), with_kwargs=True)

@@ -1,9 +1,10 @@
 """Split of a stage's graph into those of its actions: forward, backward, and the reduction of a pass's gradients.
 
-The schedule of a pipeline runs forward and backward of a micro batch apart. What forward computes and backward reads
-crosses from one graph to the other. Parameters are gathered by the first forward of a pass, and stay gathered up to its
-end, but for those of units that reshard after forward: these each forward gathers, and each backward again. Gradients
-of gathered parameters are added up over the micro batches of a pass, and reduced once, as under the eager backend.
+The schedule of a pipeline runs forward and backward of a micro batch separately. Values that forward computes and
+backward reads cross from one graph to the other. Parameters are gathered by the first forward of a pass, and stay
+gathered until its end, except for those of units that reshard after forward, which each forward and each backward
+gathers. Gradients of gathered parameters are accumulated over the micro batches of a pass, and reduced once, as under
+the eager backend.
 
     gather(w), forward(x, w), backward(g, w), scatter(dw)
         ->  forward        x             ->  gather(w), forward(x, w), w
@@ -12,8 +13,8 @@ of gathered parameters are added up over the micro batches of a pass, and reduce
             later backward g, w, …, sum  ->  backward(g, w), sum += dw
             reduction      sum of dw     ->  scatter(dw)
 
-Where the schedule takes the gradients of inputs and of weights apart, what the gradient of the stage's input needs is
-one graph, and the rest of backward another, which takes what it reads of the first.
+Where the schedule splits backward, the computation of the stage's input gradient is one graph, and the rest of backward
+another, which reads values of the first.
 
             input backward    g, w, …    ->  dx, …
             weight backward   w, …       ->  dw
@@ -43,12 +44,12 @@ def actions_of(graph: StepGraph) -> ActionGraphs:
 
 
 def split_actions(graph: StepGraph) -> ActionGraphs:
-    """Split the graph of a stage, whose passes have been run.
+    """Split the graph of a stage, after its passes have run.
 
     Args:
-        graph: which takes shards, buffers, what arrives, the positions of tokens where there are any, and the gradient
-            of the output, and gives the output, the gradients of the shards, and that of what arrived where it needs
-            one.
+        graph: with shards, buffers, the stage's input, the positions of tokens where there are any, and the gradient of
+            the output as inputs; and the output, the gradients of the shards, and that of the stage's input where it
+            needs one as results.
     """
     nodes: list[fx.Node] = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
     inputs: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
@@ -95,11 +96,11 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
 
 
 def _parts(nodes: Iterable[fx.Node], gathered: Container[fx.Node]) -> tuple[dict[fx.Node, None], ...]:
-    """Return the nodes of forward, of backward, and of the reduction, to which all belongs that reads one."""
+    """Return the nodes of forward, of backward, and of the reduction; a node that reads a later part belongs to it."""
     forward, backward, reduction = dict[fx.Node, None](), dict[fx.Node, None](), dict[fx.Node, None]()
     for node in nodes:
         place = place_of(node)
-        if place is None:  # of numbers of rows, which only values tell
+        if place is None:  # a data-dependent number of rows
             assert not isinstance(node.meta.get("val"), torch.Tensor), f"{node} was traced"
             known = not any(source in backward or source in reduction for source in node.all_input_nodes)
             (forward if known else backward)[node] = None
@@ -115,7 +116,7 @@ def _parts(nodes: Iterable[fx.Node], gathered: Container[fx.Node]) -> tuple[dict
 
 
 def _gathered(nodes: Iterable[fx.Node], shards: Iterable[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
-    """Return the nodes that gather parameters, up to the parameters themselves, with the shards that they gather."""
+    """Return the nodes that gather parameters, up to the gathered parameters, with the shards that they gather."""
     known = {shard: frozenset({shard}) for shard in shards}
     found: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in nodes:
@@ -134,7 +135,7 @@ def _resharded(graph: StepGraph, gathered: Mapping[fx.Node, frozenset[fx.Node]])
 
 
 def _needed(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """Return those of some nodes that outputs need, in their order; of one that gives several values all of these."""
+    """Return the nodes that outputs need, in order; for a node with several results, all of its items."""
     ordered = dict.fromkeys(nodes)
     found, left = set[fx.Node](), list(outputs)
     while left:
@@ -147,7 +148,7 @@ def _needed(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Nod
 
 
 def _read(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """Return what nodes read, and what is given."""
+    """Return the inputs of nodes, and the outputs."""
     return dict.fromkeys((*(source for node in nodes for source in node.all_input_nodes), *outputs))
 
 
@@ -164,13 +165,13 @@ def _module(
 
     Args:
         root: of the whole graph.
-        inputs: what it takes.
-        nodes: what it computes, in their order.
-        outputs: what it gives.
-        owned: unsharded gradients, to which those of other micro batches are added in place, so that each has a
+        inputs: of the part.
+        nodes: of the part, in order.
+        outputs: of the part.
+        owned: unsharded gradients, to which those of other micro batches are added in place, so that each needs a
             storage of its own.
-        added: values that are added to further inputs, in place, as soon as they are there; in place of one that was
-            cast for its sum, what was cast, which the sum takes as it is.
+        added: values that are added in place to further inputs as soon as they are available; a value that was cast for
+            its sum is replaced by the value before the cast, which the sum accepts.
     """
     part, taken = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
@@ -213,13 +214,13 @@ def _module(
 
 
 def _is_cast_for_sum(node: fx.Node) -> bool:
-    """Whether a gradient is cast to the dtype in which those of several micro batches are added up."""
+    """Whether a gradient is cast to the dtype in which those of several micro batches are accumulated."""
     place = place_of(node)
     return place is not None and place.makes == "unsharded_gradient"
 
 
 def _owns(node: fx.Node) -> bool:
-    """Whether a value is all of a storage that was made for it."""
+    """Whether a value is the whole of a storage that was allocated for it."""
     value = node.meta["val"]
     whole: bool = value.untyped_storage().nbytes() == value.numel() * value.itemsize
     return whole and shown_by(node).op != "placeholder"

@@ -1,4 +1,4 @@
-"""Stage of a pipeline whose actions are graphs."""
+"""Pipeline stage whose actions are graphs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class GraphStage(PipelineStage):
     """A stage that runs the graph of each action.
 
     Args:
-        graph: of the stage, behind its passes.
-        arguments: of torch's stage, behind the module.
+        graph: of the stage, after its passes.
+        arguments: of torch's stage, after the module.
         options: of torch's stage.
     """
 
@@ -31,7 +31,7 @@ class GraphStage(PipelineStage):
         super().__init__(module, *arguments, **options)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the gradients of a pass, behind its last backward."""
+        """Reduce the gradients of a pass, after its last backward."""
         assert isinstance(self.submod, StageModule)
         self.submod.reduce_gradients()
         super().perform_reduce_grad(grad_scale_factor)
@@ -40,13 +40,13 @@ class GraphStage(PipelineStage):
 class StageModule(nn.Module):
     """The modules of a stage under their names, whose forward and backward run graphs.
 
-    Validation calls the modules themselves: it needs no gradients, and forward's graph would keep what backward reads.
+    Validation calls the modules themselves: it needs no gradients, and forward's graph would keep tensors for backward.
 
     Attributes:
         graphs: of its actions.
-        on_node: is told of each node before it runs.
-        on_sum: is told of each unsharded gradient to which those of later micro batches are added, with the input of
-            the reduction that takes it.
+        on_node: callbacks that receive each node before it runs.
+        on_sum: callbacks that receive each unsharded gradient to which later micro batches add, with the input of the
+            reduction that reads it.
     """
 
     def __init__(self, graph: StepGraph) -> None:
@@ -54,7 +54,7 @@ class StageModule(nn.Module):
         for name, child in graph.model.named_children():
             self.add_module(name, child)
         for name, buffer in graph.model.named_buffers(recurse=False):
-            self.register_buffer(name, buffer, persistent=False)  # those of a decoder follow from its sizes
+            self.register_buffer(name, buffer, persistent=False)  # a decoder's buffers follow from its sizes
         assert not list(graph.model.named_parameters(recurse=False)), "the modules of a decoder hold its parameters"
         self.on_node: list[Callable[[fx.Node], None]] = []
         self.on_sum: list[Callable[[fx.Node, torch.Tensor], None]] = []
@@ -68,10 +68,10 @@ class StageModule(nn.Module):
         self._gives = len(graph.outputs()) - 1 - len(graph.parameters)
 
     def forward(self, arrived: torch.Tensor, **placed: torch.Tensor) -> torch.Tensor:
-        """Return what the next stage takes, or the logits.
+        """Return the next stage's input, or the logits.
 
         Args:
-            arrived: what the stage takes.
+            arrived: the stage's input.
             placed: `positions`, of the tokens in their sequence, where the model takes them.
         """
         if not torch.is_grad_enabled():
@@ -81,7 +81,7 @@ class StageModule(nn.Module):
         return output
 
     def run_forward(self, *arrived: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the output of a micro batch, and what its backward takes; the first of a pass gathers parameters."""
+        """Return the output of a micro batch, and what its backward needs; the first of a pass gathers parameters."""
         graphs = self.graphs
         if self._kept is None:
             output, *left = self._run(graphs.forward, [*self._shards(), *self.buffers(), *arrived])
@@ -94,13 +94,13 @@ class StageModule(nn.Module):
         return output, [value.detach() if value is output else value for value in left]
 
     def run_backward(self, gradient: torch.Tensor, saved: list[torch.Tensor]) -> torch.Tensor | None:
-        """Return the gradient of what arrived, and add up those of the gathered parameters.
+        """Return the gradient of the stage's input, and accumulate those of the gathered parameters.
 
-        Where a schedule takes them apart, the latter are left to what :meth:`take_weight_backward` returns then.
+        Where a schedule splits backward, the latter is left to the function that :meth:`take_weight_backward` returns.
 
         Args:
             gradient: of the output.
-            saved: what forward has left, which is taken out of the list.
+            saved: the tensors that forward has saved, which are removed from the list.
         """
         given, graphs = [*self._there(), gradient, *saved], self.graphs
         saved.clear()
@@ -112,7 +112,7 @@ class StageModule(nn.Module):
         return made[0] if self._gives else None
 
     def take_weight_backward(self) -> Callable[[], None]:
-        """Return what adds up the gradients of gathered parameters of the micro batch whose backward ran last."""
+        """Return a function that accumulates the weight gradients of the micro batch whose backward ran last."""
         left, self._left = self._left, []
 
         def run() -> None:
@@ -124,14 +124,14 @@ class StageModule(nn.Module):
         return run
 
     def _there(self) -> list[torch.Tensor]:
-        """Return what all parts of backward take."""
+        """Return the inputs that all parts of backward share."""
         assert self._kept is not None, "backward comes behind forward"
         return [*self._shards(), *self.buffers(), *self._kept]
 
     def _add_up(
         self, first: fx.GraphModule | None, later: fx.GraphModule | None, given: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Run the graph that makes sums, or where there are some that which adds to them; return what else it gives."""
+        """Run the graph that creates sums or, if there are some, that which adds to them; return the other results."""
         assert first is not None and later is not None, "the graphs of this stage's schedule"
         if self._sums:
             given += self._sums
@@ -159,18 +159,18 @@ class StageModule(nn.Module):
         return [padded_shard(parameter) for parameter in self.parameters() if isinstance(parameter, DTensor)]
 
     def _run(self, module: fx.GraphModule, given: list[Any]) -> list[torch.Tensor]:
-        """Run a graph, which takes its inputs out of the list."""
+        """Run a graph, which removes its inputs from the list."""
         made: list[torch.Tensor] = Runner(module, self.on_node).boxed_run(given)
         return made
 
     def as_output(self, local: torch.Tensor) -> torch.Tensor:
-        """Return a local output as the modules give it."""
+        """Return a local output as the modules return it."""
         if self._output_spec is None:
             return local
         return DTensor(local, self._output_spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of an output as the graph takes it."""
+        """Return the gradient of an output as the graph reads it."""
         if not isinstance(gradient, DTensor):
             return gradient
         assert self._output_spec is not None, "a gradient is laid out as its output"
@@ -189,7 +189,7 @@ class _MicroBatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of what arrived."""
+        """Return the gradient of the stage's input."""
         [gradient] = gradients
         of_arrived = ctx.stage.run_backward(ctx.stage.local_gradient(gradient), ctx.saved)
         return None, None, of_arrived, *[None] * ctx.positions

@@ -1,4 +1,4 @@
-"""Graph of a step that a rank runs node by node."""
+"""Graph of a step, which a rank interprets node by node."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Watch(Protocol):
     """Measures nodes while they run."""
 
     def __call__(self, node: fx.Node, run: Callable[[], Any], values: Mapping[fx.Node, Any]) -> Any:
-        """Run a node, beside values that live, and return its result."""
+        """Run a node, given the living values, and return its result."""
 
 
 class Rounds(Protocol):
-    """What rewrites a graph again between steps."""
+    """Rewrites a graph again between steps."""
 
     @property
     def watch(self) -> Watch | None:
-        """What measures the nodes of the step that is taken, if anything does."""
+        """The watch that measures the nodes of the current step; None where none is measured."""
 
     def end_step(self) -> None:
-        """Note that a step is done, and rewrite the graph if it is time."""
+        """Note the end of a step, and rewrite the graph if it is due."""
 
 
 ACTIONS: Final = (
@@ -54,21 +54,23 @@ class ActionGraphs:
     """The graphs of a stage's actions.
 
     Attributes:
-        forward: of the first micro batch of a pass: takes the shards of the parameters, the buffers and what arrives;
-            gives the output, what backward takes of this micro batch, and what stays gathered.
-        later_forward: of the others: takes what the first takes, and what stays gathered; gives the output and what
-            backward takes.
-        backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
-            gives the gradient of what arrived, where that needs one, and those of gathered parameters.
-        later_backward: takes what backward takes, and what it has given of gathered parameters, to which it adds; gives
-            the gradient of what arrived.
-        input_backward: takes what backward takes; gives the gradient of what arrived, where that needs one, and what
-            the other half takes. Where a schedule takes the halves apart they are in the place of the two above.
-        weight_backward: takes the shards, the buffers, what stays gathered, and what the half before has left; gives
-            the gradients of gathered parameters.
-        later_weight_backward: takes these too, and adds to them.
-        reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
-        kept: how many values stay gathered.
+        forward: of the first micro batch of a pass. Inputs: the shards of the parameters, the buffers and the stage's
+            input. Results: the output, the values for this micro batch's backward, and the gathered parameters that
+            stay.
+        later_forward: of the others. Inputs: those of the first, and the gathered parameters. Results: the output and
+            the values for backward.
+        backward: Inputs: the shards, the buffers, the gathered parameters, the gradient of the output and the values
+            from forward. Results: the gradient of the stage's input, where it needs one, and those of gathered
+            parameters.
+        later_backward: Inputs: those of backward, and the gradients of gathered parameters so far, to which it adds.
+            Result: the gradient of the stage's input.
+        input_backward: Inputs: those of backward. Results: the gradient of the stage's input, where it needs one, and
+            the values for the other half. Where a schedule splits backward, the halves replace the two above.
+        weight_backward: Inputs: the shards, the buffers, the gathered parameters, and the values from the first half.
+            Results: the gradients of gathered parameters.
+        later_weight_backward: the same, adding to earlier gradients.
+        reduction: Inputs: the sums of the gradients of gathered parameters. Results: the gradients of the shards.
+        kept: number of gathered parameters that stay.
     """
 
     forward: fx.GraphModule
@@ -93,24 +95,25 @@ class StepGraph:
     """Forward, loss, backward and communication of one micro batch.
 
     Attributes:
-        model: whose parameters and buffers it reads, and whose gradients it makes.
-        module: takes the shards of the parameters, the buffers, the inputs, the positions of their tokens where there
-            are any, and the targets; gives the loss and the gradients of the shards.
+        model: whose parameters and buffers it reads, and whose gradients it computes.
+        module: Inputs: the shards of the parameters, the buffers, the inputs, the positions of their tokens where there
+            are any, and the targets. Results: the loss and the gradients of the shards.
         parameters: the names of the parameters in the order of the inputs.
         units: whose parameters are gathered together.
         micro_batches: of a step.
         reading: the modules whose shapes depend on values, such as those of experts on the rows that arrive.
         state: copies of the optimizer's state, where it leaves the device while the graph runs.
-        on_node: is told of each node before it runs.
+        on_node: callbacks that receive each node before it runs.
         is_stage: whether it is of a stage of a pipeline; see :func:`~legoai.lowering.graph.trace.trace_stage`.
-        splits_backward: whether a stage's schedule takes the gradients of inputs and of weights apart.
-        output_spec: how the output of a stage lies on its mesh; None where it is a plain tensor, and of no stage.
-        later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
-            behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
+        splits_backward: whether a stage's schedule computes the gradients of inputs and of weights separately.
+        output_spec: layout of a stage's output on its mesh; None where it is a plain tensor, and for a whole step.
+        later: the graph of later micro batches of a step, where some parameters stay gathered: it has these as inputs
+            after the targets, and ``module`` returns them after the gradients. None where all micro batches run
+            ``module``.
         actions: the graphs of a stage's actions, where a pass has split ``module`` to rewrite its parts.
-        beyond: bytes that were measured while nodes ran, by their names, beyond those of the values that live.
+        beyond: bytes that were measured while nodes ran, by their names, beyond those of the living values.
         rounds: rewrites the graph again between steps, if anything does.
-        notices: what is to be told of the graph.
+        notices: to be shown to the user.
     """
 
     def __init__(
@@ -156,22 +159,22 @@ class StepGraph:
         return dict(zip(self.parameters, self.graph.find_nodes(op="placeholder"), strict=False))
 
     def gradients(self) -> dict[str, fx.Node]:
-        """Return the nodes that give the gradients of the shards by the parameters' names."""
+        """Return the nodes of the gradients of the shards by the parameters' names."""
         nodes = self.outputs()[1 : 1 + len(self.parameters)]
         return dict(zip(self.parameters, nodes, strict=True))
 
     def set_gradient(self, parameter: str, node: fx.Node) -> None:
-        """Let another node give the gradient of a parameter."""
+        """Replace the node of a parameter's gradient."""
         outputs = self.outputs()
         outputs[1 + self.parameters.index(parameter)] = node
         self.graph.output_node().args = (outputs,)
 
     def keep(self, given: Sequence[fx.Node], erased: Container[fx.Node]) -> None:
-        """Let micro batches behind the first of a step take the values of nodes from the first; see ``later``.
+        """Let later micro batches of a step reuse the values of nodes from the first; see ``later``.
 
         Args:
             given: the nodes.
-            erased: those with all that only they need, which later micro batches do not run.
+            erased: nodes that later micro batches do not run, with everything that only they need.
         """
         later, taken = fx.Graph(), dict[fx.Node, fx.Node]()
         inputs = self.graph.find_nodes(op="placeholder")
@@ -207,22 +210,22 @@ class StepGraph:
         self._kept = None
 
     def end_step(self) -> list[Notice]:
-        """Note that a step is done, and return what there is to be told since the last call."""
+        """Note the end of a step, and return the notices since the last call."""
         if self.rounds is not None:
             self.rounds.end_step()
-        return self.told()
+        return self.take_notices()
 
-    def told(self) -> list[Notice]:
-        """Return what there is to be told, once."""
+    def take_notices(self) -> list[Notice]:
+        """Return the notices, once."""
         found, self.notices = self.notices, []
         return found
 
     def reshard(self) -> None:
-        """Free all gathered parameters, so that the next micro batch gathers them as they are then."""
+        """Free all gathered parameters, so that the next micro batch gathers their new values."""
         self._kept = None
 
     def outputs(self) -> list[fx.Node]:
-        """Return the nodes that give what the graph gives, in their order."""
+        """Return the nodes of the graph's results, in order."""
         return list(self.graph.output_node().args[0])  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -241,8 +244,8 @@ class StepGraph:
             inputs: of the model.
             targets: of the loss.
             positions: of the tokens, where the model takes them.
-            optimizer: whose state leaves the device meanwhile, where it does.
-            is_last: whether the micro batch is the last of its step, at whose end the state is back.
+            optimizer: whose state is offloaded meanwhile, if at all.
+            is_last: whether the micro batch is the last of its step, at whose end the state returns.
         """
         parameters = list(self.model.parameters())
         if self.state is not None:
@@ -266,7 +269,7 @@ class StepGraph:
 
 
 class Runner(fx.Interpreter):
-    """Runs a graph node by node, and frees each value behind its last use."""
+    """Interprets a graph node by node, and frees each value after its last use."""
 
     def __init__(
         self, module: fx.GraphModule, on_node: Sequence[Callable[[fx.Node], None]], watch: Watch | None = None
@@ -288,12 +291,12 @@ class Runner(fx.Interpreter):
             return super().run_node(n)
         region, given = self.fetch_attr(str(n.target)), [self.env[source] for source in n.all_input_nodes]
         for read in self.user_to_last_uses.get(n, ()):
-            self.env[read] = None  # the region frees what it takes
+            self.env[read] = None  # the region frees its inputs
         return region.run(given)
 
 
 def add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-    """Add the gradient of a parameter's shard, which may be padded, to that which it has."""
+    """Add the gradient of a parameter's shard, which may be padded, to the existing one."""
     assert isinstance(parameter, DTensor)
     rows = parameter._local_tensor.shape[0]
     if gradient.shape[0] > rows:

@@ -1,4 +1,4 @@
-"""Trace of forward, loss, backward and the reduction of gradients as one graph, on fake tensors."""
+"""Trace of forward, loss, backward and gradient reduction as one graph, on fake tensors."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def trace_step(
     """Trace one micro batch: the loss, its gradients, and their reduction.
 
     Args:
-        model: whose units gather their parameters (:func:`~legoai.lowering.graph.sharding.shard_unit`), with values
-            or without.
-        loss: of the model's result and the targets.
-        inputs: what the model takes; of any values.
+        model: whose units gather their parameters (:func:`~legoai.lowering.graph.sharding.shard_unit`), with values or
+            without.
+        loss: of the model's output and the targets.
+        inputs: of the model; with arbitrary values.
         targets: likewise.
         positions: of the tokens in their sequence, where the model takes them.
         micro_batches: of a step, by which the gradient is divided.
@@ -73,15 +73,15 @@ def trace_stage(
     device: torch.device,
     splits_backward: bool = False,
 ) -> StepGraph:
-    """Trace one micro batch through a stage of a pipeline: its output, and from the gradient of that all others.
+    """Trace one micro batch through a pipeline stage: its output, and all gradients from that of the output.
 
     Args:
         model: the stage, whose units gather their parameters, with values or without.
-        given: the shape and dtype of what the stage takes, on the meta device; it needs a gradient where another stage
-            made it.
+        given: the shape and dtype of the stage's input, on the meta device; it needs a gradient where another stage
+            computes it.
         positions: likewise, of the tokens in their sequence, where the model takes them.
         device: on which the stage computes.
-        splits_backward: whether its schedule takes the gradients of inputs and of weights apart.
+        splits_backward: whether its schedule computes the gradients of inputs and of weights separately.
     """
     gradient_of: list[fx.Node] = []
     specs: list[DTensorSpec | None] = []
@@ -134,7 +134,7 @@ def _traced(
     *,
     micro_batches: int = 1,
 ) -> StepGraph:
-    """Trace a function of the parameters' shards and of what is given, by name."""
+    """Trace a function of the parameters' shards and of named inputs."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -183,7 +183,7 @@ def _named(positions: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _wait_late(graph: StepGraph) -> None:
-    """Wait for what no unit communicates where it is first read, as modules outside of a graph do."""
+    """Wait for communication outside units where its result is first read, as modules outside a graph do."""
     place = in_order(graph)
     for node in list(graph.graph.nodes):
         if node.target is WAIT and node.users and not graph.of_unit(node.args[0]):
@@ -191,7 +191,7 @@ def _wait_late(graph: StepGraph) -> None:
 
 
 def _erase_unread(graph: StepGraph) -> None:
-    """Erase results of operators that nobody reads, which would live to the end of the graph."""
+    """Erase dead results of operators, which would live to the end of the graph."""
     for node in reversed(list(graph.graph.nodes)):
         if shows(node) and not node.users:
             graph.graph.erase_node(node)
@@ -199,7 +199,7 @@ def _erase_unread(graph: StepGraph) -> None:
 
 @contextlib.contextmanager
 def _fake_mode(tensor: torch.Tensor) -> Iterator[FakeTensorMode]:
-    """Enter a fake tensor mode: on the simulated device the one that is there, which knows the device."""
+    """Enter a fake tensor mode: on the simulated device the existing one, which supports the device."""
     if isinstance(tensor, FakeTensor):
         yield tensor.fake_mode
         return
@@ -210,7 +210,7 @@ def _fake_mode(tensor: torch.Tensor) -> Iterator[FakeTensorMode]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let backward run on this thread, whose modes see what it computes."""
+    """Run backward on this thread, whose modes observe its operators."""
     before = torch.autograd.is_multithreading_enabled()
     torch.autograd.set_multithreading_enabled(False)
     try:

@@ -1,11 +1,11 @@
-"""Selective unsharding: units stay gathered where memory allows it (Tanaka et al. 2025, section 4.3).
+"""Selective unsharding: units stay unsharded where memory allows it (Tanaka et al. 2025, section 4.3).
 
     gather(w), forward(w) … gather(w), backward(w)   ->  gather(w), forward(w) … backward(w)
 
-The gathers of backward are left out first for units whose gathers take most time for the bytes that stay, and where
-several micro batches make a step, the gathers of the later ones too (:mod:`~legoai.lowering.graph.keep`). What fits is
-decided on the memory curve of the graph, behind the passes that gather ahead and that offload: it is the same on every
-rank. So are times that were measured, on which ranks have agreed.
+All-gathers of backward are left out first for units whose all-gathers take most time per byte that stays. If a step has
+several micro batches, the all-gathers of later ones are left out too (:mod:`~legoai.lowering.graph.keep`). Whether a
+unit fits is decided by the memory curve of the graph, after the passes that prefetch and that offload; it is the same
+on every rank. So are measured times, on which ranks have agreed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ They matter only to the order of gathers over groups of different sizes; over on
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The gathers of a unit.
+    """The all-gathers of a unit.
 
     Attributes:
         unit: whose parameters they gather.
-        forward: of the first reading.
-        backward: those again; none where it stays gathered after forward.
+        forward: of the first read.
+        backward: repeated ones; none where it stays unsharded after forward.
     """
 
     unit: Unit
@@ -45,7 +45,7 @@ class Gathered:
     backward: tuple[Collective, ...]
 
     def time_per_byte(self, milliseconds: Milliseconds | None) -> float:
-        """Time of all-gathers of each gathered byte; where none is known, of a ring in the time of a byte on a link."""
+        """Return the all-gathers' time per gathered byte; if unknown, that of a ring with unit time per byte."""
         time = size = 0.0
         for gather in self.forward:
             collective: Any = gather.start[-1]
@@ -59,17 +59,17 @@ class Gathered:
 def unshard_selectively(
     graph: StepGraph, *, limit: int, moments: int = 0, milliseconds: Milliseconds | None = None
 ) -> None:
-    """Leave out the gathers of units that can stay gathered.
+    """Leave out the all-gathers of units that can stay unsharded.
 
     Args:
-        graph: whose gathers stand where they are to be.
-        limit: of the device's memory, which no unit that stays exceeds.
-        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
-        milliseconds: of gathers, equal on all ranks; None for those of a ring.
+        graph: whose all-gathers have their final places.
+        limit: of the device's memory, which no unit that stays may exceed.
+        moments: values per element of a parameter that the optimizer keeps on the device.
+        milliseconds: of all-gathers, equal on all ranks; None for those of a ring.
     """
     curve, life = held(graph, moments), lives(graph)
     several = graph.micro_batches > 1
-    last_first = reversed(_gathered_units(graph))  # of equal ones, what backward frees first
+    last_first = reversed(_gathered_units(graph))  # of equal units, the one that backward frees first
     for found in sorted(last_first, key=lambda item: item.time_per_byte(milliseconds), reverse=True):
         if not found.backward and not (several and found.unit.reshard_after_backward):
             continue
@@ -84,7 +84,7 @@ def unshard_selectively(
 
 
 def with_changes(curve: Sequence[int], changes: Sequence[Life]) -> list[int]:
-    """Return a memory curve with what lives beside it; of what lives no longer the bytes are negative."""
+    """Return a memory curve with additional lifetimes; lifetimes that end have negative bytes."""
     difference = [0] * (len(curve) + 1)
     for first, last, size in changes:
         difference[first] += size
@@ -93,7 +93,7 @@ def with_changes(curve: Sequence[int], changes: Sequence[Life]) -> list[int]:
 
 
 def _gathered_units(graph: StepGraph) -> list[Gathered]:
-    """Return the units that gather, in the order in which forward waits for them."""
+    """Return the units with all-gathers, in the order of forward's waits."""
     unit_of = {name: unit for unit in graph.units for name in unit.parameters}
     names = {node: name for name, node in graph.inputs().items()}
     found: dict[int, tuple[list[Collective], list[Collective]]] = {}
@@ -108,7 +108,7 @@ def _gathered_units(graph: StepGraph) -> list[Gathered]:
 
 
 def _changes(found: Gathered, life: Mapping[fx.Node, Life], end: int, *, throughout: bool) -> list[Life]:
-    """Return what lives, and what lives no longer, where a unit stays gathered."""
+    """Return the lifetimes that are added and removed if a unit stays unsharded."""
     changes = []
     again = {shard: node for gather in found.backward for shard, node in _parameters(gather).items()}
     for gather in found.forward:
@@ -126,7 +126,7 @@ def _changes(found: Gathered, life: Mapping[fx.Node, Life], end: int, *, through
 
 
 def _stay(graph: StepGraph, found: Gathered) -> None:
-    """Let backward read what forward has gathered."""
+    """Let backward read the parameters that forward has gathered."""
     kept = {shard: node for gather in found.forward for shard, node in _parameters(gather).items()}
     for gather in found.backward:
         for shard, node in _parameters(gather).items():
@@ -139,12 +139,12 @@ def _stay(graph: StepGraph, found: Gathered) -> None:
 
 
 def _shards(gather: Collective) -> list[fx.Node]:
-    """Return the placeholders of the shards that a bucket gathers, in the order in which they fill its buffer."""
+    """Return the placeholders of the shards that a bucket gathers, in the order of its buffer."""
     return [source for node in gather.start for source in node.all_input_nodes if source.op == "placeholder"]
 
 
 def _parameters(gather: Collective) -> dict[fx.Node, fx.Node]:
-    """Return the node that gives each gathered parameter, by the placeholder of its shard."""
+    """Return the node of each gathered parameter, by the placeholder of its shard."""
     made, found = made_of(gather.wait[0]), {}
     [rows] = gather.wait[0].users
     [parts] = rows.users

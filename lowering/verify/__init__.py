@@ -1,1 +1,1 @@
-"""Verification: a lowered program and the same training on one device are run and compared."""
+"""Verification: comparison of a lowered program with the same training on one device."""

@@ -1,4 +1,4 @@
-"""Comparison of a lowered program with one device, within the tolerance of rounding."""
+"""Comparison of a lowered program's results with those of one device, within rounding tolerances."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Kind = Literal["gradient", "clipped", "update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
-    """How far two computations of one number may be apart, all relative.
+    """Largest accepted differences, all relative.
 
     Attributes:
-        loss: and gradient norm, as a share of their values.
-        gradient: the 2-norm of a difference as a share of that of the gradient, or, where the gradient is small, of a
-            thousandth of what a gradient of its size has on average in this model.
-        update: root mean square of a parameter's difference after a step, as a share of the learning rates up to it, in
-            sum: where a gradient is rounding alone, as of a bias of keys, Adam's steps go any way.
+        loss: and gradient norm, relative to their values.
+        gradient: the 2-norm of a difference relative to that of the gradient or, where the gradient is small, to a
+            thousandth of the average for gradients of its size in this model.
+        update: root mean square of a parameter's difference after a step, relative to the sum of the learning rates up
+            to it. Where a gradient is pure rounding error, as for biases of keys, Adam's steps have arbitrary signs.
     """
 
     loss: float
@@ -38,15 +38,15 @@ TOLERANCES: Final = {
     "fp64, partly fp32": Tolerances(loss=1e-7, gradient=1e-5, update=1e-3),
     "bf16": Tolerances(loss=2e-2, gradient=2e-1, update=1.0),
 }
-"""By the dtype of computation; models that others have written may compute norms and positions in fp32. Adam's first
-steps turn a gradient's sign into a whole step, so that rounding of gradients near zero shows in updates."""
+"""By the dtype of computation. Models from outside LegoAI may compute norms and positions in fp32. Adam's first steps
+depend only on a gradient's sign, so that rounding of gradients near zero shows in updates."""
 
 _COARSE: Final = ("fp64", "fp32", "bf16", "fp16")
-"""Dtypes by how much is rounded away in a reduction; fp16 also loses small gradients."""
+"""Dtypes by their rounding error in a reduction; fp16 also loses small gradients."""
 
 
 def tolerances(plan: Plan) -> Tolerances:
-    """The tolerances for the coarsest of the dtypes in which a plan stores, computes and reduces."""
+    """Return the tolerances for the coarsest of the dtypes in which a plan stores, computes and reduces."""
     precision = plan.precision
     used = [precision.param, precision.master, precision.gradient or precision.master]
     if plan.fsdp is not None or plan.replicate is not None:
@@ -62,14 +62,14 @@ SMALL_GRADIENT: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One tensor that differs.
+    """A tensor that differs.
 
     Attributes:
         kind: `gradient` of the first step, the same `clipped`, or `update`: a parameter after a step.
         name: of the parameter.
-        size: the difference, measured as `Tolerances` says; infinite where one of both is missing or not finite.
+        size: the difference, relative as in `Tolerances`; infinite where one of the tensors is missing or not finite.
         largest: the largest difference of an element; infinite likewise.
-        step: after which a parameter was looked at, counted from 1.
+        step: after which the parameter was compared, counted from 1.
     """
 
     kind: Kind
@@ -80,11 +80,11 @@ class Difference:
 
 
 def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Difference]:
-    """Compare what one rank holds, all of it, with what one device has.
+    """Compare the full tensors that one rank holds with those of one device.
 
     Args:
         own: `gradients`, these `clipped`, `updated` and `trained` of the parameters that the rank holds.
-        reference: the same of all parameters, and the learning `rates` of each in every step.
+        reference: the same for all parameters, and the learning `rates` of each in every step.
     """
     found = []
     fields: tuple[tuple[Kind, str], ...] = (("gradient", "gradients"), ("clipped", "clipped"))
@@ -112,7 +112,7 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
 
 
 def _difference(own: torch.Tensor | None, wanted: torch.Tensor | None, scale: float) -> tuple[float, float]:
-    """The 2-norm of the difference as a share of ``scale``, and its largest element."""
+    """Return the 2-norm of the difference relative to ``scale``, and its largest element."""
     if own is None or wanted is None:
         return (0.0, 0.0) if own is None and wanted is None else (math.inf, math.inf)
     if own.shape != wanted.shape:
@@ -126,12 +126,12 @@ def _difference(own: torch.Tensor | None, wanted: torch.Tensor | None, scale: fl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unlike:
-    """A parameter or buffer whose first values are not such as the model's own constructor gives.
+class InitialDifference:
+    """A parameter or buffer whose initial values differ from those of the model's constructor.
 
     Attributes:
         name: of the tensor.
-        what: how they differ, in words.
+        what: description of the difference.
     """
 
     name: str
@@ -139,14 +139,14 @@ class Unlike:
 
 
 def unlike(drawn: torch.Tensor, built: Sequence[torch.Tensor]) -> str | None:
-    """Say how a tensor's first values differ from those that a constructor gave it; None where they do not.
+    """Return how a tensor's initial values differ from those of its constructor; None where they do not.
 
-    Values that the constructor gives every time must be the same; of others, mean and standard deviation, within six
-    times what chance does.
+    Constant values must be equal; for random values, mean and standard deviation must agree within six times their
+    statistical error.
 
     Args:
-        drawn: what the training begins with.
-        built: what the constructor gave with one seed and with another.
+        drawn: initial values of the training.
+        built: the constructor's values with two different seeds.
     """
     one, other = (tensor.detach().double() for tensor in built)
     own = drawn.detach().double()
@@ -172,7 +172,7 @@ def unlike(drawn: torch.Tensor, built: Sequence[torch.Tensor]) -> str | None:
 
 
 _FEWEST: Final = 16
-"""Numbers of a tensor of which chance says enough."""
+"""Fewest elements of a tensor for which the statistics are compared."""
 
 
 def _values(tensor: torch.Tensor) -> str:
@@ -181,11 +181,11 @@ def _values(tensor: torch.Tensor) -> str:
 
 
 def wrong_samples(ranks: Sequence[Sequence[Sequence[str]]], wanted: Sequence[Sequence[str]]) -> list[str]:
-    """Say which samples the ranks read that they should not, or not read, step by step.
+    """Return descriptions of samples that ranks read wrongly or do not read, step by step.
 
     Args:
-        ranks: of each rank, of each step, the digests of the samples that it read; none on ranks that read nothing.
-        wanted: of each step, those of the whole batch.
+        ranks: for each rank and step, the digests of the samples that it read; empty on ranks that read nothing.
+        wanted: for each step, those of the whole batch.
     """
     found = []
     for step, batch in enumerate(wanted, 1):
@@ -205,14 +205,14 @@ def wrong_samples(ranks: Sequence[Sequence[Sequence[str]]], wanted: Sequence[Seq
 
 
 def relative(own: float, wanted: float) -> float:
-    """The difference of two numbers as a share of the second."""
+    """Return the difference of two numbers relative to the second."""
     if not (math.isfinite(own) and math.isfinite(wanted)):
         return math.inf
     return abs(own - wanted) / max(abs(wanted), 1e-300)
 
 
 def worst(found: Iterable[Iterable[Difference]]) -> dict[tuple[Kind, int, str], Difference]:
-    """Of each tensor the largest difference of any rank."""
+    """Return for each tensor the largest difference of any rank."""
     merged: dict[tuple[Kind, int, str], Difference] = {}
     for rank in found:
         for item in rank:

@@ -1,6 +1,6 @@
 """Training of a plan on one device, without a mesh and without lowering.
 
-The model is built from its source, its whole batch goes through it at once, and the step is written out here.
+The model is built from its source, receives the whole batch at once, and the training step is written out here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from legoai.dsl.analysis.batch import global_batch_at
 from legoai.dsl.analysis.optimizer import closest_rules, muon_constants, own_constants
 from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
 from legoai.dsl.frontend.paths import Paths
-from legoai.lowering.verify.compare import Unlike, unlike
+from legoai.lowering.verify.compare import InitialDifference, unlike
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
@@ -50,18 +50,18 @@ def train(
 
     Args:
         plan: the plan.
-        build_model: makes its model.
-        reads: what the model takes.
+        build_model: constructs its model.
+        reads: the model's inputs.
         data: the file of a text, or the name of other data.
-        steps: how many.
+        steps: number of steps.
         seed: of weights and order of data.
-        tell: is told of each step.
+        tell: called with the progress of each step.
 
     Returns:
-        `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the
-        `gradients` of the first step, these `clipped`, and the parameters after the first step (`updated`) and after
-        the last (`trained`), whole, by name; a tied one under each of its names. Also the learning `rates` of each
-        parameter in the steps, by name, and the `names` of each parameter in the model's order.
+        `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the `gradients`
+        of the first step, these `clipped`, and the full parameters after the first step (`updated`) and after the last
+        (`trained`), by name; a tied parameter under each of its names. Also the learning `rates` of each parameter in
+        the steps, by name, and the `names` of each parameter in the model's order.
     """
     model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
     cast_parameters(model, DTYPES[plan.precision.master])
@@ -73,8 +73,8 @@ def train(
         names.setdefault(id(parameter), []).append(name)
     base = [float(group["lr"]) for group in groups]
     of_group = [names[id(group["params"][0])] for group in groups]
-    # Texts and images are matched within a micro batch, so that there is no other way to see a step's samples.
-    # A batch that grows goes through in pieces of which every step has a whole number.
+    # A contrastive loss matches texts and images within a micro batch, so that the micro batches must be the plan's. A
+    # batch that grows is split into pieces, of which every step has a whole number.
     matched = isinstance(reads, ImagesWithTexts)
     piece = plan.batch.micro_batch if matched else math.gcd(*(global_batch_at(plan, step) for step in range(steps)))
     stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
@@ -124,16 +124,18 @@ def train(
     return found
 
 
-def compare_beginnings(plan: Plan, build_model: Callable[[], nn.Module], *, seed: int) -> tuple[int, list[Unlike]]:
-    """Compare the first values of a training with those that the model's own constructor gives.
+def compare_initial_values(
+    plan: Plan, build_model: Callable[[], nn.Module], *, seed: int
+) -> tuple[int, list[InitialDifference]]:
+    """Compare the initial values of a training with those of the model's own constructor.
 
     Args:
         plan: the plan.
-        build_model: makes its model, on the meta device or on the CPU.
+        build_model: constructs its model, on the meta device or on the CPU.
         seed: of the weights.
 
     Returns:
-        How many parameters and buffers were compared, and those that are not alike.
+        The number of parameters and buffers that were compared, and those that differ.
     """
     with torch.device("meta"):
         drawn = build_model()
@@ -147,7 +149,7 @@ def compare_beginnings(plan: Plan, build_model: Callable[[], nn.Module], *, seed
     for name, tensor in _tensors(drawn).items():
         what = unlike(tensor, [own[name] for own in built if name in own])
         if what is not None:
-            found.append(Unlike(name=name, what=what))
+            found.append(InitialDifference(name=name, what=what))
     return len(built[0]), found
 
 
@@ -156,7 +158,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Let dropout pass everything: no mesh drops the same elements as one device does."""
+    """Disable dropout: no mesh drops the same elements as one device."""
     for module in model.modules():
         if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             module.p = 0.0
@@ -172,7 +174,7 @@ def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimizer, with a group for each parameter, and Muon for what follows it."""
+    """Return the optimizer, with a group for each parameter, and Muon for the parameters that use it."""
     algorithm = plan.optimizer.algorithm
     values = {
         item.field: getattr(algorithm, item.field) for item in algorithm.options if item.field not in ("fused", "state")
@@ -193,7 +195,7 @@ def _optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def _factor(plan: Plan, step: int) -> float:
-    """The learning rate of a step, counted from 0, as a share of the optimizer's."""
+    """Return the learning rate of a step, counted from 0, relative to the optimizer's."""
     schedule, warmup, floor = plan.schedule, warmup_steps(plan.schedule), floor_share(plan)
     if step < warmup:
         return (step + 1) / warmup

@@ -18,10 +18,10 @@ from legoai.specs.models.reads import Reads
 
 
 class ShrunkenPlanError(Exception):
-    """A smaller plan that breaks rules which the plan itself keeps: our mistake.
+    """The shrunken plan violates rules that the original satisfies: an internal error.
 
     Attributes:
-        diagnostics: what the smaller plan breaks.
+        diagnostics: of the shrunken plan.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
@@ -32,12 +32,12 @@ class ShrunkenPlanError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plan that is ready to be run here: a smaller one in its place, and that one's program."""
+    """A shrunken plan that is ready to run, and its program."""
 
     shrunken: Shrunken
     program: Program
     reads: Reads | None
-    """What the model takes."""
+    """The model's inputs."""
 
 
 def prepare(
@@ -47,18 +47,18 @@ def prepare(
     ranks: int = MAX_RANKS,
     double: bool = True,
 ) -> Prepared:
-    """Shrink a plan and lower what comes of it.
+    """Shrink a plan and lower the result.
 
     Args:
         linted: the plan, without errors.
         directory: the plan's.
         ranks: the most ranks to use.
-        double: compute in fp64, instead of in the plan's dtypes.
+        double: whether to compute in fp64, instead of in the plan's dtypes.
 
     Raises:
-        LoweringError: the plan has holes, or says what cannot be lowered, or its model cannot be built, as it stands or
-            smaller.
-        CannotShrinkError: no smaller plan can stand for it.
+        LoweringError: the plan has holes, or something that cannot be lowered, or its model cannot be built, in its
+            original or shrunken size.
+        CannotShrinkError: the plan cannot be shrunk.
         ShrunkenPlanError: the smaller plan has lint errors.
     """
     analysis = linted.analysis
@@ -84,7 +84,8 @@ def prepare(
         else:
             from legoai.specs.models.inspect import inspect_model
 
-            # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
+            # In this process, which is about to import torch anyway; only a factory's code would need a process of its
+            # own.
             try:
                 manifest = inspect_model(source, directory)
             except ManifestError as error:
@@ -98,24 +99,24 @@ def prepare(
 
 
 LARGEST_WHOLE_MODEL = 50_000_000
-"""Parameters of a model that is trained here as it is."""
+"""Most parameters of a model that is trained here without shrinking."""
 
 
 class OtherProgramError(ValueError):
-    """A program that cannot be verified in the place of a plan's own; the message says why."""
+    """A program cannot be verified in place of a plan's own; the message gives the reason."""
 
 
 def with_program(prepared: Prepared, file: Path, linted: Linted, *, ranks: int = MAX_RANKS) -> Prepared:
-    """Put a program that a person has edited in the place of the lowered one.
+    """Replace the lowered program by one that a user has edited.
 
     Args:
         prepared: the shrunken plan with its own program.
-        file: a program of the shrunken plan; or of the plan itself, if that is small, which is then compared as it is.
+        file: a program of the shrunken plan, or of the original plan if that is small, which is then not shrunk.
         linted: the plan.
         ranks: the most ranks to use.
 
     Raises:
-        OtherProgramError: it cannot be read, is of another plan, or of one that is too large.
+        OtherProgramError: the program cannot be read, or belongs to another plan, or to one that is too large.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -140,7 +141,7 @@ def with_program(prepared: Prepared, file: Path, linted: Linted, *, ranks: int =
 
 
 def _digest_of(text: str) -> str:
-    """The value of `PLAN_HASH`, or an empty string."""
+    """Return the value of `PLAN_HASH`, or an empty string."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(it, ast.Name) and it.id == "PLAN_HASH" for it in node.targets

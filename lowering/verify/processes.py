@@ -1,7 +1,7 @@
-"""Parallel jobs in child processes, none of which outlives the caller.
+"""Parallel jobs in forked child processes, none of which outlives the caller.
 
-The processes are forked: the caller has imported torch, and a fork is ten times faster than an import. The caller must
-not have computed with torch, since its threads would be missing in the fork.
+Forking is ten times faster than importing torch, which the caller has done. The caller must not have computed with
+torch, since its threads would be missing in the fork.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from legoai.runtime.signals import end_with_parent, held_signals, release_signal
 
 
 class Job(Protocol):
-    """What a process does: it may tell how far it is, and wait for something to be said to it."""
+    """Function of a child process: it may report its progress, and wait for a message."""
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> Any:
-        """Do it; the result must be made of plain data."""
+        """Run the job; the result must consist of plain data."""
 
 
 class JobError(Exception):
-    """A job that did not end well.
+    """A job failed.
 
     Attributes:
         name: of the job.
-        message: what it raised, in one line; or how its process ended.
+        message: the exception in one line, or how its process ended.
         detail: its traceback and the end of its output.
     """
 
@@ -55,13 +55,13 @@ class _Running:
 
 
 class Processes:
-    """Jobs that run together. Leaving the context ends those that still run.
+    """Jobs that run in parallel. Leaving the context ends those that still run.
 
     Args:
         jobs: by name.
         folder: for their output.
-        silence: seconds without a word of any job after which they are taken to be stuck.
-        watch: is told, by name, what each job last told.
+        silence: seconds without a report of any job after which the jobs are considered stuck.
+        watch: called with the last report of each job, by name.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Processes:
             self._running[name] = _Running(name, process, ours, log)
 
     def end(self) -> None:
-        """End every process that still runs."""
+        """End every process that is still running."""
         for item in self._running.values():
             if item.process.is_alive():
                 item.process.kill()
@@ -106,16 +106,16 @@ class Processes:
         self._running = {}
 
     def say(self, names: Sequence[str], value: Any) -> None:
-        """Say something to jobs that wait for it."""
+        """Send a message to jobs that wait for it."""
         for name in names:
-            with contextlib.suppress(OSError):  # it has failed, which its result will tell
+            with contextlib.suppress(OSError):  # the job has failed, which its result reports
                 self._running[name].pipe.send(value)
 
     def results(self, names: Sequence[str]) -> list[Any]:
         """Wait for jobs, and return their results.
 
         Raises:
-            JobError: any job, also of the others, has failed, or nothing has been heard for too long.
+            JobError: any job, including others, has failed, or there was no report for too long.
         """
         waiting = set(names)
         found: dict[str, Any] = {}
@@ -161,8 +161,8 @@ def _context() -> Any:
 
 
 def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
-    """Do a job in its process, and leave without the exit handlers of the process that was forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of it, and ends this process
+    """Run a job in its process, and exit without the exit handlers of the forked process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     release_signals()
     end_with_parent(parent, signal.SIGKILL)
@@ -171,7 +171,7 @@ def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
     os.dup2(descriptor, 2)
     try:
         pipe.send(("result", job(lambda text: pipe.send(("told", text)), pipe.recv)))
-        pipe.recv()  # others may still be about a collective; the parent ends this process when all are done
+        pipe.recv()  # other ranks may still be in a collective; the parent ends this process when all are done
     except (BrokenPipeError, EOFError):
         os._exit(0)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Runs of a lowered program and of its plan's training on one device, side by side."""
+"""Execution of a lowered program, and of its plan's training on one device, for comparison."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any, Final
 from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import (
     Difference,
+    InitialDifference,
     Kind,
     Tolerances,
-    Unlike,
     differences,
     relative,
     tolerances,
@@ -35,19 +35,19 @@ from legoai.specs.plan import Plan
 
 ONE_DEVICE: Final = "one device"
 SYNTHETIC: Final = "synthetic"
-"""What `legoai.runtime.samples`, which imports torch, calls data that are made."""
+"""Name of synthetic data in `legoai.runtime.samples`, which imports torch."""
 SEED: Final = 0
 STUCK_SECONDS: Final = 120.0
-"""After so long without a word the ranks are taken to be stuck; a collective that waits fails after half of it."""
+"""Seconds without a report after which ranks are considered stuck; a waiting collective fails after half of it."""
 
 Watch = Callable[[dict[str, str]], None]
 
 
 class ProgramFailedError(Exception):
-    """The program did not run to its end.
+    """The program did not complete.
 
     Attributes:
-        message: which rank raised what.
+        message: the rank and its exception.
         detail: its traceback and the end of its output.
     """
 
@@ -59,20 +59,20 @@ class ProgramFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of running a program beside one device.
+    """Result of running a program and comparing it with one device.
 
     Attributes:
-        tolerances: by which it was judged.
+        tolerances: of the comparison.
         losses: of each step, the program's and one device's.
         norms: of each step's gradient, likewise.
         differences: of every gradient and updated parameter, in the model's order; the largest of any rank.
-        compared_beginnings: parameters and buffers whose first values were compared with those of the model's own
-            constructor; none of a built-in model, which has no other.
-        unlike: those that were not alike, in words.
+        compared_beginnings: number of parameters and buffers whose initial values were compared with those of the
+            model's own constructor; 0 for a built-in model, which has no other.
+        unlike: descriptions of those that differ.
         samples: samples of all steps.
-        wrong_samples: which of them the ranks did not read as they should, in words.
-        reductions: reductions of gradients of all ranks by dtype; empty where they were not looked at.
-        reduce_dtype: that the plan asks for.
+        wrong_samples: descriptions of those that ranks did not read as they should.
+        reductions: number of reductions of gradients of all ranks by dtype; empty where they were not counted.
+        reduce_dtype: of the plan.
         clipped: whether clipping changed the gradient in every step; None where the plan does not clip.
     """
 
@@ -81,7 +81,7 @@ class Verdict:
     norms: tuple[tuple[float, float], ...]
     differences: tuple[Difference, ...]
     compared_beginnings: int = 0
-    unlike: tuple[Unlike, ...] = ()
+    unlike: tuple[InitialDifference, ...] = ()
     samples: int = 0
     wrong_samples: tuple[str, ...] = ()
     reductions: Mapping[str, int] = field(default_factory=dict)
@@ -101,17 +101,17 @@ class Verdict:
         return min(wrong, key=lambda item: (order.index(item.kind), item.step), default=None)
 
     def limit(self, item: Difference) -> float:
-        """How large a difference may be."""
+        """Return the tolerance for a difference."""
         return self.tolerances.update if item.kind == "update" else self.tolerances.gradient
 
     @property
     def wrong_losses(self) -> tuple[int, ...]:
-        """The steps, counted from 1, of which the loss differs."""
+        """The steps, counted from 1, whose losses differ."""
         return self._wrong(self.losses)
 
     @property
     def wrong_norms(self) -> tuple[int, ...]:
-        """The steps, counted from 1, of which the norm of the gradient differs."""
+        """The steps, counted from 1, whose gradient norms differ."""
         return self._wrong(self.norms)
 
     def _wrong(self, pairs: tuple[tuple[float, float], ...]) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs by more than its tolerance."""
+        """Whether no difference exceeds its tolerance."""
         wrong = self.wrong_losses or self.wrong_norms or self.unlike or self.wrong_samples or self.wrong_reductions
         return self.first is None and not wrong
 
@@ -134,20 +134,20 @@ def run(
     steps: int = 2,
     watch: Watch = lambda told: None,
 ) -> Verdict:
-    """Run the program on as many processes as its mesh has ranks, and its plan on one device, and compare.
+    """Run the program with one process per rank of its mesh, run its plan on one device, and compare.
 
     Everything is computed on the CPU, with gloo between the ranks. No process outlives the call.
 
     Args:
         program: of ``plan``.
         plan: small enough for this machine; see :mod:`legoai.lowering.shrink`.
-        reads: what the plan's model takes; tokens by default.
-        directory: the plan's; a model factory is sought there first.
+        reads: the inputs of the plan's model; tokens by default.
+        directory: the plan's; a model factory is searched there first.
         steps: optimizer steps.
-        watch: is told what each process is doing, by the process's name.
+        watch: called with the activity of each process, by its name.
 
     Raises:
-        ProgramFailedError: a rank raised, ended or got stuck.
+        ProgramFailedError: a rank raised an exception, ended, or got stuck.
     """
     _import_before_the_fork(program.text)
     world = plan.mesh.world_size
@@ -185,7 +185,7 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
     if plan.clip is not None:
         looked_at.insert(1, ("clipped", 1))
     for kind, step in dict.fromkeys(looked_at):
-        for names in reference["names"]:  # a tied parameter has several, of which a rank may hold one
+        for names in reference["names"]:  # a tied parameter has several names, of which a rank may hold one
             found = [held[kind, step, name] for name in names if (kind, step, name) in held]
             ordered += found or [_missing(kind, names[0], step)]
     return Verdict(
@@ -221,7 +221,7 @@ class _OneDevice:
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
 
-        from legoai.lowering.verify.one_device import compare_beginnings, train
+        from legoai.lowering.verify.one_device import compare_initial_values, train
         from legoai.specs.models.build import build_model
 
         _settle(self.folder, self.directory)
@@ -229,7 +229,7 @@ class _OneDevice:
         found = train(self.plan, build, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
         found["compared_beginnings"], found["unlike"] = 0, []
         if self.plan.model.family in FOREIGN:
-            found["compared_beginnings"], found["unlike"] = compare_beginnings(self.plan, build, seed=SEED)
+            found["compared_beginnings"], found["unlike"] = compare_initial_values(self.plan, build, seed=SEED)
         file = self.folder / "reference.pt"
         torch.save({name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates")}, file)
         tell("done")
@@ -308,11 +308,11 @@ def _group(rank: int, world: int, store: Path) -> Iterator[None]:
     timeout = timedelta(seconds=STUCK_SECONDS / 2)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
     yield
-    # The group is left to the end of the process: others may be about a collective when this rank is done.
+    # The group is kept until the process ends: other ranks may still be in a collective.
 
 
 def _settle(folder: Path, directory: Path) -> None:
-    """Keep to one thread, to files in the scratch folder, and find the author's modules."""
+    """Use one thread and files in the scratch folder, and make the author's modules importable."""
     import torch
 
     torch.set_num_threads(1)
@@ -322,7 +322,7 @@ def _settle(folder: Path, directory: Path) -> None:
 
 
 def _import_before_the_fork(text: str) -> None:
-    """Import what the program imports once, rather than on every rank, but nobody else's code."""
+    """Import the modules that the program needs once, before forking, but no foreign code."""
     if "torch.compile(" in text or ".compile(" in text:
         from legoai.runtime.torch_internals.dynamo import import_dynamo
 
@@ -336,7 +336,7 @@ def _import_before_the_fork(text: str) -> None:
 
 
 def _text(plan: Plan, reads: Reads, steps: int) -> str:
-    """Random text, long enough that no sequence is read twice."""
+    """Return random text, long enough that no sequence is read twice."""
     length = plan.batch.length * (2 if isinstance(reads, TwoTexts) else 1)
     tokens = int(1.25 * length * (plan.batch.global_batch * steps + 16))
     letters = [chr(code) for code in range(32, 127)]

@@ -1,4 +1,4 @@
-"""What a rank of a verified program reads, sends and holds, as its training goes on."""
+"""Observation of a verified rank's training: samples, reductions and parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _REDUCE_SCATTER = "_reduce_scatter_base_"
 _ALL_REDUCE = "allreduce_"
 _REDUCE_IN_GRAPH = torch.ops._c10d_functional.reduce_scatter_tensor.default
 _NUMBERS_OF_A_STEP = 4
-"""Elements of the all-reduce by which ranks agree on loss and norm, which is none of gradients."""
+"""Elements of the all-reduce of loss and norm over ranks, which does not count as a reduction of gradients."""
 
 
 class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the reductions of gradients by dtype while entered.
 
-    They are those that FSDP units and replicas call on process groups. DTensors reduce by functional collectives, which
-    are reductions of gradients in the graph of a step, and otherwise of activations.
+    FSDP units and replicas reduce gradients by calls on process groups. DTensors use functional collectives, which in
+    the graph of a step reduce gradients, and otherwise activations.
 
     Args:
         traced: whether the step is a graph.
@@ -56,18 +56,18 @@ class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Watch:
-    """What a rank holds, whole and by the names of the model, and which samples it reads.
+    """Full tensors that a rank holds, by the model's names, and the samples that it reads.
 
     Args:
-        tell: is told of each step.
+        tell: called with the progress of each step.
         steps: of the training.
         clips: whether the plan clips.
 
     Attributes:
         gradients: of the first step.
-        clipped: the same as the optimizer gets them, where the plan clips.
+        clipped: the same as the optimizer receives them, where the plan clips.
         updated: the parameters after the first step.
-        samples: of each step, the digests of the samples that were read.
+        samples: for each step, the digests of the samples that were read.
     """
 
     def __init__(self, tell: Callable[[str], None], steps: int, *, clips: bool) -> None:
@@ -81,7 +81,7 @@ class Watch:
         self.samples: list[list[str]] = [[]]
 
     def prepared(self, training: Training) -> None:
-        """Look at samples and clipped gradients from the first step on."""
+        """Observe samples and clipped gradients from the first step on."""
         training.control.on_samples.append(lambda batch: self.samples[-1].extend(sample_digests(batch)))
 
         def clipped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -91,7 +91,7 @@ class Watch:
         training.optimizer.register_step_pre_hook(clipped)
 
     def __call__(self, training: Training) -> None:
-        """Look at the gradients of the first step, and then at what came of them."""
+        """Observe the gradients of the first step, and later the updated parameters."""
         self._step += 1
         self.samples.append([])
         self._tell(f"step {self._step}/{self._steps}")
@@ -101,7 +101,7 @@ class Watch:
             self.updated = self.parameters(training)
 
     def parameters(self, training: Training) -> dict[str, Any]:
-        """Every parameter that this rank holds."""
+        """Return every parameter that this rank holds."""
         return {name: _whole(parameter) for name, parameter in self._named(training)}
 
     def _gradients(self, training: Training) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Watch:
 
 
 def sample_digests(batch: MicroBatch) -> list[str]:
-    """A digest of each sample of a micro batch: of what the model reads."""
+    """Return a digest of each sample of a micro batch, over the model's inputs."""
     rows = zip(*(item.unbind(0) for item in batch.inputs), strict=True)
     return [hashlib.blake2b(b"".join(_bytes(part) for part in row), digest_size=12).hexdigest() for row in rows]
 
@@ -126,4 +126,4 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _whole(tensor: Any) -> Any:
     tensor = tensor.detach()
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.clone()  # what is replicated is its own whole, and changes in place
+    return whole.clone()  # a replicated tensor is its own full tensor, and is changed in place

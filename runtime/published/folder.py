@@ -1,4 +1,4 @@
-"""Folder of published weights: what its safetensors files hold, read from their headers alone.
+"""Folder of published weights: contents of its safetensors files, read from their headers only.
 
 A safetensors file is a header, which is JSON, and numbers; it holds no code.
 """
@@ -23,12 +23,12 @@ SUFFIX: Final = ".safetensors"
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
 
 DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Dtypes in which weights may be: what safetensors calls them, and torch."""
+"""Supported dtypes of weights: safetensors' name, and torch's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A published tensor: its file in the folder, its shape, and what safetensors calls its dtype."""
+    """A published tensor: its file in the folder, its shape, and safetensors' name of its dtype."""
 
     file: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Folder:
 
 
 def is_published(path: Path) -> bool:
-    """Whether there is a folder of weights as Hugging Face publishes them, or one that was meant so."""
+    """Whether a path is a folder of weights as Hugging Face publishes them, or seems to be meant as one."""
     if not path.is_dir():
         return False
     found = (any(path.glob(pattern)) for pattern in (f"*{SUFFIX}", INDEX, CONFIG, *_PICKLES))
@@ -59,10 +59,10 @@ def is_published(path: Path) -> bool:
 
 
 def open_folder(path: Path) -> Folder:
-    """Read what a folder of published weights holds, without the numbers.
+    """Read the headers of a folder of published weights.
 
     Raises:
-        RunError: files are missing or damaged, or the package `safetensors` is.
+        RunError: files are missing or damaged, or the package `safetensors` is missing.
     """
     check_installed(path)
     tensors: dict[str, Stored] = {}
@@ -84,7 +84,7 @@ def open_folder(path: Path) -> Folder:
 
 
 def check_installed(path: Path) -> None:
-    """Check that the package `safetensors` is there.
+    """Check that the package `safetensors` is installed.
 
     Raises:
         RunError: it is not.
@@ -111,7 +111,7 @@ def unreadable(file: Path, error: Exception) -> RunError:
 
 
 def _files(path: Path) -> dict[str, list[str]]:
-    """The files that hold the weights, each with the names that are taken from it; none for all."""
+    """Return the files of the weights, each with the names that are read from it; None for all."""
     if (path / INDEX).is_file():
         return dict(_listed(path))
     if (path / SINGLE).is_file():
@@ -138,7 +138,7 @@ def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
                 raise ValueError(f"it names {file!r}, which is no file beside it")
             files.setdefault(file, []).append(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {_said(error)}") from None
+        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {_message(error)}") from None
     for file, names in files.items():
         if not (path / file).is_file():
             raise RunError(
@@ -149,7 +149,7 @@ def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield file, names
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -158,7 +158,7 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
     try:
         with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is not a mapping
             return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
         raise unreadable(file, error) from None

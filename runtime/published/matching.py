@@ -16,22 +16,22 @@ Match = dict[str, Pieces]
 """The pieces of each of a model's tensors, under the names of a folder."""
 
 _COMPUTED: Final = re.compile(r"(^|\.)(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|position_ids)$")
-"""What files of earlier releases hold beside weights: tables that every model computes by itself."""
+"""Tensors in files of earlier releases that are not weights: tables that every model computes itself."""
 
 
 def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, list[str]]:
     """Find each tensor of a model in a folder.
 
     Args:
-        whole: the model, which has a map.
+        whole: the model, which has a mapping.
         folder: of published weights.
-        others: leave out what only one of both has, or has in another shape.
+        others: whether to leave out tensors that only one side has, or that differ in shape.
 
     Returns:
-        The pieces of what was found, and the names of the model's tensors that were not.
+        The pieces of the tensors that were found, and the names of the model's tensors that were not.
 
     Raises:
-        RunError: they do not fit together.
+        RunError: they do not match.
     """
     found: Match = {}
     missing: dict[str, str] = {}
@@ -52,7 +52,7 @@ def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, li
 
 
 def check_map(whole: WholeModel) -> None:
-    """Check that it is known how a model's weights are published.
+    """Check that the mapping to published weights is known for a model.
 
     Raises:
         RunError: it is not.
@@ -67,10 +67,10 @@ def check_map(whole: WholeModel) -> None:
 
 
 def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
-    """Compare a model's numbers that shapes do not show with those of the folder's config; yield what differs.
+    """Compare parameters of a model that shapes do not determine with the folder's config; yield differences.
 
     Raises:
-        RunError: weights mean something else in the published model.
+        RunError: the weights have another meaning in the published model.
     """
     if not whole.fields or not folder.config:
         return
@@ -92,7 +92,7 @@ def _shown(value: object) -> str:
 
 
 def _published_in(whole: WholeModel, name: str, shape: tuple[int, ...], folder: Folder) -> Pieces | str:
-    """The pieces of a tensor under the names of a folder; where it has not all of them, the name of one it lacks."""
+    """Return the pieces of a tensor by a folder's names; where some are missing, the name of one of them."""
     assert whole.published is not None, "see `check_map`"
     lacking = ""
     alike = [name, *(other for other, first in whole.tied.items() if first == name)]

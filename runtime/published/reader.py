@@ -1,7 +1,7 @@
-"""Reader of published weights for torch's Distributed Checkpoint: of each tensor a rank reads only what it holds.
+"""Reader of published weights for torch's Distributed Checkpoint: a rank reads only its part of each tensor.
 
-Torch's own `HuggingFaceStorageReader` takes names and layouts as they are, reads every safetensors file of a folder,
-whatever its index says, and asserts. Here a model's tensor consists of pieces of published ones.
+Torch's own `HuggingFaceStorageReader` maps no names or layouts, reads every safetensors file of a folder regardless of
+its index, and fails with assertions. Here a model's tensor consists of pieces of published ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from legoai.specs.published.pieces import Piece
 
 
 def read(folder: Folder, matched: Match, state: State) -> None:
-    """Read published weights into tensors of a model, on whatever mesh they are; all ranks call it.
+    """Read published weights into tensors of a model on any mesh; collective.
 
     Args:
         folder: of the weights.
-        matched: the pieces of each tensor, by its name in the whole model.
-        state: tensors by name in a checkpoint, of which those that are matched are written in place.
+        matched: the pieces of each tensor, by its name in the full model.
+        state: tensors by name in a checkpoint; matched ones are written in place.
 
     Raises:
         RunError: a file cannot be read, on some rank.
@@ -54,7 +54,7 @@ def read(folder: Folder, matched: Match, state: State) -> None:
 
 
 class PiecesReader(StorageReader):
-    """Offers tensors of a model whose chunks are boxes of published tensors."""
+    """Presents published tensors as chunks of the model's tensors."""
 
     def __init__(self, folder: Folder, matched: Match) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class PiecesReader(StorageReader):
         self._pieces: dict[MetadataIndex, Piece] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """There is nothing to begin anew."""
+        """Nothing to reset."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -85,18 +85,18 @@ class PiecesReader(StorageReader):
         return Metadata(described)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The pieces are known."""
+        """Nothing to set up: the pieces are known."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Keep a rank's plan as it is."""
+        """Return a rank's plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Keep the ranks' plans as they are."""
+        """Return the ranks' plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a rank wants, file by file."""
+        """Read the items of a rank's plan, file by file."""
         from safetensors import SafetensorError, safe_open
 
         by_file: dict[str, list[ReadItem]] = defaultdict(list)

@@ -18,20 +18,20 @@ from legoai.runtime.published.whole_model import WholeModel
 def load_published(
     path: Path, state: State, whole: WholeModel, *, others: bool, warn: Callable[[str], None]
 ) -> list[str]:
-    """Read published weights into a model, whose ranks all call it.
+    """Read published weights into a model; collective.
 
     Args:
         path: of the folder.
         state: the model's tensors on this rank, by their names in a checkpoint.
-        whole: the model before it was cut up.
-        others: leave out what only one of both has, or has in another shape.
-        warn: is told on rank 0 of what differs between the published model and this one.
+        whole: the model before it was sharded.
+        others: whether to leave out tensors that only one side has, or that differ in shape.
+        warn: called on rank 0 with differences between the published model and this one.
 
     Returns:
-        The names of tensors of the whole model that were left out.
+        The names of tensors of the full model that were left out.
 
     Raises:
-        RunError: there are no such weights, they are damaged, or of another model.
+        RunError: the weights are missing, damaged, or of another model.
     """
     check_map(whole)
     folder = on_first_rank(lambda: open_folder(path))

@@ -1,7 +1,7 @@
-"""Names and layouts in files of models that `transformers` builds, by its own table of conversions.
+"""Names and layouts in files of `transformers` models, from the library's own table of conversions.
 
-Since its fifth release `transformers` holds experts stacked and fused in memory, and apart in files, and modules of
-some models have other names in memory than in files.
+Since its fifth release `transformers` stores experts stacked and fused in memory, and separately in files, and modules
+of some models have other names in memory than in files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from legoai.specs.published.pieces import Piece, Pieces, stacked, whole
 
 
 class _Conversions(NamedTuple):
-    """What `transformers` does when it reads a file: names first, in this order, then tensors."""
+    """Conversions of `transformers` when it reads a file: first of names, in this order, then of tensors."""
 
     renamings: list[Any]
     mergers: list[Any]
@@ -24,7 +24,7 @@ class _Conversions(NamedTuple):
 
 
 def published_by_transformers(model: nn.Module) -> Callable[[str, Sequence[int]], Iterator[Pieces]]:
-    """Return how the tensors of a model of `transformers` are published: as its conversions say, or as they are called.
+    """Return the mapping of a `transformers` model's tensors to published ones, by its conversions or by equal names.
 
     Args:
         model: not changed yet.
@@ -55,7 +55,7 @@ def _conversions(model: nn.Module) -> _Conversions:
 
 
 def _converted(conversions: _Conversions, name: str, shape: Sequence[int]) -> Pieces | None:
-    """The published tensors of which conversions make one; None where they do not, or in a way that is not known."""
+    """Return the published tensors that conversions combine into one; None where there is no supported conversion."""
     found = whole(name, shape)
     for merger in conversions.mergers:
         targets = merger.target_patterns
@@ -85,7 +85,7 @@ def _merged(operations: list[Any], sources: list[str], prefix: str, shape: Seque
 
 
 def _renamed(conversions: _Conversions, name: str) -> str:
-    """The name in a file, where reading it gives the name back."""
+    """Return the name in a file, where reading it gives the name back."""
     found = _through(conversions.backwards, name)
     return found if _through(conversions.renamings, found) == name else name
 

@@ -1,4 +1,4 @@
-"""Description of a whole model that maps its tensors to published ones, taken before it is cut up."""
+"""Description of a full model that maps its tensors to published ones, taken before it is sharded."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from legoai.specs.published.names import has_map, published
 from legoai.specs.published.pieces import Pieces
 
 Alternatives = Callable[[str, Sequence[int]], Iterator[Pieces]]
-"""Of a tensor's name and whole shape, each way in which it is published, the usual one first."""
+"""For a tensor's name and full shape, the published forms, the usual one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """What of a model is asked when its weights are read from published ones, or published.
+    """Properties of a model that matter when weights are read from, or exported as, published ones.
 
     Attributes:
         kind: the class of the model.
-        config: of a built-in model that has a map; else None.
-        fields: of the model's config as Hugging Face has it; empty where none computes the same.
-        shapes: of its floating-point tensors by name, whole; of tied ones, of the first.
-        tied: the names of tied tensors that are left out, with the one that stands for them.
-        published: how its tensors are published; None where that is not known.
+        config: of a built-in model that has a mapping; otherwise None.
+        fields: of the model's config in Hugging Face's format; empty where there is no equivalent model.
+        shapes: full shapes of its floating-point tensors by name; for tied ones, of the first.
+        tied: the names of tied tensors that are left out, with the one that represents them.
+        published: mapping of its tensors to published ones; None where it is not known.
     """
 
     kind: str

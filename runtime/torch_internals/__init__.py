@@ -1,4 +1,4 @@
-"""Everything of torch that LegoAI uses and torch does not promise to keep.
+"""Everything of torch that LegoAI uses and that torch does not guarantee to keep.
 
 This folder is the one place that names torch's private modules, functions and classes, and the one place that replaces
 anything of torch. The other modules of LegoAI import from here, so that a new version of torch is tried in one place:
@@ -12,5 +12,5 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
 - `settings` sets private options of torch's configuration; `dynamo` is a placeholder for torch's compiler.
 - `gloo_workers` waits for threads that torch leaves running when it destroys process groups.
 
-The reference models stand on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.
+The reference models are on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.
 """

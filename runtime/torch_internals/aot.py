@@ -1,4 +1,4 @@
-"""Private names of AOT autograd, which makes a joint graph of forward and backward and splits it in two.
+"""Private names of AOT autograd, which traces a joint graph of forward and backward and partitions it.
 
 Imported only where a module is compiled: the import takes a second.
 """

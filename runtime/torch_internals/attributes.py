@@ -12,7 +12,7 @@ class Attribute:
 
     Attributes:
         owners: classes that have it, as `module:Class`.
-        why: no public attribute tells it.
+        why: why no public attribute serves.
     """
 
     owners: tuple[str, ...]

@@ -1,13 +1,14 @@
 """Inductor's functions that merge collectives of a graph into one with a flat buffer.
 
 Tried on torch 2.13.0. Importing them registers the operators that fill the buffer, and takes seconds, since it imports
-inductor: only what merges imports this module, when it does.
+inductor: only passes that merge import this module, when they run.
 
-Inductor's `manual_overlap_bucketing` merges collectives and moves them at once; it knows forward and backward graphs
-apart, not one graph of both, and on a machine without triton it fails. Here are the functions by which it merges.
+Inductor's `manual_overlap_bucketing` merges collectives and moves them at once; it supports separate forward and
+backward graphs, not one graph of both, and fails on a machine without triton. Here are the functions by which it
+merges.
 
-What fills the buffer of a reduction there takes gradients in the dtype of the buffer, whose rows the ranks divide.
-FSDP2 casts and pads them with the kernel that fills it; here is an operator of that kernel.
+Its operator that fills the buffer of a reduction takes gradients in the dtype of the buffer, whose rows the ranks
+divide. FSDP2 casts and pads them in the kernel that fills the buffer; an operator for that kernel is defined here.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ __all__ = ["FILL", "FILL_AND_PAD", "merge_all_gather_bucket", "merge_reduce_scat
 _BUCKETING: Final[Any] = torch.ops.bucketing
 
 FILL: Final = _BUCKETING._pre_bucket_reduce_scatter.default
-"""What fills the buffer of a reduction with gradients of its dtype."""
+"""Operator that fills the buffer of a reduction with gradients of its dtype."""
 
 
 @torch.library.custom_op("legoai::_pre_bucket_reduce_scatter", mutates_args=())
 def _fill_and_pad(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Fill the buffer of a reduction, each rank's part of every gradient behind the other; cast and pad meanwhile.
+    """Fill the buffer of a reduction rank by rank with that rank's part of every gradient, with casts and padding.
 
     Args:
-        gradients: of one dtype; of one whose first dimension the ranks do not divide the last parts end with zeros.
+        gradients: of one dtype; if the ranks do not divide the first dimension of one, its last parts are zero-padded.
         ranks: that reduce.
         dtype: of the buffer.
     """
@@ -49,4 +50,4 @@ def _buffer(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype) -> to
 _LEGOAI: Final[Any] = torch.ops.legoai
 
 FILL_AND_PAD: Final = _LEGOAI._pre_bucket_reduce_scatter.default
-"""What fills it with gradients of another one or of other sizes, and takes the ranks and the dtype behind them."""
+"""Operator that fills it with gradients of another dtype or of other sizes; it also takes the ranks and the dtype."""

@@ -8,11 +8,11 @@ from typing import Any, Final
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 
 _MISSING: Final = ("encountered during backward", "not found in storage")
-"""What torch says of an operator that ran in recomputation and not in forward; in between, which invocation it was."""
+"""Parts of torch's error for an operator that ran in recomputation but not in forward, around the invocation index."""
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks torch's own mode for each operator; of its class nothing is known but that it is a mode."""
+    """Calls torch's own mode for each operator; its class is only known to be a mode."""
 
     supports_higher_order_operators = True
 
@@ -43,13 +43,14 @@ class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def recompute_freely(recomputation: TorchDispatchMode, keeps: Callable[[OpOverload], bool]) -> TorchDispatchMode:
-    """Let recomputation run operators that forward did not run, where their outputs are not kept anyway.
+    """Allow recomputation to run operators that forward did not run, where their outputs are not saved anyway.
 
-    `fully_shard` gathers parameters in forward and in recomputation by different operators, above all in a group of one
-    rank, and torch takes each of them for a part of the model that has changed.
+    `fully_shard` gathers parameters in forward and in recomputation by different operators, especially in a group of
+    one rank, and torch treats each of them as a change of the model. rank, and torch takes each of them for a part of
+    the model that has changed.
 
     Args:
         recomputation: the second of `create_selective_checkpoint_contexts`.
-        keeps: whether outputs of an operator may have been kept.
+        keeps: whether outputs of an operator may have been saved.
     """
     return _Recomputing(recomputation, keeps)

@@ -1,9 +1,9 @@
-"""Placeholder of `torch._dynamo`, torch's compiler, until something really needs it.
+"""Placeholder for `torch._dynamo`, torch's compiler, until it is really needed.
 
 Hooks of `fully_shard`, checkpoints and optimizers call `torch._dynamo.disable` and `torch._dynamo.graph_break`, since
 dynamo might be tracing them; fake tensors read its settings; pipelines know its modules. In a simulation it never
-traces, and importing it takes half a second. While a simulation runs, a placeholder answers these calls and has the
-settings; whatever else is asked of it, or imported from it, brings the real one.
+traces, and importing it takes half a second. While a simulation runs, a placeholder serves these calls and settings;
+accessing or importing anything else loads the real one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAME: Final = "torch._dynamo"
 SETTINGS: Final = "torch._dynamo.config"
 """A part that needs no other."""
 SOURCES: Final = "torch._dynamo.source"
-"""A part that needs all others, by which fake tensors that are made of real ones are named."""
+"""A submodule that needs all others; fake tensors derived from real ones import it for names."""
 
 
 @contextlib.contextmanager
 def without_dynamo() -> Iterator[None]:
-    """Keep dynamo from being imported until something needs it; where it is there already, nothing changes."""
+    """Prevent the import of dynamo until it is needed; no effect if it is imported already."""
     if NAME in sys.modules:
         yield
         return
@@ -44,23 +44,23 @@ def without_dynamo() -> Iterator[None]:
 
 
 def import_dynamo() -> None:
-    """Import dynamo now: before processes are forked, each of which would else import it by itself."""
+    """Import dynamo now: before processes are forked, each of which would otherwise import it."""
     importlib.import_module(NAME)
 
 
 class _Named:
-    """Where a fake tensor is from, of which only an error would tell."""
+    """Source of a fake tensor, used only in error messages."""
 
     def __init__(self, source_name: str) -> None:
         self.source_name = self.name = source_name
 
 
 class _Drawn(_Named):
-    """That it is a value which dynamo drew, as none is here."""
+    """Whether dynamo has drawn the value; never here."""
 
 
 class _OfReal(type):
-    """Asks the real dynamo, where it is there; until then nothing is an instance of its classes."""
+    """Delegates to the real dynamo's class, once it is imported; until then nothing is an instance of it."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         real = sys.modules.get(f"{NAME}.eval_frame")
@@ -72,7 +72,7 @@ class _OptimizedModule(metaclass=_OfReal):
 
 
 class _Placeholder(types.ModuleType):
-    """The module that stands in `sys.modules` under dynamo's name."""
+    """The module in `sys.modules` under dynamo's name."""
 
     OptimizedModule = _OptimizedModule
 
@@ -92,7 +92,7 @@ class _Placeholder(types.ModuleType):
         return getattr(importlib.import_module(SOURCES), name)
 
     def disable(self, function: Callable[..., Any], *rest: Any, **options: Any) -> Callable[..., Any]:
-        """Return a function as it is: nobody traces it."""
+        """Return a function unchanged: nothing traces it."""
         if sys.modules.get(NAME) is not self:
             return self.real().disable(function, *rest, **options)  # type: ignore[no-any-return]
         self.kept.append(function)
@@ -104,7 +104,7 @@ class _Placeholder(types.ModuleType):
             self.real().graph_break(msg)
 
     class trace_rules:  # noqa: N801
-        """What process groups ask when they are made."""
+        """Whether dynamo is compiling, as process groups query on creation."""
 
         @staticmethod
         def clear_lru_cache() -> None:
@@ -118,12 +118,12 @@ class _Placeholder(types.ModuleType):
         return getattr(self.real(), name)
 
     def real(self) -> types.ModuleType:
-        """Give dynamo its place, and import it."""
+        """Restore dynamo's place, and import it."""
         self.leave()
         return importlib.import_module(NAME)
 
     def leave(self) -> None:
-        """Leave no trace; what was not traced may be in a real run."""
+        """Reset everything; code that was not traced here may be traced in a real run."""
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME]
             del torch._dynamo
@@ -137,14 +137,14 @@ class _Placeholder(types.ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds parts of dynamo in the real one."""
+    """Finds submodules of dynamo in the real one."""
 
     def __init__(self, placeholder: _Placeholder) -> None:
         self.placeholder = placeholder
         self.specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Bring the real one, which may import the part by itself."""
+        """Import the real one, which may import the submodule itself."""
         if not name.startswith(f"{NAME}.") or name == SETTINGS:
             return None
         self.placeholder.real()
@@ -157,5 +157,5 @@ class _Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Let it be as it was imported."""
+        """Leave the submodule as imported."""
         module.__spec__ = self.specs.pop(module.__name__)

@@ -1,4 +1,4 @@
-"""Private names of torch's fake tensors, of which the simulated device consists."""
+"""Private names of torch's fake tensors, which the simulated device uses."""
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 

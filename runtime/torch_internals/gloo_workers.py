@@ -1,10 +1,10 @@
-"""Wait for the worker threads of gloo's groups to let go of the tensors of their last collectives.
+"""Wait until the worker threads of gloo's groups have released the tensors of their last collectives.
 
-A collective is done for whoever waits for it a little before the thread that did it lets go of its tensors, for which
-that thread takes Python's lock. Where Python ends in between, it ends the thread as it asks for the lock (up to 3.13),
-by unwinding through functions of C++ that may not throw: `terminate called without an active exception`, and a run that
-was complete has failed with SIGABRT. torch joins these threads in a group's destructor alone, neither in `shutdown` nor
-in `destroy_process_group`, and the group lives on in meshes, FSDP's units and caches (pytorch issue 190489).
+A collective completes a little before the worker thread releases its tensors, for which the thread takes Python's lock.
+If the interpreter exits in between, it ends the thread when that requests the lock (up to 3.13), by unwinding through
+C++ functions that may not throw: `terminate called without an active exception`, so that a complete run fails with
+SIGABRT. torch joins these threads only in a group's destructor, neither in `shutdown` nor in `destroy_process_group`,
+and the group lives on in meshes, FSDP's units and caches (pytorch issue 190489).
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Final
 
 WORKER: Final = "pt_gloo_runloop"
-"""The name that torch gives to these threads."""
+"""The name of these threads in torch."""
 
 _THREADS: Final = Path("/proc/self/task")
 
 _LOOK_SECONDS: Final = 0.02
-"""Between two looks. A thread that waits for Python's lock wakes every 5 ms (`sys.getswitchinterval`) to ask for it."""
+"""Seconds between two samples. A thread that waits for Python's lock wakes every 5 ms (`sys.getswitchinterval`)."""
 
 
 def wait_for_gloo_workers(*, seconds: float = 10.0) -> bool:
-    """Wait until these threads have nothing to do, without Python's lock, so that they can take it.
+    """Wait until these threads are idle, without holding Python's lock, so that they can take it.
 
-    A thread has nothing to do when it sleeps in two looks and did not wake in between: one that still has to let go of
-    a tensor runs, wants to run, or waits for Python's lock, and wakes for it. One that waits for another rank sleeps
-    too, and is not waited for. Where the system does not tell what threads do, they have the time of one look.
+    A thread is idle when it sleeps in two samples and has not woken in between: one that still has to release a tensor
+    runs, is runnable, or waits for Python's lock, and wakes for it. One that waits for another rank sleeps too, and is
+    not waited for. Where the system does not report the states of threads, they get the time of one sample.
 
     Args:
         seconds: to wait at most.
 
     Returns:
-        Whether they had nothing to do in the end.
+        Whether they were idle at the end.
     """
     if not _THREADS.is_dir():
         time.sleep(_LOOK_SECONDS)
@@ -52,7 +52,7 @@ def wait_for_gloo_workers(*, seconds: float = 10.0) -> bool:
 
 
 def _workers() -> dict[str, tuple[str, ...]]:
-    """What each of these threads does, and how often it has slept and was interrupted, as the system counts."""
+    """Return the state of each of these threads, and its counts of context switches, as the system reports them."""
     found: dict[str, tuple[str, ...]] = {}
     for thread in _THREADS.iterdir():
         with contextlib.suppress(OSError):  # it has ended

@@ -1,4 +1,4 @@
-"""Private names of torch's tracer, and what it records: for passes that rewrite the graph of a step.
+"""Private names of torch's tracer and of what it records, for graph passes.
 
 Tried on torch 2.13.0.
 """
@@ -13,7 +13,7 @@ from torch import fx
 # The tracer below autograd, which sees the collectives of DTensors; and the graph that it fills.
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
-# Sizes that only values tell, as names.
+# Symbols for data-dependent sizes.
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
@@ -28,11 +28,11 @@ __all__ = [
 
 _ATEN: Final[Any] = torch.ops.aten
 
-# What the tracer records where a tensor is cast, and where a product is shown in another shape.
+# Operators that the tracer records for casts, and for products on views of another shape.
 CAST: Final = _ATEN._to_copy.default
 UNSAFE_VIEW: Final = _ATEN._unsafe_view.default
 
 
 def rename(node: fx.Node, name: str) -> None:
-    """Give a node of a graph a name, or the next one like it that is free."""
+    """Give a node of a graph a name, or the next free one like it."""
     node._rename(name)

@@ -15,7 +15,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes, remove_noop_op
 from torch._inductor.fx_passes.replace_random import replace_random_passes
 from torch._inductor.graph import GraphLowering
 
-# What inductor knows of a GPU.
+# Inductor's description of a GPU.
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler, SchedulerNode
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.distributed.device_mesh import DeviceMesh
 
-# How a DTensor lies, for one that is made of its local tensor.
+# The layout of a DTensor, to build one from its local tensor.
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 # How `fully_shard` places a parameter that tensor parallelism shards on the same dim.
@@ -21,7 +21,7 @@ def flatten(mesh: DeviceMesh, name: str) -> DeviceMesh:
 
 
 def unflatten(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """Return a mesh with several axes in the place of one."""
+    """Return a mesh with one axis replaced by several."""
     return mesh._unflatten(axis, sizes, names)
 
 

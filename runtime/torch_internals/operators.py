@@ -1,6 +1,6 @@
-"""Private names of torch's dispatcher, autograd and trees, of which torch itself imports all at its start.
+"""Private names of torch's dispatcher, autograd and pytrees, which torch itself imports on start.
 
-Each name stands here without its underscore, with the reason why no public one does.
+Each name is here without its underscore, with the reason why no public one serves.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 # Classes of `torch.ops.aten.add.Tensor` and `torch.ops.aten.add`, for annotations and `isinstance`.
 from torch._ops import OpOverload, OpOverloadPacket
 
-# The function that calls the engine of autograd, by whose frame Python code behind it is told from C++.
+# The function that calls autograd's engine; its frame separates Python code called from C++ from other code.
 from torch.autograd.graph import _engine_run_backward as engine_run_backward
 
 # Kernels that attention may use here: what `torch.nn.attention.sdpa_kernel` has set.
 from torch.nn.attention import _cur_sdpa_kernel_backends as allowed_attention_kernels
 
-# The documented way to see operators below autograd; torch has it only under a private name.
+# The documented way to observe operators below autograd; torch has it only under a private name.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
 
-# Nested arguments and results; only torch's own trees know the outputs of Hugging Face's models.
+# Nested arguments and results; only torch's own pytrees support the outputs of Hugging Face's models.
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 # Registers the simulated device's backend; the public functions beside it want one written in C++.
@@ -66,7 +66,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FORWARDING: Final = (__name__, "torch._ops")
-"""Modules whose frames only pass a call on."""
+"""Modules whose frames only forward a call."""
 
 DispatchKey: Final[Any] = torch._C.DispatchKey
 """Keys of autocast, which a kernel of autocast must exclude to reach the operator itself."""
@@ -74,20 +74,20 @@ DispatchKeySet: Final[Any] = torch._C.DispatchKeySet
 ExcludeDispatchKeyGuard: Final[Any] = torch._C._ExcludeDispatchKeyGuard
 
 DisableTorchDispatch: Final[Any] = torch._C._DisableTorchDispatch
-"""Context in which tensors on the meta device are made below all modes, for a new fake tensor."""
+"""Context in which tensors on the meta device are created below all modes, for a new fake tensor."""
 
 all_operator_names: Final[Callable[[], list[str]]] = torch._C._dispatch_get_all_op_names
-"""Names of all operators, by which the simulated device finds those that autocast has a rule for."""
+"""Names of all operators, among which the simulated device finds those with an autocast rule."""
 has_kernel: Final[Callable[[str, str], bool]] = torch._C._dispatch_has_kernel_for_dispatch_key
 """Whether an operator has a kernel on a dispatch key."""
 
 make_subclass: Final[Any] = torch.Tensor._make_subclass
-"""Makes a tensor subclass of a tensor; the constructor of fake tensors checks its arguments each time again."""
+"""Makes a tensor subclass of a tensor; the constructor of fake tensors checks its arguments every time."""
 forget_data_pointer: Final[Callable[[torch.Tensor], None]] = torch._C._set_throw_on_mutable_data_ptr
 """Makes reading a fake tensor's data an error, as the constructor of fake tensors does."""
 
 autograd_sequence_number: Final[Callable[[], int]] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-"""Number that autograd gives to the next node, by which a node in backward is traced to its module."""
+"""Sequence number of autograd's next node, by which a node in backward is attributed to its module."""
 current_autograd_node: Final[Callable[[], Any]] = torch._C._current_autograd_node
 """The node whose backward runs."""
 
@@ -96,7 +96,7 @@ foreach_norm: Final[Callable[..., tuple[torch.Tensor, ...] | list[torch.Tensor]]
 )  # documented as beta
 foreach_mul_: Final[Callable[..., None]] = torch._foreach_mul_  # documented as beta
 fused_adamw_: Final[Any] = torch._fused_adamw_
-"""What `torch.optim.AdamW(fused=True)` calls, to measure it by itself."""
+"""Implementation of `torch.optim.AdamW(fused=True)`, to measure it alone."""
 
 
 def running_backward() -> bool:
@@ -110,14 +110,14 @@ def call_behind_backward(function: Callable[[], None]) -> None:
 
 
 def called_from_python(*packages: str) -> bool:
-    """Whether Python code calls the operator that is dispatched, and not a node of autograd that is written in C++.
+    """Whether Python code calls the current operator, rather than an autograd node written in C++.
 
-    The engine is called by one function of `torch.autograd.graph`, on this thread: what C++ nodes call is dispatched
-    right behind that frame, and between the two stand the frames of the backward of a Python autograd function, of a
-    hook, or of a tensor subclass.
+    The engine is called by one function of `torch.autograd.graph`, on this thread: operators of C++ nodes are
+    dispatched directly after that frame; otherwise, the frames of a Python autograd function's backward, of a hook, or
+    of a tensor subclass are in between.
 
     Args:
-        packages: whose frames stand for what is no Python code elsewhere.
+        packages: whose frames do not count as Python code.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith((*packages, *_FORWARDING)):

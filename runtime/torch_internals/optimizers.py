@@ -1,6 +1,6 @@
 """Private functions of torch's optimizers.
 
-Each name stands here without its underscore, with the reason why no public one does.
+Each name is here without its underscore, with the reason why no public one serves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-# `torch.optim.Muon` calls them on the parameters as they are, of which a rank may hold a part.
+# `torch.optim.Muon` calls them on the parameters themselves, of which a rank may hold a shard.
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 __all__ = ["muon_rate", "orthogonalized"]

@@ -1,9 +1,9 @@
-"""Inductor's automatic scheduler of communication: which collectives are merged, when each starts and is waited for.
+"""Inductor's automatic scheduler of communication, which merges collectives and places their starts and waits.
 
-Tried on torch 2.13.0, and on 2.12.0, which does not merge the collectives of parameters before it schedules. Importing
-it imports inductor, which takes seconds: only the pass that schedules does, when it runs. Left to itself the scheduler
-asks the driver and NCCL's tuning for the times of operators, differently on each machine; here all of them are given.
-What it logs of its own estimates would ask for a GPU as well.
+Tried on torch 2.13.0, and on 2.12.0, which does not merge the collectives of parameters before scheduling. Importing it
+imports inductor, which takes seconds, so only the pass that schedules does so, when it runs. By default the scheduler
+gets operator times from the driver and NCCL's tuning, differently on each machine; here all times are given. Logging of
+its own estimates, which would need a GPU as well, is disabled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def schedule(
     """Merge and move the collectives of a graph, in place, with the scheduler's defaults.
 
     Args:
-        module: whose operators read what their arguments say, of any name, and nothing else that others change.
+        module: whose operators read only their arguments, and nothing else that others change.
         milliseconds: of a node, of a collective also with a buffer of so many bytes; None where it costs nothing.
         megabytes: of the buckets into which gathers and reductions of parameters are merged before all else.
     """
@@ -62,7 +62,7 @@ def schedule(
 
 
 def _forget() -> None:
-    """Empty a cache of torch 2.13 that keeps the nodes of every graph."""
+    """Clear a cache of torch 2.13 that keeps the nodes of every graph alive."""
     clear = getattr(get_group_name, "cache_clear", None)
     if clear is not None:
         clear()
@@ -70,7 +70,7 @@ def _forget() -> None:
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Let a logger that tells of its work on every rank speak only of what goes wrong, while entered."""
+    """Limit a logger that reports its work on every rank to errors, while entered."""
     before = logger.level
     logger.setLevel(logging.WARNING)
     try:

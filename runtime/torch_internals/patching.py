@@ -19,7 +19,7 @@ _left_out: Final[set[str]] = set()
 
 @contextlib.contextmanager
 def left_out(*paths: str) -> Iterator[None]:
-    """Leave patches of the table out while entered, to see what they are for, or whether a new torch still needs them.
+    """Disable patches of the table while entered, to test their effect, or whether a new torch still needs them.
 
     Raises:
         KeyError: the table does not list one of them.
@@ -38,7 +38,7 @@ def patched(path: str, value: Any) -> Iterator[None]:
 
     Args:
         path: of the table, `module:name` or `module:Class.name`.
-        value: what stands there; a `staticmethod` or `property` where the original is one.
+        value: the replacement; a `staticmethod` or `property` where the original is one.
 
     Raises:
         KeyError: the table does not list it.
@@ -73,7 +73,7 @@ def patched_item(path: str, key: Any, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_items(path: str, *keys: Any) -> Iterator[None]:
-    """Give items of a mapping of torch that the table lists the values back, on leaving, that they have on entering."""
+    """On exit, restore items of a mapping of torch that the table lists to their values on entry."""
     mapping: MutableMapping[Any, Any] = original(path)
     before = {key: mapping[key] for key in keys if key in mapping}
     try:
@@ -90,7 +90,7 @@ def override(instance: Any, path: str, function: Any) -> None:
     Args:
         instance: of the class that the path names, or of one that inherits from it.
         path: of the table, `module:Class.method`.
-        function: takes what the bound method takes.
+        function: with the parameters of the bound method.
 
     Raises:
         KeyError: the table does not list it.
@@ -105,7 +105,7 @@ def override(instance: Any, path: str, function: Any) -> None:
 
 
 def original(path: str) -> Any:
-    """Return what stands now where the table lists a patch; a `staticmethod` or `property` as the class holds it."""
+    """Return the current value of a patched name; a `staticmethod` or `property` as the class holds it."""
     owner, name = locate(PATCHES[path])
     return inspect.getattr_static(owner, name)
 
@@ -118,7 +118,7 @@ def is_needed(patch: Patch) -> bool:
 
 
 def locate(patch: Patch) -> tuple[Any, str]:
-    """Return the module or class that holds what is patched, and its name there; imports the module."""
+    """Return the module or class that holds a patched name, and the name; imports the module."""
     module, _, qualified = patch.path.partition(":")
     owner: Any = importlib.import_module(module)
     *classes, name = qualified.split(".")
@@ -129,9 +129,9 @@ def locate(patch: Patch) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of an object, or of a class or module of our own, another value while entered.
+    """Set an attribute of an object, or of a class or module of LegoAI, while entered.
 
-    One that a class inherits is covered for the time, and not kept. Classes and modules of torch are for `patched`.
+    An inherited attribute of a class is shadowed meanwhile. For classes and modules of torch, use `patched`.
 
     Raises:
         AttributeError: there is none of this name.

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.pipelining import schedules
 
-# Whether stages agree on shapes before the first pass; a simulated rank has nobody to ask.
+# Whether stages agree on shapes before the first pass; a simulated rank has no peers.
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _Action as Action
 from torch.distributed.pipelining.schedules import _ComputationType as ComputationType
@@ -22,9 +22,9 @@ __all__ = ["Action", "ComputationType", "InferenceMode", "PipelineScheduleRuntim
 
 
 def computing_schedule(name: str) -> Any:
-    """Return the class of a schedule of several stages that lists what ranks compute, and cannot be run.
+    """Return the class of a schedule of several stages that lists the compute actions of ranks, and cannot be run.
 
-    torch's own places sends, receives and gathering too, in a time that is quadratic in the actions.
+    torch's own also inserts sends, receives and all-gathers, in time quadratic in the number of actions.
     """
     left_out = {"_prepare_schedule_with_comms": lambda *_: None}
     return type(name, (getattr(schedules, f"Schedule{name}"),), left_out)

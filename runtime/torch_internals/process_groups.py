@@ -17,9 +17,9 @@ _CLOSE = "torch.distributed.elastic.multiprocessing.api:PContext.close"
 
 @contextlib.contextmanager
 def group_timeout(timeout: timedelta) -> Iterator[Callable[[timedelta], None]]:
-    """Give every process group that is made while entered, those of meshes too, the same timeout.
+    """Apply one timeout to every process group created while entered, including those of meshes.
 
-    Yields a function that gives another one to all of them, and to those that are made from then on.
+    Yields a function that sets another timeout for all of them, and for later ones.
     """
     earlier, now = set(dist.distributed_c10d._world.pg_map), timeout
 
@@ -35,9 +35,9 @@ def group_timeout(timeout: timedelta) -> Iterator[Callable[[timedelta], None]]:
 
 @contextlib.contextmanager
 def grace_after_failure(seconds: int) -> Iterator[None]:
-    """Let torchrun's agent wait so long, after a rank has failed, until it kills the others; 30 s by default.
+    """Set how long torchrun's agent waits, after a rank has failed, until it kills the others; 30 s by default.
 
-    What the others have after a signal to the agent is not changed.
+    The time that ranks have after a signal to the agent is not changed.
     """
     close = original(_CLOSE)
 

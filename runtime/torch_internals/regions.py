@@ -1,4 +1,4 @@
-"""Private names by which inductor compiles a graph of `aten` operators that has no autograd.
+"""Private names by which inductor compiles a graph of `aten` operators without autograd.
 
 Inductor has no public parts. Imported only where a region of a step's graph is compiled: the import takes seconds.
 Tried on torch 2.13.0.

@@ -1,4 +1,4 @@
-"""Torch's integer program that says what each block discards of its activations; importing it needs PuLP."""
+"""Torch's integer program for how much of its activations each block discards; importing it needs PuLP."""
 
 from torch.distributed._tools.sac_ilp import sac_milp
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def enable_async_tp() -> None:
-    """Let inductor split tensor-parallel products into pieces beside their collectives; imports inductor."""
+    """Let inductor split tensor-parallel products into chunks that overlap their collectives; imports inductor."""
     from torch._inductor import config
 
     config._micro_pipeline_tp = True
@@ -25,22 +25,22 @@ def disable_async_tp() -> None:
 
 
 def enable_symmetric_memory(group: str) -> None:
-    """Let the ranks of a group read each other's memory, which pieces of products need."""
+    """Let the ranks of a group access each other's memory, which chunked products need."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     enable_symm_mem_for_group(dist.distributed_c10d.GroupName(group))
 
 
 def set_allocator(settings: str) -> None:
-    """Set options of CUDA's caching allocator, in the form of `PYTORCH_ALLOC_CONF`, which then no longer holds."""
+    """Set options of CUDA's caching allocator, in the form of `PYTORCH_ALLOC_CONF`, which then has no effect."""
     torch._C._accelerator_setAllocatorSettings(settings)
 
 
 @contextlib.contextmanager
 def tagged_compile_cache(tag: str) -> Iterator[None]:
-    """Keep what is compiled while entered apart from what was compiled with another tag, on disk too.
+    """Separate what is compiled while entered from what was compiled with another tag, on disk too.
 
-    It is set for all threads, which `config.patch` would not do: backward graphs may be compiled in one of autograd's.
+    It is set for all threads, unlike by `config.patch`: backward graphs may be compiled in one of autograd's threads.
     """
     before = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = f"{before} {tag}".strip()

@@ -19,19 +19,18 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Something of torch that is replaced for a while.
+    """Something of torch that is temporarily replaced.
 
     Attributes:
         path: `module:name` or `module:Class.name`.
-        kind: what torch has there.
-        parameters: names of the first parameters, on whose order the replacement or a caller relies, `self` included;
-            those of a builtin cannot be asked for.
-        why: what would happen without.
+        kind: of the original.
+        parameters: names of the first parameters, on whose order the replacement or a caller relies, including `self`;
+            those of a builtin cannot be inspected.
+        why: what would happen without it.
         since: first version of torch that needs it.
-        until: first version of torch that does without, where :func:`~.patching.patched` places it no more.
-        build: the one kind of torch's builds that needs it, `cuda`; empty for all.
-        test: that fails when torch no longer does what the patch changes; `file::function` under the tests of this
-            folder.
+        until: first version of torch that does not need it, for which :func:`~.patching.patched` does not apply it.
+        build: the only build of torch that needs it, `cuda`; empty for all.
+        test: that fails when torch no longer behaves as the patch expects; `file::function` under this folder's tests.
     """
 
     path: str

@@ -12,9 +12,9 @@ __all__ = ["FSDPParam", "freed_after_forward", "summed_in_other_type", "unsharde
 
 
 def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
-    """Return the units of a model whose parameters are freed after their forward; None where some keep a part of them.
+    """Return the units of a model that reshard fully after forward; None where some reshard to fewer ranks.
 
-    The root of a model that was called is none of them, if its plan did not say so.
+    The root unit of a called model is not among them, unless its plan requests it.
     """
     found: list[FSDPModule] = []
     for module in model.modules():
@@ -29,7 +29,7 @@ def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
 
 
 def summed_in_other_type(model: nn.Module) -> list[FSDPParam]:
-    """Return the parameters of a model's units whose unsharded gradients are summed in another type than computed."""
+    """Return the parameters of a model's units whose unsharded gradients are summed in another dtype than computed."""
     return [
         parameter
         for module in model.modules()
@@ -41,9 +41,9 @@ def summed_in_other_type(model: nn.Module) -> list[FSDPParam]:
 
 
 def unsharded_gradients(parameters: Iterable[FSDPParam]) -> list[tuple[object, str]]:
-    """Return objects, each with its attribute that holds an unsharded gradient: as computed, and their sum.
+    """Return pairs of an object and its attribute for an unsharded gradient: as computed, and the sum.
 
-    The parameters have been gathered before.
+    The parameters must have been gathered before.
     """
     return [
         place

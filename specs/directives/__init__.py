@@ -44,7 +44,7 @@ REQUIRED: Final = ("model", "cluster", "batch")
 """Statements that every plan must have."""
 
 DEFAULTED: Final = ("mesh", "precision", "attention", "loss", "optimizer", "schedule")
-"""Statements that take effect with their defaults where a plan does not write them."""
+"""Statements that take effect with their defaults where a plan omits them."""
 
 
 def family(keyword: str) -> type[Directive]:

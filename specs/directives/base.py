@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class _Missing:
-    """The default of an option that a plan must give."""
+    """The default of a required option."""
 
 
 MISSING = _Missing()
 
 
 class Option:
-    """One named value of a directive or treatment: the language's name for it, its kind, its default, what it does."""
+    """One named value of a directive or treatment: its name in the language, kind, default and documentation."""
 
     __slots__ = ("default", "doc", "field", "kind", "name")
 
@@ -42,21 +42,21 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether a plan must give the value."""
+        """Whether the option is required."""
         return self.default is MISSING
 
     def is_default(self, described: Any) -> bool:
-        """Whether ``described``, a value as :func:`describe` gives it without defaults, is the default."""
+        """Whether ``described``, a value in the form of :func:`describe` without defaults, is the default."""
         return not self.required and bool(described == describe(self.default, defaults=False))
 
 
 def option(kind: Kind, *, doc: str, default: Any = MISSING, name: str | None = None) -> Any:
-    """Declares a field as an option; ``name`` where the language's word is not a Python identifier."""
+    """Declare a field as an option; ``name`` where the language's word is not a Python identifier."""
     return Option(kind, doc, default, name)
 
 
 class AxisUse(Record):
-    """Which mesh axes a statement takes after ``on``, and how many."""
+    """The mesh axes that a statement accepts after ``on``, and how many."""
 
     names: tuple[str, ...]
     minimum: int = 1
@@ -65,10 +65,11 @@ class AxisUse(Record):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 class Declared:
-    """What directives and treatments share: options with documentation, and where each value came from.
+    """Base of directives and treatments: options with documentation, and the origin of each value.
 
-    To a type checker a subclass is a frozen, keyword-only dataclass. It is none, because a plan uses some fifty of them
-    and generating a dataclass costs half a millisecond, a third of the time that linting a plan may take.
+    To a type checker a subclass is a frozen, keyword-only dataclass. It is not implemented as one, because a plan uses
+    some fifty of them, and generating a dataclass takes half a millisecond, together a third of the time that linting a
+    plan may take.
     """
 
     origins: Mapping[str, Origin] = {}
@@ -108,7 +109,7 @@ class Declared:
 
     @classmethod
     def option(cls, field: str) -> Option:
-        """The option that is held in ``field``."""
+        """Return the option of ``field``."""
         return next(item for item in cls.options if item.field == field)
 
     @classmethod
@@ -117,11 +118,11 @@ class Declared:
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
     def origin(self, field: str) -> Origin:
-        """Where the value of ``field`` came from."""
+        """Return the origin of the value of ``field``."""
         return self.origins.get(field, DEFAULT)
 
     def place(self, field: str) -> Span | None:
-        """Where the value of ``field`` stands, or else what holds it; None where that is in no text."""
+        """Return the span of the value of ``field``, or else of its owner; None where it is in no text."""
         spans = (self.origin(name).span for name in (field, "keyword", ""))
         return next((span for span in spans if span is not None), None)
 
@@ -133,15 +134,15 @@ class Treatment(Declared):
 
     @classmethod
     def signature(cls) -> str:
-        """The treatment as it is written, with ``…`` for arguments that it must have: ``colwise``, ``every(…)``."""
+        """The treatment as it is written, with ``…`` for required arguments: ``colwise``, ``every(…)``."""
         return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
 
 
 class Divided(Treatment):
-    """Treats the first of the modules that its rule matches in one way, and the others in another.
+    """One treatment for the first modules that a rule matches, and another for the others.
 
     A family that can divide its modules declares a treatment of this class, with the options ``these`` and ``others``.
-    :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` puts one of the two in its place for each module.
+    :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` selects one of the two for each module.
     """
 
     name: ClassVar[str] = "first"
@@ -158,11 +159,10 @@ class Divided(Treatment):
 
 
 class Staged(Treatment):
-    """Treats the modules of each stage of a pipeline in a way of their own.
+    """A treatment of its own for the modules of each pipeline stage.
 
-    A family that can treat stages apart declares a treatment of this class, with the option ``each``, whose items may
-    be :class:`Divided`. :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` puts that of its stage in its place for
-    each module.
+    A family that supports this declares a treatment of this class, with the option ``each``, whose items may be
+    :class:`Divided`. :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` selects the item of each module's stage.
     """
 
     name: ClassVar[str] = "stages"
@@ -181,7 +181,7 @@ class Calls(Kind):
 
 
 class PathRule(Record, Generic[T], kw_only=True):
-    """One line of a block: a path pattern and what happens to the modules or parameters that it matches."""
+    """One line of a block: a path pattern, and the treatment of the modules or parameters that it matches."""
 
     path: str
     treatment: T
@@ -203,7 +203,7 @@ class Directive(Declared):
     keyword: ClassVar[str]
     axis_use: ClassVar[AxisUse | None] = None
     treatments: ClassVar[Calls | None] = None
-    """What a rule of the statement's block may say; None where the statement takes no block."""
+    """The treatments of the statement's block; None where the statement has no block."""
     names_parameters: ClassVar[bool] = False
     """Whether the paths of its rules may be of parameters too, beside those of modules."""
     subject: ClassVar[str | None] = None
@@ -211,12 +211,12 @@ class Directive(Declared):
     subject_holds_options: ClassVar[bool] = False
     """Whether the subject's arguments are the statement's own options (``cluster h100_sxm(hosts = 4)``)."""
     open_options: ClassVar[bool] = False
-    """Whether names beyond the declared options are kept in ``arguments``."""
+    """Whether arguments beyond the declared options are stored in ``arguments``."""
     layouts: ClassVar[tuple[type[Treatment], ...]] = ()
-    """Standard layouts, whose names may stand where other statements have their value: sets of rules that the model's
-    family declares. Resolution puts the rules in their place."""
+    """Standard layouts, which may be named in place of a value: sets of rules that the model's family declares.
+    Resolution expands them into rules."""
     rules_may_be_open: ClassVar[bool] = False
-    """Whether `auto` may stand where a standard layout does: the rules of all other modules are to be found."""
+    """Whether `auto` may replace a standard layout: the rules of all other modules are then to be found."""
     repeats_by_axis: ClassVar[bool] = False
     """Whether a plan may have one such statement for each axis."""
 

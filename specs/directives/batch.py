@@ -10,10 +10,10 @@ from legoai.specs.directives.kinds import Integer, ListOf
 
 
 class Stages(Treatment):
-    """Smaller global batches in the first steps: the first one until a step, the next until another, then the full one.
+    """Smaller global batches in the first steps: one until a given step, the next until another, then the full one.
 
-    `stages(global = [256, 512], until = [1000, 5000])` takes 256 samples in each of the first 1000 steps, and 512 in
-    each of the next 4000. Micro batch and mesh stay; fewer micro batches are accumulated.
+    `stages(global = [256, 512], until = [1000, 5000])` uses 256 samples in each of the first 1000 steps, and 512 in
+    each of the next 4000. Micro batch and mesh stay the same; fewer micro batches are accumulated.
     """
 
     name: ClassVar[str] = "stages"
@@ -57,10 +57,10 @@ class Batch(Directive):
 
     @property
     def length(self) -> int:
-        """Tokens in a sequence.
+        """The tokens in a sequence.
 
         Raises:
-            Undecided: the plan says none, so that nothing can be said of sequences.
+            Undecided: the plan does not state it.
         """
         if self.seq_len is None:
             raise Undecided("seq_len is not given")

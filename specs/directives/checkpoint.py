@@ -50,7 +50,7 @@ class Selective(Treatment):
 
 
 class Budget(Treatment):
-    """Keeps a share of the activations' memory, choosing operators so that the least is recomputed."""
+    """Saves activations up to a share of their memory, choosing operators so that recomputation is least."""
 
     name: ClassVar[str] = "budget"
 
@@ -60,8 +60,8 @@ class Budget(Treatment):
     by: str = option(
         Choice(("greedy", "knapsack", "ilp")),
         doc=(
-            "How a module's operators are chosen: `greedy` by what recomputation costs per byte, `knapsack` the best "
-            "set with sizes rounded up to 1/4096 of the budget, `ilp` the best set by an integer program, which needs "
+            "How a module's operators are chosen: `greedy` by recomputation cost per byte, `knapsack` the best set "
+            "with sizes rounded up to 1/4096 of the budget, `ilp` the best set by an integer program, which needs "
             "`pip install 'legoai[solvers]'` where the plan trains."
         ),
         default="knapsack",
@@ -75,9 +75,9 @@ _ALIKE: Final = Calls((KeepAll, Full, Selective, Budget))
 class First(Divided):
     """One treatment for the first n modules that the rule matches, and another for the rest.
 
-    The first blocks of a model recompute at the least cost of memory: when their backward comes, that of the others is
-    over, and has freed what they kept. Modules are counted over the whole model, as `every` counts them, so that the
-    rule says the same whatever a pipeline's split is; stages that need different numbers are told apart by `stages`.
+    Recomputing the first blocks of a model needs least memory: when their backward runs, that of the others is over,
+    and has freed their activations. Modules are counted over the whole model, as `every` counts them, so that the rule
+    does not depend on a pipeline's split; `stages` gives each stage its own number.
     """
 
     these: Any = option(_ALIKE, doc="The treatment of the first n.")
@@ -87,7 +87,7 @@ class First(Divided):
 class Stages(Staged):
     """A treatment for the modules of each stage of a pipeline.
 
-    The first stages have most micro batches under way, so that they must recompute most:
+    The first stages have most micro batches in flight, so they must recompute most:
     `stages([full, first(6, full), first(2, full), none])`.
     """
 
@@ -98,7 +98,7 @@ class Stages(Staged):
 
 
 class Checkpoint(Directive):
-    """Activation checkpointing: a treatment for each module path; what no rule names keeps all its activations."""
+    """Activation checkpointing: a treatment for each module path; modules without a rule keep all their activations."""
 
     keyword: ClassVar[str] = "checkpoint"
     treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget, First, Stages))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def device_choices() -> tuple[str, ...]:
-    """Every name that may stand after `cluster`: the catalogue's devices, and `profile` for a file of one's own."""
+    """Return every name allowed after `cluster`: the catalogue's devices, and `profile` for a file of one's own."""
     from legoai.specs.cluster import device_names
 
     return (*device_names(), "profile")
@@ -65,7 +65,7 @@ class ClusterUse(Directive):
             return None
 
     def devices_per_host(self, directory: Path) -> int | None:
-        """Devices in one host; None where neither the plan nor the device says it."""
+        """Devices in one host; None where neither the plan nor the device states it."""
         if self.devices is not None:
             return self.devices
         found = self.described(directory)

@@ -1,4 +1,4 @@
-"""`context`: context parallelism, a sequence in pieces on different ranks."""
+"""`context`: context parallelism, a sequence sharded over ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from legoai.specs.directives.kinds import Choice
 
 
 class Context(Directive):
-    """Context parallelism: a piece of each sequence on each rank; attention sees the whole sequence.
+    """Context parallelism: each rank holds a shard of each sequence; attention covers the whole sequence.
 
-    The model's forward takes the places of its tokens as `positions`, and attends by `scaled_dot_product_attention`.
+    The model's forward takes the positions of its tokens as `positions`, and uses `scaled_dot_product_attention`.
     """
 
     keyword: ClassVar[str] = "context"
@@ -20,7 +20,7 @@ class Context(Directive):
     rotate: str = option(
         Choice(("allgather", "alltoall", "heads")),
         doc=(
-            "What attention is given of the other ranks: their keys and values, all at once or piece by piece around "
+            "What attention receives from the other ranks: their keys and values, all at once or shard by shard around "
             "the ring (`alltoall`); or, with `heads`, whole sequences of a share of the heads (Ulysses)."
         ),
         default="allgather",
@@ -28,13 +28,13 @@ class Context(Directive):
     balance: str = option(
         Choice(("head_tail", "none")),
         doc=(
-            "`head_tail` gives each rank a piece from the front and one from the back, so that causal work is equal. "
-            "With `rotate = heads` it is equal anyway, and pieces are in order."
+            "`head_tail` gives each rank a shard from the front and one from the back, so that causal work is equal. "
+            "With `rotate = heads` it is equal anyway, and shards are in order."
         ),
         default="head_tail",
     )
 
     @property
     def dealt(self) -> str:
-        """How pieces are dealt to ranks: `head_tail` or `none`."""
+        """Assignment of shards to ranks: `head_tail` or `none`."""
         return "none" if self.rotate == "heads" else self.balance

@@ -37,7 +37,7 @@ class FirstUnits(Divided):
     backward. They are the first that backward needs, and the first that it frees.
     """
 
-    these: Any = option(Calls((Unit, NoUnit)), doc="What the first n are.")
+    these: Any = option(Calls((Unit, NoUnit)), doc="The unit, or none, of the first n modules.")
     others: Any = option(Calls((Unit, NoUnit)), doc="What the others are.", default=Unit())
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, NoReturn
 class Undecided(Exception):  # noqa: N818 - a state, not an error
     """A decision depends on a hole's value.
 
-    Raised where code computes or compares with a hole, so that a check cannot take an undecided value for a decided
-    one. The linter catches it for each rule: what depends on an undecided value is not yet wrong.
+    Raised where code computes or compares with a hole, so that a check cannot treat an undecided value as decided. The
+    linter catches it for each rule: checks of undecided values are skipped.
     """
 
 

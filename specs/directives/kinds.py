@@ -1,7 +1,7 @@
-"""Kinds of values, from which every option, subject and treatment is declared.
+"""Kinds of values, with which every option, subject and treatment is declared.
 
-A kind says which values are legal and how to say so to a person. Reading a value from a plan's text against its kind is
-the work of ``legoai.dsl.frontend.coerce``; nothing here knows the syntax.
+A kind defines which values are legal, and describes them for messages. Reading a value from a plan's text is done by
+``legoai.dsl.frontend.coerce``; nothing here depends on the syntax.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from legoai.specs.record import Record, replace
 
 REST: Final = "rest"
-"""What stands for the number that makes a product whole; resolution replaces it."""
+"""Stands for the number that completes a product; resolution replaces it."""
 
 
 class Kind(Record):
@@ -35,7 +35,7 @@ class Choice(Kind):
 
 
 class Listed(Kind):
-    """One of a set of names that is read when it is needed, such as the devices of the catalogue."""
+    """One of a set of names that is computed on demand, such as the devices of the catalogue."""
 
     names: Callable[[], tuple[str, ...]]
     noun: str
@@ -45,7 +45,7 @@ class Listed(Kind):
 
 
 class Integer(Kind):
-    """A whole number, with an optional range, both ends included; ``rest`` where :data:`REST` may stand for it."""
+    """A whole number, with an optional range, both ends included; ``rest`` where :data:`REST` is allowed."""
 
     minimum: int | None = None
     maximum: int | None = None
@@ -90,7 +90,7 @@ class Boolean(Kind):
 
 
 class Text(Kind):
-    """A quoted string; ``noun`` says of what."""
+    """A quoted string; ``noun`` describes it."""
 
     noun: str = "a quoted string"
 
@@ -142,7 +142,7 @@ class Either(Kind):
 
 
 def either_of(words: list[str]) -> str:
-    """The words as a list in prose: "a, b or c"."""
+    """Return the words as a list in prose: "a, b or c"."""
     if len(words) <= 1:
         return "".join(words)
     return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -23,7 +23,7 @@ class Sharded(Treatment):
 
 
 class Partial(Treatment):
-    """Every rank holds a summand of the tensor."""
+    """Every rank holds a summand of the tensor (`Partial`)."""
 
     name: ClassVar[str] = "partial"
 

@@ -9,11 +9,11 @@ from legoai.specs.directives.kinds import Listed, Text
 from legoai.specs.models.source import ModelSource
 
 FOREIGN: Final = ("python", "huggingface")
-"""Names that stand for a model which is not built in."""
+"""Names for a model that is not built in."""
 
 
 def model_names() -> tuple[str, ...]:
-    """Every name that may stand after `model`: the built-in families, then the two ways to name another model."""
+    """Return every name allowed after `model`: the built-in families, then the two ways to name another model."""
     from legoai.specs.models.families import FAMILIES
 
     return (*FAMILIES, *FOREIGN)

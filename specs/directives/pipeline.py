@@ -12,7 +12,7 @@ SINGLE_STAGE = ("GPipe", "1F1B")
 MULTI_STAGE = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 """Schedules in which a rank holds several stages."""
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-"""Schedules that compute the gradient of a stage's weights apart from that of its input."""
+"""Schedules that compute weight gradients separately from input gradients."""
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 """Schedules in which a rank holds exactly two stages, the i-th from the front and the i-th from the back."""
 
@@ -57,7 +57,7 @@ class Pipeline(Directive):
     split: str | Even | tuple[str | int, ...] = option(
         Either((Choice(("even",)), Calls((Even,)), ListOf(Either((ModulePath(), Integer(minimum=1)))))),
         doc="The first module of each stage but the first, the number of blocks of each stage, or `even` for equal "
-        "numbers of blocks, with weights for what the first and the last stage compute besides.",
+        "numbers of blocks, with weights for the additional work of the first and the last stage.",
         default="even",
     )
     microbatches: int | None = option(

@@ -10,7 +10,7 @@ from legoai.specs.units import Dimension
 
 
 class Metric(Record):
-    """A figure that the simulator reports: the units in which it may be bounded, and what it is."""
+    """A figure that the simulator reports: the units in which it may be bounded, and its meaning."""
 
     dimensions: tuple[Dimension, ...]
     doc: str
@@ -40,7 +40,7 @@ COMPARISONS: Final = ("<=", "<", ">=", ">", "==")
 class Requirement(Record, kw_only=True):
     """A bound on one figure: ``require peak_memory <= 72GiB``.
 
-    ``bound`` is in bytes, seconds, or a fraction of the step, as ``dimension`` says.
+    ``bound`` is in bytes, seconds, or a fraction of the step, according to ``dimension``.
     """
 
     metric: str
@@ -51,7 +51,7 @@ class Requirement(Record, kw_only=True):
 
 
 class Objective(Record, kw_only=True):
-    """The figure that solving makes smallest or largest."""
+    """The figure that solving minimises or maximises."""
 
     direction: Literal["minimize", "maximize"]
     metric: str

@@ -1,4 +1,4 @@
-"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
+"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: defaults of a run's command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from legoai.specs.directives.kinds import Boolean, Integer, Text
 
 
 class Data(Directive):
-    """What is trained on. `--data`, `--data-field` and `--tokenizer` replace them."""
+    """Training data. `--data`, `--data-field` and `--tokenizer` override them."""
 
     keyword: ClassVar[str] = "data"
 

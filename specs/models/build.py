@@ -70,7 +70,7 @@ def _raised(source: ModelSource, error: BaseException) -> ManifestError:
 
 
 def raised_at(error: BaseException) -> str:
-    """Say where an exception was raised: in the innermost function that belongs to no installed package and not to us.
+    """Return where an exception was raised: in the innermost function outside installed packages and LegoAI.
 
     Empty where there is none.
     """

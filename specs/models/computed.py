@@ -1,7 +1,7 @@
 """Manifests of built-in models, computed from their dimensions without torch.
 
 Each function here states the modules, shapes and flow of one module class of `llama`, `mixtral`, `gpt` and `vit`, in
-the words of a manifest; a test holds the result equal to what an inspection of the class gives.
+the form of a manifest; a test compares the result with an inspection of the class.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def computed_manifest(source: ModelSource) -> Manifest:
 
 
 class _Flow:
-    """Steps of a forward, written down in the order in which it takes them."""
+    """Steps of a forward, in execution order."""
 
     def __init__(self, *inputs: str) -> None:
         self.inputs = inputs
         self.steps: list[list[Any]] = [["input", name, []] for name in inputs]
 
     def step(self, op: StepOp, name: str, *inputs: int) -> int:
-        """Add a step that takes the results of earlier ones, and return its number."""
+        """Add a step with the results of earlier ones as arguments, and return its number."""
         self.steps.append([op, name, list(inputs)])
         return len(self.steps) - 1
 
@@ -78,7 +78,7 @@ class _Flow:
 
 
 class _Templates:
-    """The templates of a manifest, of which equal modules share one."""
+    """The templates of a manifest, shared by equal modules."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ def _heads(flow: _Flow, layer: str, x: int) -> int:
 
 
 def _attended(flow: _Flow, q: int, k: int, v: int) -> None:
-    """Attention to keys and values, each with heads before positions, and the layer behind it."""
+    """Attention to keys and values, each with heads before positions, and the layer after it."""
     mixed = flow.step("attention", "scaled_dot_product_attention", q, k, v)
     mixed = flow.step("reshape", "transpose", mixed)
     flow.call("wo", flow.step("reshape", "reshape", mixed))
@@ -266,7 +266,7 @@ def _block(
     ffn_norm: str,
     rotary: bool,
 ) -> int:
-    """A block of two sublayers, each behind a norm and added to the residual stream."""
+    """A block of two sublayers, each after a norm and added to the residual stream."""
     mixer, transformer = names
     flow = _Flow("x", "rope") if rotary else _Flow("x")
     beside = (1,) if rotary else ()

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 Scalar = bool | int | float | str
-"""A value that a plan can give to one field of a config."""
+"""Values that a plan can give to a field of a config."""
 
 
 class ConfigError(ValueError):
-    """A model's preset or field has no meaning.
+    """A model's preset or field is invalid.
 
     Attributes:
         argument: the offending name: `family`, `preset`, or the name of a config field.
-        message: what is wrong, in words for the author of a plan.
-        legal: the values that would have been accepted where they can be listed, else empty.
+        message: the problem, for the author of a plan.
+        legal: the accepted values where they can be listed, else empty.
     """
 
     def __init__(self, argument: str, message: str, legal: tuple[str, ...] = ()) -> None:
@@ -33,13 +33,13 @@ class ConfigError(ValueError):
 
 
 MOST_LAYERS: Final = 1000
-"""Of a built-in model, as in the deepest Transformer that was published (DeepNet, Wang et al. 2022). Building and
-following one of so many layers takes some ten seconds; more would keep a person waiting for what is a slip."""
+"""Most layers of a built-in model, as in the deepest published Transformer (DeepNet, Wang et al. 2022). Building and
+tracing a model with so many layers takes some ten seconds; more is likely a mistake."""
 
 
 MOST_ELEMENTS: Final = 2**40
-"""Of one parameter or table: 4 TiB in fp32, some hundred times the largest of any published model. More would not fit
-what torch counts bytes with, or is a slip."""
+"""Most elements of one parameter or table: 4 TiB in fp32, some hundred times the largest of any published model. More
+would overflow torch's count of bytes, or is a mistake."""
 
 
 def _doc(text: str) -> dict[str, str]:

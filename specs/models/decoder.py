@@ -63,7 +63,7 @@ _KEPT: Final[Mapping[str, Callable[[LlamaConfig, list[float]], list[float]]]] = 
     "linear": lambda config, frequencies: [0.0] * len(frequencies),
     "yarn": _kept_by_yarn,
 }
-"""By `rope_type`, how much of its frequency each pair keeps, from 0 to 1."""
+"""By `rope_type`, the share of its frequency that each pair keeps, from 0 to 1."""
 
 
 def rotary_factor(config: LlamaConfig | MixtralConfig) -> float:
@@ -130,7 +130,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each behind an RMSNorm and added to the residual stream."""
+    """Attention and feed-forward, each after an RMSNorm and added to the residual stream."""
 
     def __init__(self, config: LlamaConfig | MixtralConfig, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class RotaryDecoder(nn.Module):
         return self.output(h) if self.output is not None else h
 
     def init_buffers(self) -> None:
-        """Compute the rotary table anew, on its device."""
+        """Recompute the rotary table, on its device."""
         self.rope = self._rotary_table(self.rope.device)
 
     def example_inputs(self) -> tuple[torch.Tensor]:
@@ -212,7 +212,7 @@ class RotaryDecoder(nn.Module):
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Move or cast parameters, and compute the table anew instead of moving or rounding it."""
+        """Move or cast parameters, and recompute the table instead of moving or rounding it."""
         rope = self._buffers.pop("rope")
         assert rope is not None
         try:

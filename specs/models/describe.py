@@ -23,7 +23,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WITHOUT_FLOW: tuple[ModuleKind, ...] = ("linear", "embedding", "norm", "convolution")
 
-# How model codes spell what a manifest wants to know; the first that is found counts.
+# Attribute names in model code for the figures of a manifest; the first match is used.
 _N_HEADS = ("n_heads", "num_heads", "num_attention_heads", "n_head", "nhead")
 _N_KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "n_kv_head")
 _HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head")
@@ -35,15 +35,15 @@ _MAX_SEQ_LEN = ("max_seq_len", "max_position_embeddings", "n_positions", "block_
 
 
 def describe(model: nn.Module, source: str, first_values: FirstValues | None = None) -> Manifest:
-    """Return the manifest of a model on the meta device; its forward is run there.
+    """Return the manifest of a model on the meta device, by running its forward there.
 
     Args:
-        model: on the meta device. Forward gets `model.example_inputs()` where that exists, else what it reads.
+        model: on the meta device. Forward gets `model.example_inputs()` where that exists, else inputs by `reads`.
         source: the model as a plan writes it.
-        first_values: what its constructor gave it; without, all is taken to be filled.
+        first_values: from its constructor; without, all parameters are assumed to be initialised.
 
     Raises:
-        ManifestError: what the model says that it reads is no such thing.
+        ManifestError: the model's `reads` is invalid.
     """
     unfilled = [] if first_values is None else _unfilled(model, first_values)
     calls, flow_error = follow(model)
@@ -75,7 +75,7 @@ def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
-    """Parameters and buffers that `legoai.runtime.initialize.materialize` would find no value for."""
+    """Return parameters and buffers for which `legoai.runtime.initialize.materialize` would find no value."""
     if hasattr(type(model), "initialise_module"):
         return []
     found = []
@@ -103,7 +103,7 @@ def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _reads(model: nn.Module) -> Reads | None:
-    """What the model says that it reads; see `legoai.specs.models.reads`."""
+    """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
     told: Any = getattr(model, "reads", _UNTOLD)
     if told is None:
         return None
@@ -112,7 +112,7 @@ def _reads(model: nn.Module) -> Reads | None:
             return reads_from(told)
         except ValueError as error:
             raise ManifestError("not_a_module", f"{type(model).__name__}: {error}") from error
-    # What the models of timm carry: `input_size` is (channels, height, width).
+    # Models of timm have a config: `input_size` is (channels, height, width).
     pretrained: Any = getattr(model, "pretrained_cfg", None)
     size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
     classes = getattr(model, "num_classes", None)

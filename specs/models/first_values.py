@@ -1,9 +1,9 @@
-"""First values of a model that was constructed on the meta device, as its constructor gives them.
+"""Initial values of a model that was constructed on the meta device, as recorded from its constructor.
 
 A constructor fills parameters and buffers by operators: `normal_`, `copy_`, `arange`. On the meta device these compute
-nothing; they are recorded, and done later for one parameter at a time, on the device where it will be. Each operator
-that draws random numbers has a seed of its own, so that a parameter's values do not depend on which others are made,
-nor on the mesh.
+nothing; they are recorded, and executed later for one parameter at a time, on its device. Each operator that draws
+random numbers has a seed of its own, so that a parameter's values depend neither on which others are initialised, nor
+on the mesh.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OVERWRITES = frozenset(
         "geometric_",
     ]
 )
-"""Operators that do not read what they write to."""
+"""Operators that do not read the tensor that they write."""
 
 META = torch.device("meta")
 
@@ -70,36 +70,36 @@ class _Operation:
     args: Any
     kwargs: Any
     outputs: list[_View | None]
-    """Views of storages that it makes; None for other results."""
+    """The storages of the views that it returns; None for other results."""
     reads: frozenset[int]
     writes: tuple[_View, ...]
     makes: frozenset[int]
     overwrites: bool
-    """Whether it does not read what it writes to."""
+    """Whether it does not read the tensor that it writes."""
     draw: int | None
     """Number among the operators that draw random numbers."""
 
 
 def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Module, FirstValues]:
-    """Build a model on the meta device, and record its first values.
+    """Build a model on the meta device, and record its initial values.
 
     Args:
-        build: makes the model.
-        seed: of random numbers that it draws on the CPU, whose values are kept.
+        build: constructs the model.
+        seed: of random numbers that the constructor draws on the CPU, whose values are stored.
     """
     import_compiler()
     recorder = _Recorder()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with META, _Functions(recorder), recorder, warnings.catch_warnings():
-            # Loading into parameters on the meta device loads nothing, says torch; what is recorded loads them later.
+            # torch warns that loading into meta parameters has no effect; the recorded operators load the values later.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint to a meta")
             model = build()
     return model, FirstValues(recorder, model)
 
 
 class FirstValues:
-    """Values of the parameters and buffers of a model after its construction, made when they are asked for."""
+    """Initial values of the parameters and buffers of a model, computed on demand."""
 
     def __init__(self, recorder: _Recorder, model: nn.Module) -> None:
         self._operations = recorder.operations
@@ -108,7 +108,7 @@ class FirstValues:
         for path, module in model.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
-                    # What the constructor put on another device has its values already.
+                    # Tensors that the constructor put on another device have their values already.
                     view = _view(tensor) if tensor.is_meta else tensor.detach()
                     self._tensors[f"{path}.{name}" if path else name] = view
         self._filled = self._filled_storages()
@@ -121,16 +121,16 @@ class FirstValues:
         return isinstance(found, torch.Tensor) or found.storage in self._filled or not found.nbytes
 
     def value(self, name: str, *, device: torch.device, seed_of: Callable[[int], int]) -> torch.Tensor:
-        """Make the value of a parameter or buffer.
+        """Return the value of a parameter or buffer.
 
         Args:
-            name: its path; `holds` says whether there is a value.
-            device: where to make it.
-            seed_of: of the number of an operator that draws random numbers.
+            name: its path; `holds` returns whether there is a value.
+            device: of the result.
+            seed_of: returns the seed for the number of a random operator.
 
         Returns:
-            A tensor of the dtype that the constructor gave it. NaN stands where the constructor left a floating-point
-            parameter unfilled.
+            A tensor of the constructor's dtype. NaN marks a floating-point parameter that the constructor left
+            uninitialised. parameter unfilled.
         """
         found = self._tensors[name]
         if isinstance(found, torch.Tensor):
@@ -138,7 +138,7 @@ class FirstValues:
         return _Replay(self._nbytes, device, seed_of).run(*self._needed(found), found)
 
     def _filled_storages(self) -> set[int]:
-        """Storages that hold a value: made by an operator that computes one, or written to over their whole length."""
+        """Storages with a value: allocated by an operator that computes one, or fully written."""
         filled, parts = set[int](), dict[int, set[_View]]()
         for operation in self._operations:
             filled |= operation.makes
@@ -150,7 +150,7 @@ class FirstValues:
         return filled
 
     def _needed(self, wanted: _View) -> tuple[list[_Operation], set[int]]:
-        """Operations on which a value depends, in order, and the storages whose first contents nobody reads."""
+        """Return the operations on which a value depends, in order, and storages whose initial contents are unused."""
         alive, overwritten, kept = {wanted.storage}, set[int](), list[_Operation]()
         for operation in reversed(self._operations):
             touched = {view.storage for view in operation.writes} | operation.makes
@@ -168,7 +168,7 @@ class FirstValues:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the operators that make or write tensors on the meta device."""
+    """Records the operators that allocate or write tensors on the meta device."""
 
     supports_higher_order_operators = True
 
@@ -176,7 +176,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
         self.storages: dict[int, torch.UntypedStorage] = {}
-        """Kept alive, so that their keys stay unique."""
+        """Keeps the tensors alive, so that their keys stay unique."""
         self._draws = 0
 
     @classmethod
@@ -244,7 +244,7 @@ class _Recorder(TorchDispatchMode):
         self._draws += 1
 
     def _know(self, tensor: torch.Tensor) -> bool:
-        """Keep a tensor's storage; returns whether it was not known."""
+        """Keep a tensor's storage alive; return whether it is new."""
         storage = tensor.untyped_storage()
         if storage_key(storage) in self.storages:
             return False
@@ -253,10 +253,10 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Two kinds of functions of which the operators do not tell enough.
+    """Mode for two kinds of functions that operators do not represent sufficiently.
 
-    Tensors of given numbers are made on the CPU first: of one that is made on the meta device nobody sees the numbers.
-    Functions of `torch.nn.init` that look at values do nothing on the meta device, and are recorded as they are.
+    Tensors of given numbers are created on the CPU first, since the numbers of a meta tensor are not visible. Functions
+    of `torch.nn.init` that read values do nothing on the meta device, and are recorded as calls.
     """
 
     def __init__(self, recorder: _Recorder) -> None:
@@ -270,7 +270,7 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == IS_META:
             result = func(*args, **kwargs)
-            # They ask whether the tensor is on the meta device before they fill it.
+            # They check whether the tensor is on the meta device before they fill it.
             here = inspect.currentframe()
             asking = here.f_back if here is not None else None
             if result and asking is not None and asking.f_globals.get("__name__") == "torch.nn.init":
@@ -297,7 +297,7 @@ class _Replay:
 
     @torch.no_grad()
     def run(self, operations: list[_Operation], overwritten: set[int], wanted: _View) -> torch.Tensor:
-        """Do operations, and return the tensor that comes of them."""
+        """Execute operations, and return the resulting tensor."""
         self._overwritten = overwritten
         for operation in operations:
             if operation.draw is not None:
@@ -331,7 +331,7 @@ class _Replay:
         return self._storages[view.storage]
 
     def _bind(self, view: _View, made: torch.Tensor) -> None:
-        """Take a new tensor as a storage; a device may lay it out otherwise than the meta device."""
+        """Use a new tensor as a storage; a device may lay it out differently from the meta device."""
         if made.stride() == view.stride and made.storage_offset() == view.offset:
             self._storages[view.storage] = made.untyped_storage()
         else:

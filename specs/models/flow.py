@@ -39,7 +39,7 @@ _CONSTANT: tuple[StepOp, str] = ("other", "constant")
 
 @dataclass(slots=True)
 class Call:
-    """What one call of a module's forward received, did and returned; see `ModuleInfo` for the fields."""
+    """Inputs, operations and outputs of one call of a module's forward; see `ModuleInfo` for the fields."""
 
     inputs: tuple[str, ...]
     keyword_inputs: tuple[str, ...]
@@ -56,7 +56,7 @@ class _Frame:
     call: Call
     steps: list[Step] = field(default_factory=list)
     step_of: dict[int, int] = field(default_factory=dict)
-    """From a tensor's identity to the step that made it."""
+    """The step that produced each tensor, by the tensor's identity."""
     draws: bool = False
     """Whether it, or a forward that it called, drew random numbers."""
 
@@ -68,7 +68,7 @@ class _Frame:
 class FlowRecorder(TorchFunctionMode):
     """Records, while active, the first call of every module of a model.
 
-    Every tensor seen is kept alive until the recorder goes, so that identities stay unique: record on the meta device.
+    Tensors are kept alive until the recorder is deleted, so that identities stay unique: record on the meta device.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -153,7 +153,7 @@ class FlowRecorder(TorchFunctionMode):
             frame.step_of[id(tensor)] = step
 
     def _sources(self, frame: _Frame, values: Any) -> tuple[int, ...]:
-        """Return the steps of `frame` that made the tensors in `values`, each once."""
+        """Return the steps of `frame` that produced the tensors in `values`, each once."""
         steps: dict[int, None] = {}
         for tensor in _tensors(values):
             step = frame.step_of.get(id(tensor))
@@ -163,7 +163,7 @@ class FlowRecorder(TorchFunctionMode):
         return tuple(steps)
 
     def _first_use(self, frame: _Frame, tensor: torch.Tensor) -> int:
-        """Note a tensor that no step made: a parameter, a buffer, or one from around the forward."""
+        """Record a tensor without a step: a parameter, a buffer, or one from outside the forward."""
         op, path = self._owned.get(id(tensor), _CONSTANT)
         prefix = f"{frame.path}." if frame.path else ""
         step = frame.append(op, path.removeprefix(prefix), ())
@@ -201,7 +201,7 @@ _WRITING = frozenset(["__setitem__", *(f"__i{name}__" for name in _OPERATORS)])
 
 
 def _positional_names(module: nn.Module, count: int) -> tuple[str, ...]:
-    """Return the names that `module.forward` gives its first `count` positional arguments."""
+    """Return the parameter names of `module.forward` for its first `count` positional arguments."""
     names: list[str] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -219,7 +219,7 @@ def _by_signature(module: nn.Module, kwargs: dict[str, Any]) -> list[tuple[str, 
 
 
 def _prune(steps: list[Step], outputs: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """Keep inputs, calls, and what leads to a call or an output; number the rest anew."""
+    """Keep inputs, calls, and steps that lead to a call or an output; renumber the rest."""
     needed = set(outputs)
     for index in range(len(steps) - 1, -1, -1):
         if index in needed or steps[index].op in ("input", "call"):

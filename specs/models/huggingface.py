@@ -88,7 +88,7 @@ def _model_class(transformers: Any, where: str, fields: Mapping[str, Any], confi
 
 
 def _forward_of(found: type[nn.Module], config: Any) -> type[nn.Module] | None:
-    """The forward that a class of `transformers` gets, by what it is made for; None where that is not known."""
+    """The forward for a class of `transformers`, by its purpose; None where that is not known."""
     name = found.__name__
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return _Logits
@@ -137,10 +137,10 @@ class _Logits(nn.Module):
 
 @contextlib.contextmanager
 def _whole_sequences() -> Iterator[None]:
-    """Keep `transformers` from looking for several sequences behind each other in one, of which there are none.
+    """Disable the check of `transformers` for several packed sequences in one; there are none.
 
-    To look, it waits for the device in every step; and where tensors have no values it takes them for packed, and gives
-    attention a mask that the kernel for causal attention does without.
+    The check synchronises with the device in every step. Where tensors have no values it assumes packed sequences, and
+    gives attention a mask that the kernel for causal attention does not need.
     """
     from transformers import masking_utils
 
@@ -179,7 +179,7 @@ class _SecondText(nn.Module):
 
     @property
     def reads(self) -> TwoTexts:
-        """Two texts, of which the second begins as the config says."""
+        """Two texts; the second begins with the config's start token."""
         named = (getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         return TwoTexts(start=next((token for token in named if token is not None), 0))
 
@@ -211,7 +211,7 @@ class _Matches(nn.Module):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[misc]
         scale: Any = module._parameters.get("logit_scale")
-        if scale is not None:  # of which the constructor alone knows the value
+        if scale is not None:  # only the constructor knows its value
             nn.init.constant_(scale, self.config.logit_scale_init_value)
 
 
@@ -219,11 +219,11 @@ _LARGEST_ENDS = 2
 
 
 class _FirstValues(nn.Module):
-    """Draws the first values of one module at a time, as `transformers` would for the whole model.
+    """Draws the initial values of one module at a time, as `transformers` would for the whole model.
 
-    `_init_weights` of a module may draw the parameters of modules inside of it anew, as GPT-2's attention does with its
-    output projection. A copy of the model that stays on the meta device therefore takes the place of everything but the
-    module in question.
+    `_init_weights` of a module may draw the parameters of submodules again, as GPT-2's attention does with its output
+    projection. A copy of the model that stays on the meta device therefore replaces everything but the module in
+    question.
     """
 
     def __init__(self, config: Any) -> None:

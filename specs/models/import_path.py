@@ -1,4 +1,4 @@
-"""Where Python looks for the module of a model factory."""
+"""Import path for the module of a model factory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def add_author_folder(directory: str | Path, *, others: Iterable[str] = ()) -> None:
-    """Let the modules beside a plan be imported, in this process.
+    """Make the modules beside a plan importable in this process.
 
-    The folder comes behind the standard library, which a file called `random.py` or `types.py` beside the plan would
-    otherwise replace for all modules, and before installed packages, of which one may be called like the factory.
+    The folder comes after the standard library, so that a file called `random.py` or `types.py` beside the plan does
+    not replace it, and before installed packages, one of which may have the factory's name.
 
     Args:
         directory: the plan's.
-        others: further places, looked at last.
+        others: further folders, searched last.
     """
     place = str(Path(directory).resolve())
     if place not in sys.path:

@@ -1,4 +1,4 @@
-"""The subprocess that builds a model on the meta device and writes its manifest.
+"""Subprocess that builds a model on the meta device and writes its manifest.
 
     python -m legoai.specs.models.inspect < request.json
 
@@ -58,7 +58,7 @@ def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request; see the module docstring."""
+    """Serve a request; see the module docstring."""
     base_directory = Path(request["base_directory"])
     add_author_folder(base_directory, others=request["sys_path"])
     source = ModelSource(**{name: request[name] for name in ("kind", "target", "preset", "arguments")})
@@ -73,7 +73,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the request on standard input."""
+    """Serve the request on standard input."""
     request = json.load(sys.stdin)
     Path(request["reply"]).write_text(json.dumps(answer(request)))
 

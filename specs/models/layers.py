@@ -27,7 +27,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, in place."""
+        """Initialise the weight in place."""
         nn.init.normal_(self.weight, std=self.init_std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -37,5 +37,5 @@ class Embedding(nn.Embedding):
     """`torch.nn.Embedding` with weights from a narrow normal distribution, fit to be tied to an output layer."""
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew, in place."""
+        """Initialise the weight in place."""
         nn.init.normal_(self.weight, std=INIT_STD)

@@ -1,7 +1,7 @@
-"""Standard layouts of models: how each family is usually sharded, declared once.
+"""Standard layouts of models: the usual sharding of each family.
 
 A layout is written as the rules of a plan, with the paths of the family's modules and the treatments of
-:mod:`legoai.specs.directives`. A plan takes it by name: `shard standard on tp`, `fsdp blocks on dp_shard`.
+:mod:`legoai.specs.directives`. A plan uses it by name: `shard standard on tp`, `fsdp blocks on dp_shard`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 from legoai.specs.record import Record, replace
 
 DENSE: Final = "<dense>"
-"""In a path: the numbers of the blocks of a mixture whose feed-forward has no experts."""
+"""Path placeholder for the indices of the blocks of a mixture whose feed-forward has no experts."""
 
 
 class LayoutRule(Record):
-    """One rule of a layout: a path, its treatment as a plan writes it, and the options under which it is there.
+    """One rule of a layout: a path, its treatment as a plan writes it, and the options under which it applies.
 
     Where ``sequence`` or ``loss_parallel`` is None, the rule does not depend on that option.
     """
@@ -30,7 +30,7 @@ class LayoutRule(Record):
 
 
 class StandardLayouts(Record, kw_only=True):
-    """What a family declares: its repeated blocks, and the styles of its modules on `tp` and on `ep`.
+    """Declaration of a family: its repeated blocks, and the styles of its modules on `tp` and on `ep`.
 
     ``tp`` and ``ep`` are empty where the family has no such layout.
     """
@@ -39,7 +39,7 @@ class StandardLayouts(Record, kw_only=True):
     tp: tuple[LayoutRule, ...] = ()
     ep: tuple[LayoutRule, ...] = ()
     reasons: Mapping[str, str] = {}
-    """Why there is no layout on `tp`, or no form of it with one of its options, by these words."""
+    """Reasons why there is no layout on `tp`, or no form of it with one of its options, by these names."""
 
     def has_form(self, option: str) -> bool:
         """Whether the layout on `tp` has a form with the option."""
@@ -56,9 +56,9 @@ class StandardLayouts(Record, kw_only=True):
         loss_parallel: bool = False,
         overlap: bool = False,
     ) -> Iterator[LayoutRule]:
-        """The rules on an axis under these options, for a model of the family whose config has these fields.
+        """Return the rules on an axis under these options, for a model of the family with these config fields.
 
-        With `overlap` all that gathers along the sequence for column-wise layers does so again in backward.
+        With `overlap` every all-gather along the sequence for column-wise layers is repeated in backward.
         """
         for rule in self._on(axis, sequence=sequence, loss_parallel=loss_parallel, fields=fields):
             yield replace(rule, treatment=_overlapped(rule.treatment)) if overlap else rule
@@ -89,7 +89,7 @@ def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 _WHOLE: Final = "inputs(from = shard(1), to = replicate)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
 _GATHERING: Final = "colwise(input = shard(1)"
-"""How the treatment of a layer begins that gathers for itself."""
+"""Prefix of the treatment of a layer that gathers its own input."""
 
 
 def _overlapped(treatment: str) -> str:
@@ -99,7 +99,7 @@ def _overlapped(treatment: str) -> str:
 
 
 def _table(path: str) -> tuple[LayoutRule, ...]:
-    """An embedding whose output is cut along the sequence where that is."""
+    """Style of an embedding whose output is sharded along the sequence where the option requests it."""
     return (
         LayoutRule(path, "rowwise(input = replicate)", sequence=False),
         LayoutRule(path, "rowwise(input = replicate, output = shard(1))", sequence=True),
@@ -152,7 +152,7 @@ _GPT: Final = StandardLayouts(
     blocks="layers.*",
     tp=(
         *_table("tok_embeddings"),
-        # Its output is added to that of `tok_embeddings`, and is cut as that is; alone it is too small to be cut.
+        # Its output is added to that of `tok_embeddings`, and is sharded like it; alone it is too small to be sharded.
         LayoutRule("pos_embeddings", "rowwise(input = replicate, output = shard(1))", sequence=True),
         *_logits("norm", "output"),
         *_norms("layers.*.{attention, mlp}_norm"),
@@ -177,7 +177,7 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
             *_norms("layers.*.{attention, mlp}_norm"),
             *_part("layers.*.attention", "{wq, wk, wv}", "wo"),
             *_part("layers.*.mlp", "up", "down"),
-            # The class token, which alone goes on to the head, is on one of the ranks.
+            # The class token, the only one that the head reads, is on one of the ranks.
             LayoutRule("norm", "inputs(from = shard(1), to = replicate, local = true)", sequence=True),
             LayoutRule("head", "colwise(output = replicate)"),
         ),
@@ -194,9 +194,9 @@ def _decoder_of_others(
     norms: str = "{input_layernorm, post_attention_layernorm}",
     last_norm: str = "model.norm",
 ) -> tuple[LayoutRule, ...]:
-    """A decoder of `transformers`, which counts positions from the length of what the embedding gives.
+    """A decoder of `transformers`, which counts positions from the length of its embedding's output.
 
-    The embedding's output therefore is whole, and is cut in front of the first block.
+    The embedding's output is therefore replicated, and is sharded before the first block.
     """
     return (
         LayoutRule("model.embed_tokens", "rowwise(input = replicate)"),

@@ -17,16 +17,17 @@ def load_manifest(
     cache_directory: str | Path | None = None,
     timeout: float = 120.0,
 ) -> Manifest:
-    """Compute the manifest of a built-in model; find or make that of another.
+    """Compute the manifest of a built-in model; look up or create that of another.
 
-    A factory's model and that of a config file are looked up in the cache, whose entries are dropped when the model's
-    source text or config changed; only then a subprocess builds the model on the meta device, which for `python(...)`
-    runs the author's factory.
+    The manifest of a factory's model, or that of a config file, is cached; entries are dropped when the model's source
+    text or config changes. Otherwise a subprocess builds the model on the meta device, which for `python(...)` runs the
+    author's factory.
 
     Args:
         source: the model.
-        base_directory: the plan's directory; a Hugging Face path is relative to it, a factory is sought there first.
-        announce: told in one line what is about to be run, before a subprocess starts.
+        base_directory: the plan's directory; a Hugging Face path is relative to it, and a factory is searched there
+            first.
+        announce: called with a one-line description before a subprocess starts.
         cache_directory: by default `legoai/manifests` under the user's cache directory.
         timeout: seconds that the subprocess may take.
 

@@ -33,7 +33,7 @@ from legoai.specs.models.configs import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 
 FORMAT = 5
-"""Version of the serialised form; a cached manifest of another version is made anew."""
+"""Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
     "model",
@@ -70,8 +70,8 @@ StepOp = Literal[
     "cast",
     "other",
 ]
-"""What a step of a flow does. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything
-that only rearranges elements, `index` anything that selects, gathers or scatters."""
+"""Operation of a step of a flow. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything that
+only rearranges elements, `index` anything that selects, gathers or scatters."""
 
 ManifestErrorKind = Literal[
     "factory_not_found",
@@ -125,7 +125,7 @@ class Step(NamedTuple):
     """`input`: the argument's name; `parameter`, `buffer`: its name; `call`: the descendant's path relative to the
     module; otherwise the torch function's name."""
     inputs: tuple[int, ...]
-    """Indices of the earlier steps whose results this one takes."""
+    """Indices of the earlier steps whose results are its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class BlockList:
         return _paths_below(self.path, self.names)
 
 
-@lru_cache(maxsize=64)  # the lists of a few models, each of which is asked very often
+@lru_cache(maxsize=64)  # the lists of a few models, each of which is queried very often
 def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" if path else name for name in names)
 
@@ -307,7 +307,7 @@ class Manifest:
     """A model's modules, shapes, repeated blocks and data flow."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        """Read the serialised form, `raw`, of which a description of a model consists.
+        """Read the serialised form, `raw`, of a manifest.
 
         Raises:
             ValueError: `raw` is not a manifest of this `FORMAT`.
@@ -332,7 +332,7 @@ class Manifest:
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""
             self.reads: Reads | None = None if raw["reads"] is None else reads_from(raw["reads"])
-            """What forward takes and gives; None where it is a class of `transformers` that is not known to train."""
+            """Inputs and outputs of forward; None for a class of `transformers` whose training is not known."""
             self.forward: tuple[str, ...] = tuple(raw["forward"])
             """Names of the parameters of the model's forward, without `self`."""
             self.flow_error: str | None = raw["flow_error"]
@@ -367,7 +367,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
         Raises:
             ValueError: the text is not a manifest of this `FORMAT`.

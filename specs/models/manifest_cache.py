@@ -1,9 +1,9 @@
 """Cache of manifests, filled by inspecting models in a subprocess.
 
-An entry of the cache is one JSON file, named by the SHA-256 of what was asked: the source as the plan writes it, the
-text of the file that says what is built (the factory's module, or the config file), and the format's version. Beside
-the manifest it holds the digest of every file of the author's that the factory's import read, so that an edit two
-imports away is noticed. An entry that is damaged or stale is made anew.
+An entry of the cache is one JSON file, named by the SHA-256 of its key: the source as the plan writes it, the text of
+the defining file (the factory's module, or the config file), and the format's version. Beside the manifest it holds the
+digest of every file of the author's that the factory's import read, so that an edit two imports away is noticed. A
+damaged or stale entry is recreated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cached_or_inspected(
 
 
 def is_cached(source: ModelSource, *, base_directory: Path) -> bool:
-    """Whether the manifest of a model that is not built in is known without anything being run.
+    """Whether the manifest of a model that is not built in is available without running anything.
 
     Raises:
         ManifestError: as `_key` does.
@@ -77,7 +77,7 @@ def _announcement(source: ModelSource) -> str:
 
 
 def _key(source: ModelSource, base_directory: Path) -> str:
-    """Digest everything that decides what the model is, as far as it can be found without running anything.
+    """Return the digest of everything that determines the model, as far as it can be found without running anything.
 
     Raises:
         ManifestError: a factory is not written `pkg.mod:build`, or a config file is missing or invalid.
@@ -121,9 +121,10 @@ def find_module_file(module: str, search_path: list[str]) -> Path | None:
 
 
 def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str, Any]:
-    """Read a Hugging Face `config.json`; `name` is what errors call it, its path by default.
+    """Read a Hugging Face `config.json`; `name` is its name in errors, by default its path.
 
     Raises:
+        ManifestError: it is missing, not a JSON object, or has no `model_type`.
         ManifestError: it is missing, no JSON object, or has no `model_type`.
     """
     name = name or str(config_file)
@@ -139,7 +140,7 @@ def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str
 
 
 def _read_entry(file: Path) -> Manifest | None:
-    """Return the manifest of a cache entry that is whole and whose dependencies are unchanged."""
+    """Return the manifest of a cache entry that is complete and whose dependencies are unchanged."""
     try:
         entry = json.loads(file.read_bytes())
         for path, digest in entry["dependencies"]:
@@ -151,7 +152,7 @@ def _read_entry(file: Path) -> Manifest | None:
 
 
 def _write_entry(file: Path, entry: dict[str, Any]) -> None:
-    """Write a cache entry by renaming a finished file; where the cache cannot be written, there is none."""
+    """Write a cache entry atomically; do nothing where the cache cannot be written."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
@@ -166,7 +167,7 @@ def _write_entry(file: Path, entry: dict[str, Any]) -> None:
 
 
 def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
-    """Run the inspector; requests and replies go through files, so that a factory may print what it likes."""
+    """Run the inspector; requests and replies are files, so that a factory may print anything."""
     with tempfile.TemporaryDirectory(prefix="legoai-inspect-") as scratch:
         reply = Path(scratch, "reply.json")
         request = {
@@ -226,7 +227,7 @@ class _Inspectors:
 
 
 def stop_inspections() -> None:
-    """End the inspections that other threads of this process wait for, and let none begin: all of them fail."""
+    """End the inspections that other threads of this process wait for, and prevent new ones: all of them fail."""
     _Inspectors.stopped = True
     for process in tuple(_Inspectors.running):
         if process.poll() is None:

@@ -28,7 +28,7 @@ class Experts(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, in place."""
+        """Initialise all weights in place."""
         nn.init.normal_(self.w1, std=INIT_STD)
         nn.init.normal_(self.w2, std=self.residual_std)
         nn.init.normal_(self.w3, std=INIT_STD)
@@ -58,7 +58,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
     Returns:
         [rows, out_features]: in bf16 one grouped kernel, otherwise one product per group.
     """
-    # Autocast knows products of two matrices, but not grouped ones; and a device such as meta has none.
+    # Autocast supports products of two matrices, but not grouped ones; and a device such as meta has none.
     if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -70,11 +70,11 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
 
 
 def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
-    """Bring the sizes of groups, int64 [groups], to the host; their sum is `rows`.
+    """Copy the sizes of groups, int64 [groups], to the host; their sum is `rows`.
 
-    The last is what the others leave, so that the sum is known also where a tracer has only names for the sizes.
+    The last is the remainder, so that the sum is known even where a tracer has only symbols for the sizes.
     """
-    *sizes, _ = group_sizes.cpu().tolist()  # one copy, also where a tracer reads each by itself
+    *sizes, _ = group_sizes.cpu().tolist()  # one copy, even where a tracer reads each element
     return [*sizes, rows - sum(sizes)]
 
 

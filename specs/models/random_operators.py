@@ -33,7 +33,7 @@ class RandomOperators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Else the first operator imports the compiler, whose own definitions this and other modes would see.
+        # Otherwise the first operator would import the compiler, whose definitions this and other modes would observe.
         return False
 
     def __torch_dispatch__(

@@ -1,15 +1,15 @@
-"""Inputs and outputs of a model in training, stated without torch: tokens, images, two texts, or images with texts.
+"""Inputs and outputs of a model in training, described without torch: tokens, images, two texts, or images with texts.
 
-| reads | forward | gives |
+| reads | forward | result |
 |---|---|---|
-| `Tokens` | `tokens` [B, T] | the next token at every place: logits [B, T, vocabulary] |
+| `Tokens` | `tokens` [B, T] | the next token at every position: logits [B, T, vocabulary] |
 | `Images` | `images` [B, channels, height, width] | logits [B, classes] |
 | `TwoTexts` | `tokens` [B, T], `decoder_tokens` [B, T] | the next token of the second text: logits [B, T, vocabulary] |
 | `ImagesWithTexts` | `images` as above, `tokens` [B, T] | similarities [B texts, B images] |
 
-A built-in family and a Hugging Face config tell by themselves which it is. A factory's model tells it by an attribute
-`reads`, one of these records or the mapping that `described` writes, or as the models of `timm` do, by
-`pretrained_cfg`; one that says nothing reads tokens.
+The record of a built-in family or a Hugging Face config is known. A factory's model states it by an attribute `reads`,
+one of these records or the mapping that `described` returns, or like the models of `timm` by `pretrained_cfg`; by
+default a model reads tokens.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class InputShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Token ids, of which the next is predicted at every place."""
+    """Token ids, with the next one predicted at every position."""
 
     kind: ClassVar[ReadsKind] = "tokens"
     has_text: ClassVar[bool] = True
 
     def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; `length` is tokens in a text."""
+        """Return the inputs of forward, in order; `length` is tokens in a text."""
         return (InputShape("tokens", (samples, length)),)
 
     def targets(self, samples: int, length: int) -> InputShape:
-        """Return what the loss compares with."""
+        """Return the targets of the loss."""
         return InputShape("targets", (samples, length))
 
 
@@ -58,11 +58,11 @@ class Images:
     classes: int
 
     def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; `length` has no meaning."""
+        """Return the inputs of forward, in order; `length` has no meaning."""
         return (InputShape("images", (samples, self.channels, self.height, self.width), floating=True),)
 
     def targets(self, samples: int, length: int) -> InputShape:
-        """Return what the loss compares with."""
+        """Return the targets of the loss."""
         return InputShape("targets", (samples,))
 
 
@@ -74,17 +74,17 @@ class TwoTexts:
     has_text: ClassVar[bool] = True
 
     start: int
-    """The token that stands before the second text."""
+    """The token before the second text."""
 
     def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; `length` is tokens of each text."""
+        """Return the inputs of forward, in order; `length` is tokens of each text."""
         return (
             InputShape("tokens", (samples, length)),
             InputShape("decoder_tokens", (samples, length)),
         )
 
     def targets(self, samples: int, length: int) -> InputShape:
-        """Return what the loss compares with."""
+        """Return the targets of the loss."""
         return InputShape("targets", (samples, length))
 
 
@@ -100,17 +100,17 @@ class ImagesWithTexts:
     width: int
     vocabulary: int
     end: int
-    """The token that ends a text, at which the model reads what the text means."""
+    """The token that ends a text, at whose position the model reads the text's representation."""
 
     def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order."""
+        """Return the inputs of forward, in order."""
         return (
             InputShape("images", (samples, self.channels, self.height, self.width), floating=True),
             InputShape("tokens", (samples, length)),
         )
 
     def targets(self, samples: int, length: int) -> InputShape:
-        """Return what the loss compares with: the place of each text's image."""
+        """Return the targets of the loss: the index of each text's image."""
         return InputShape("targets", (samples,))
 
 
@@ -120,15 +120,15 @@ _KINDS: Mapping[str, type[Reads]] = {kind.kind: kind for kind in (Tokens, Images
 
 
 def described(reads: Reads) -> dict[str, Any]:
-    """Write what a model reads as plain JSON data."""
+    """Return a model's record as plain JSON data."""
     return {"kind": reads.kind, **asdict(reads)}
 
 
 def reads_from(told: Any) -> Reads:
-    """Read what `described` wrote, or a factory's author did.
+    """Return the record for the result of `described`, or for a factory author's mapping.
 
     Raises:
-        ValueError: it is none of the records above; the message says what is wrong with it.
+        ValueError: it is none of the records above; the message gives the problem.
     """
     if isinstance(told, Tokens | Images | TwoTexts | ImagesWithTexts):
         return told

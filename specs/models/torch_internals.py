@@ -1,4 +1,4 @@
-"""Private names of torch that describing a model needs; all others stand in :mod:`legoai.runtime.torch_internals`."""
+"""Private names of torch for describing a model; all others are in :mod:`legoai.runtime.torch_internals`."""
 
 import torch
 
@@ -11,17 +11,17 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 # Base class of dropout in any number of dims, and of its variants.
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 
-# The documented way to see operators below autograd; torch has it only under a private name.
+# The documented way to observe operators below autograd; torch has it only under a private name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Nested arguments and results; only torch's own trees know the outputs of Hugging Face's models.
+# Nested arguments and results; only torch's own pytrees support the outputs of Hugging Face's models.
 from torch.utils._pytree import tree_leaves, tree_map
 
 
 def import_compiler() -> None:
-    """Import torch's compiler, as the first operator on the meta device that is written in Python would.
+    """Import torch's compiler, as the first meta operator that is written in Python would.
 
-    Inside of a dispatch mode that import fails half-way: the mode sees operators that the compiler defines.
+    Within a dispatch mode that import fails half-way: the mode observes operators that the compiler defines.
     """
     import torch._dynamo  # noqa: F401
 
@@ -33,11 +33,11 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor of which this one is a view; None where it is none."""
+    """Return the tensor of which this one is a view; None where it is not a view."""
     return tensor._base
 
 
-# What a torch-function mode gets for `tensor.is_meta`.
+# The function that a torch-function mode receives for `tensor.is_meta`.
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
 __all__ = [

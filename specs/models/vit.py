@@ -24,7 +24,7 @@ class PatchEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw class token and positions anew, in place."""
+        """Initialise class token and positions in place."""
         nn.init.zeros_(self.class_token)
         nn.init.normal_(self.positions, std=INIT_STD)
 
@@ -67,12 +67,12 @@ class MLP(nn.Module):
         self.down = Linear(config.hidden_dim, config.dim, bias=True, init_std=residual_std(config.n_layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform each token by itself: [..., dim] to [..., dim]."""
+        """Transform each token independently: [..., dim] to [..., dim]."""
         return self.down(F.gelu(self.up(x)))
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and added to the residual stream."""
+    """Attention and MLP, each after a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

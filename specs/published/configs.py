@@ -10,7 +10,7 @@ from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, M
 
 
 class NotPublishedError(ValueError):
-    """A built-in model that no class of `transformers` computes; the message says why."""
+    """A built-in model has no equivalent class in `transformers`; the message gives the reason."""
 
 
 def published_config(config: ModelConfig) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _decoder(config: LlamaConfig | MixtralConfig) -> dict[str, Any]:
 
 
 _TOKENS: Final = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-"""A plan does not say which tokens begin and end a text."""
+"""A plan does not state which tokens begin and end a text."""
 
 
 def _rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
@@ -125,13 +125,13 @@ def _gpt(config: GPTConfig) -> dict[str, Any]:
 
 
 class Difference(NamedTuple):
-    """A field in which a published config differs from what a model computes.
+    """A field in which a published config differs from a model's.
 
     Attributes:
         field: its name there.
         published: its value there.
-        own: what stands for the model.
-        changes_function: whether weights have another meaning then, and not only other numbers for the same.
+        own: the equivalent value of the model.
+        changes_function: whether weights then have another meaning, rather than only other values.
     """
 
     field: str
@@ -151,7 +151,7 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
 }
-"""What a field means that a published config leaves out."""
+"""Values of fields that a published config omits."""
 
 _DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
@@ -171,13 +171,13 @@ _ACTIVATIONS: Final = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 
 
 def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin: bool) -> Iterator[Difference]:
-    """Yield what shapes of weights do not show, and a published config has otherwise than a model.
+    """Yield differences between a published config and a model that shapes of weights do not show.
 
     Args:
         own: the fields of the model's config.
-        published: those of the published one; what they leave out has its usual value.
-        builtin: whether the model is a built-in one, all of whose numbers are among these; of a class of `transformers`
-            every other number is compared that both configs name.
+        published: those of the published one; omitted ones have their usual value.
+        builtin: whether the model is a built-in one, all of whose numbers are among these; for a class of
+            `transformers` every other number in both configs is compared.
     """
     mine, theirs = _Given(own), _Given(published)
     compared = [field for field in (*_STRUCTURE, *_NUMBERS) if field in own or field in _OF_ANY]
@@ -189,19 +189,19 @@ def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin
 
 
 def _counts(name: str, *values: object) -> bool:
-    """Whether a field of two configs is a number or a name that decides what is computed."""
+    """Whether a field of two configs is a number or a name that affects the computation."""
     plain = all(isinstance(value, bool | int | float | str) for value in values)
     return plain and not _BESIDE_THE_POINT.search(name)
 
 
 _OF_ANY: Final = ("rope_theta", "rope_scaling", "sliding_window")
-"""Fields that old and new configs have in different places."""
+"""Fields that old and new configs have under different paths."""
 
 _BESIDE_THE_POINT: Final = re.compile(
     r"dtype$|^transformers_version$|^use_cache$|_token_id$|initializer|drop|^max_position_embeddings$|^_|^output_|"
     r"gradient_checkpointing|pretraining_tp|_coef$|^use_sliding_window$|^model_type$|^return_dict$|^head_dim$"
 )
-"""Fields that decide nothing of what weights mean, or that shapes show."""
+"""Fields that do not affect the meaning of weights, or that shapes show."""
 
 
 class _Given:
@@ -214,7 +214,7 @@ class _Given:
         self._rope: Mapping[str, Any] = rope if isinstance(rope, dict) else {}
 
     def value(self, field: str) -> object:
-        """What a field says, or means where it is left out."""
+        """Return the value of a field, or its default where it is omitted."""
         if field == "sliding_window":
             return self._fields.get(field) if self._fields.get("use_sliding_window", True) else None
         if field == "rope_scaling":
@@ -229,7 +229,7 @@ class _Given:
 
 
 def _scaling(given: object) -> dict[str, Any] | None:
-    """How rotary wavelengths are stretched, in one form; None where they are not."""
+    """Return the scaling of rotary wavelengths in one form; None for no scaling."""
     if not isinstance(given, Mapping):
         return None
     found = {("rope_type" if name == "type" else name): value for name, value in given.items()}

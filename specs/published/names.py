@@ -46,24 +46,24 @@ _GPT_LINEAR: Final = {
     "mlp.up": ("mlp.c_fc", 0),
     "mlp.down": ("mlp.c_proj", 0),
 }
-"""Linear layers of GPT-2: the published layer, whose weight is transposed, and how many layers precede in it."""
+"""Linear layers of GPT-2: the published layer, whose weight is transposed, and the number of layers before it there."""
 
 _FUSED: Final = {"w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0)}
-"""Experts as `transformers` holds them in memory: the tensor of all, and how many others precede in it."""
+"""Experts in the memory layout of `transformers`: the stacked tensor, and the number of other weights before it."""
 
 
 def has_map(config: object) -> bool:
-    """Whether the names of a built-in model's weights in files of Hugging Face are known."""
+    """Whether the names of a built-in model's weights in Hugging Face files are known."""
     return isinstance(config, LlamaConfig | MixtralConfig | GPTConfig)
 
 
 def published(config: ModelConfig, name: str, shape: Sequence[int]) -> Iterator[Pieces]:
-    """Yield each way in which a tensor of a built-in model is published, the usual one first.
+    """Yield each published form of a tensor of a built-in model, the usual one first.
 
     Args:
-        config: of a model that has a map.
+        config: of a model that has a mapping.
         name: of its tensor.
-        shape: of its tensor, whole.
+        shape: full shape of its tensor.
     """
     assert has_map(config), "asked before"
     module, _, kind = name.rpartition(".")

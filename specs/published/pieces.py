@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """A box of one of a model's tensors, and where a published tensor holds it.
+    """A box of one of a model's tensors, and its position in a published tensor.
 
     Attributes:
         name: of the published tensor.
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     transposed: bool = False
 
     def region(self, begin: Sequence[int], lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Where the published tensor holds a part of the box: first index and length of each of its own dims.
+        """Return the position of a part of the box in the published tensor: first index and length of each of its dims.
 
         Args:
             begin: the part's first indices in the box.
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 Pieces = tuple[Piece, ...]
-"""What a tensor of a model consists of; together they cover it."""
+"""The pieces of a model's tensor; together they cover it."""
 
 
 def whole(name: str, shape: Sequence[int], *, transposed: bool = False, row: int = 0) -> Pieces:
@@ -53,7 +53,7 @@ def whole(name: str, shape: Sequence[int], *, transposed: bool = False, row: int
 
 
 def stacked(names: Sequence[str], shape: Sequence[int], *, row: int = 0, rows: int | None = None) -> Pieces:
-    """Rows of a tensor along whose first dim published tensors are stacked, one for each of its indices.
+    """Return rows of a tensor along whose first dim published tensors are stacked, one for each index.
 
     Args:
         names: of the published tensors.
@@ -68,7 +68,7 @@ def stacked(names: Sequence[str], shape: Sequence[int], *, row: int = 0, rows: i
 
 
 def published_shapes(pieces: Iterable[Piece]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the published tensors that hold these pieces, each as large as its pieces reach."""
+    """Return the shapes of the published tensors that contain these pieces, each just large enough."""
     found: dict[str, tuple[int, ...]] = {}
     for piece in pieces:
         ends = tuple(first + length for first, length in piece.region((0,) * len(piece.start), piece.size))

@@ -1,4 +1,4 @@
-"""The Python API: a plan from its file, what is wrong with it, its program, what it costs, and how it runs."""
+"""The Python API: lint, lower, cost, solve, run and verify plans that are given by their file."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class PlanError(ValueError):
 def lint(
     path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None
 ) -> tuple[Diagnostic, ...]:
-    """Everything that `legoai lint` finds in a plan, in the order of its text.
+    """All findings of `legoai lint` in a plan, in the order of its text.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.
         settings: values for `let` names, each as a plan would write it: ``{"hosts": "4"}``.
-        variant: look at this variant only; by default at the plan and each of its variants.
+        variant: lint this variant only; by default the plan and each of its variants.
 
-    A Python factory that the plan names as its model is run, in a process of its own. Nothing is raised for any file:
-    one that cannot be read is a diagnostic.
+    A Python factory that the plan names as its model is run, in a process of its own. No file makes this function
+    raise: one that cannot be read gives a diagnostic.
     """
     try:
         return _linted(path, settings, variant, variants=True).diagnostics
@@ -65,10 +65,10 @@ def load(path: PathLike, *, settings: Mapping[str, str] | None = None, variant: 
 
 
 def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None) -> Program:
-    """The program that a plan becomes. Arguments are those of :func:`lint`.
+    """The program that a plan lowers to. Arguments are those of :func:`lint`.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered.
     """
     return _lowered(path, settings, variant)[0]
 
@@ -81,7 +81,7 @@ def estimate(
     profile: str | None = None,
     rank: int = 0,
 ) -> Estimate:
-    """What a plan costs, simulated on this machine without a GPU. The first arguments are those of :func:`lint`.
+    """The cost of a plan, simulated on this machine without a GPU. The first arguments are those of :func:`lint`.
 
     Call it in a process that belongs to no process group and has not forked since torch's autograd ran in it.
 
@@ -91,11 +91,11 @@ def estimate(
         variant: cost this variant.
         profile: other devices than the plan's: a name of the catalogue, `NAME.toml` with its profile beside it, or
             `NAME.json.gz`.
-        rank: global rank that is simulated; under a pipeline one rank of each stage is.
+        rank: global rank to simulate; under a pipeline one rank of each stage is simulated.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
-        legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or nothing is known of its devices' speed.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered.
+        legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or its devices have no profile.
     """
     from legoai.cost.estimate import estimate as estimate_program
 
@@ -118,21 +118,22 @@ def solve(
 ) -> Solution:
     """Fill the holes of a plan, as `legoai solve` does. The first arguments are those of :func:`lint`.
 
-    Candidates are simulated in processes that are forked from this one, in which torch's autograd must not have run;
-    where it has, they are simulated here, one after another. Nothing is written: `Solution.text` is the solved plan.
+    Candidates are simulated in processes that are forked from this one, in which torch's autograd must not have run; if
+    it has, they are simulated in this process, one after another. Nothing is written: `Solution.text` is the solved
+    plan.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.
         settings: values for `let` names.
         variant: solve this variant.
         profile: other devices than the plan's; see :func:`estimate`.
-        time_limit: seconds after which the best so far is the result; it is kept, and is that of an equal search with
-            no more time.
-        refresh: search and simulate anew what an earlier search has found.
+        time_limit: seconds after which the best candidate so far is the result; it is cached, and an equal search with
+            no higher limit returns it.
+        refresh: repeat the search and its simulations although their results are cached.
 
     Raises:
         PlanError: the plan has errors, cannot be read, or has holes that are not searched.
-        legoai.cost.search.solve.CannotSolveError: the plan has no holes, or nothing is known of its devices' speed.
+        legoai.cost.search.solve.CannotSolveError: the plan has no holes, or its devices have no profile.
     """
     from legoai.cost.search.solve import CannotSolveError
     from legoai.dsl.open_plan import OpenPlan
@@ -157,9 +158,9 @@ def solved(
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> Solution:
-    """The solution of a plan whose holes are all searched, from simulations that are kept on disk.
+    """The solution of a plan all of whose holes can be searched, with simulations cached on disk.
 
-    Arguments and errors are those of :func:`solve`; ``progress`` is told how far the search is.
+    Arguments and errors are those of :func:`solve`; ``progress`` is called with the search's progress.
     """
     from legoai.cost.search.evaluator import Simulation
     from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
@@ -167,7 +168,7 @@ def solved(
     from legoai.cost.search.timed_out import TimedOut, read_timed_out, timed_out_file, write_timed_out
 
     plan = opened.resolution.plan
-    # What is kept is found by the program, which does not hold the modules of a factory.
+    # The key of a cached result is the program, which does not contain the modules of a factory.
     imports = plan is not None and plan.model.family == "python"
     device = profile_of(opened, profile)
     file = None if imports else figures_file(device)
@@ -197,8 +198,8 @@ def run(
 ) -> int:
     """Train a plan on this machine under torchrun, as `legoai run` does, and wait for it.
 
-    Program, metrics and checkpoints go to `runs/NAME` in the working folder. SIGINT, SIGTERM and SIGHUP are passed on,
-    so that this is to be called in the main thread.
+    Program, metrics and checkpoints go to `runs/NAME` in the working folder. SIGINT, SIGTERM and SIGHUP are forwarded,
+    so that this must be called in the main thread.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.
@@ -211,7 +212,7 @@ def run(
         0, the status of a failed rank, or 128 + n after signal n.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered.
         legoai.runtime.RunError: it cannot be started here.
     """
     from legoai.lowering.start import start
@@ -243,9 +244,9 @@ def verify(
         double: compute in fp64, instead of in the plan's dtypes.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
-        legoai.lowering.shrink.CannotShrinkError: no smaller plan can stand for it.
-        legoai.lowering.verify.run.ProgramFailedError: a rank raised, ended or got stuck.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered.
+        legoai.lowering.shrink.CannotShrinkError: no smaller plan is equivalent to it.
+        legoai.lowering.verify.run.ProgramFailedError: a rank raised, exited or hung.
     """
     from legoai.lowering.program import LoweringError
     from legoai.lowering.verify.prepare import prepare

@@ -16,7 +16,7 @@ INTERRUPTED = 128 + 2
 BROKEN_PIPE = 128 + 13
 
 _PAGE = """\
-A plan is a text file that states how a model is trained on a cluster. LegoAI checks it, tells what it
+A plan is a text file that states how a model is trained on a cluster. LegoAI checks it, predicts what it
 costs, and turns it into a PyTorch program.
 
 usage: legoai COMMAND [ARGUMENTS]
@@ -29,13 +29,13 @@ standard input.
 
 examples:
   legoai lint plans/tiny.plan           find mistakes
-  legoai lower plan.tiny                see the program that the plan becomes
-  legoai cost plan.tiny                 see what it costs in time and memory
+  legoai lower plan.tiny                print the program that the plan becomes
+  legoai cost plan.tiny                 predict its time and memory
   legoai run plan.tiny -- --steps 200   train it here, for 200 steps
   legoai explain LP401                  read about a diagnostic
   legoai explain fsdp                   read about a statement
 
-`legoai COMMAND --help` says more about a command. The exit status is 0 if all is well, 1 if a plan has
+`legoai COMMAND --help` describes a command. The exit status is 0 on success, 1 if a plan has
 errors, and 2 if the command line is wrong or LegoAI itself failed.
 """
 
@@ -43,8 +43,8 @@ errors, and 2 if the command line is wrong or LegoAI itself failed.
 def entry() -> NoReturn:
     """Run the command line of this process, and end it.
 
-    What a search keeps is millions of objects, which Python would give back one by one, in seconds: the system takes
-    them at once, when all that was printed is written.
+    A search holds millions of objects, which Python would free one by one, in seconds: the process exits without that,
+    after all output is written.
     """
     status = main()
     if sys.argv[1:2] == ["solve"]:
@@ -107,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Make both outputs take any text, and be there even in a process that was started without them."""
+    """Make both output streams accept any text, and exist even in a process that was started without them."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
     for stream in (sys.stdout, sys.stderr):
@@ -116,7 +116,7 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Let what is still in the buffer go nowhere: writing it would fail again when Python exits."""
+    """Discard what is still buffered: writing it would fail again when Python exits."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Published ratios of the papers' ablations, and the plans whose ratios stand beside them."""
+"""Published ablations of both papers, and the pairs of plans whose ratios are compared with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of bounds: what it draws, and what it counts."""
+"""Benchmark of the search's bounds: random plans, and the counts of a run."""
 
 from __future__ import annotations
 

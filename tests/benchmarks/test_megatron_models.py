@@ -1,4 +1,4 @@
-"""The model of Megatron-DeepSpeed: what it computes, and who issues what of it."""
+"""The model of Megatron-DeepSpeed: its results, and which kernels Python and C++ issue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of `benchmarks/` find what they import."""
+"""Imports of the scripts in `benchmarks/`."""
 
 from __future__ import annotations
 

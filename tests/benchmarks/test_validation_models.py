@@ -1,4 +1,4 @@
-"""Models of published runs do what the software that was measured did."""
+"""Models of published runs: their operators are those of the software that was measured."""
 
 from __future__ import annotations
 

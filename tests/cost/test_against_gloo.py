@@ -1,15 +1,14 @@
 """The collectives of a simulated rank equal those of a real run over gloo, on every rank and in both steps.
 
-Each program is the one that lowering prints for a plan. It is run by real processes, which note every collective that
-they call, and captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.
+Each program is the lowering of a plan. Real processes run it and record every collective that they call, and it is
+captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.
 
-Gloo's process groups keep a record of their own, in which sends and receives are missing; all else it must tell alike.
-It differs in one thing: gloo has no reduce-scatter, and carries one out as an all-reduce of the whole buffer. The
-simulated device does not know that: it is asked for the collectives of the program, and their time is that of the
-cluster's own library.
+Gloo's process groups also keep a log, without sends and receives; it must contain the same otherwise, with one
+exception: gloo has no reduce-scatter, and executes one as an all-reduce of the whole buffer. The simulated device does
+not: it records the program's own collectives, and their time is that of the cluster's library.
 
-Before its first pass a pipeline's schedule tries each link with an integer (`_PipelineSchedule._warmup_p2p`). That is
-no part of a step, and the simulation leaves it out.
+Before its first pass a pipeline's schedule tests each link with an integer (`_PipelineSchedule._warmup_p2p`). That is
+not part of a step, and the simulation omits it.
 """
 
 from __future__ import annotations

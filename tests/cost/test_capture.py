@@ -1,4 +1,4 @@
-"""A simulated rank does what a real one does: the same operators, and the same collectives in the same order."""
+"""A simulated rank executes the same operators as a real one, and the same collectives in the same order."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("x = (", "no Python"),
+        ("x = (", "not valid Python"),
         ("x = 1", r"no trainer\(\)"),
         ("def trainer(): return 1", "returned int"),
         ("def trainer(): raise KeyError('layers')", "KeyError"),

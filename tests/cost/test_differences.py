@@ -1,4 +1,4 @@
-"""Costs of the changes between two plans: what is simulated, what is known without, and how it adds up."""
+"""Costs of the changes between two plans: which plans are simulated, and how the costs add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates of drawn plans on GPUs: shortened captures come to what whole ones do, and twice to the same."""
+"""Estimates of random plans on GPUs: shortened captures equal whole ones, and are deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs of a batch that grows are those of the full batch, and say so."""
+"""A growing batch is costed at its full size, and the estimate states that."""
 
 from __future__ import annotations
 

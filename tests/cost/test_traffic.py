@@ -1,4 +1,4 @@
-"""The traffic of a step has the closed form that papers give for it."""
+"""The traffic of a step has the closed form in the literature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a mistake is not reported while the mistake stands."""
+"""Consequences of a mistake are not reported as long as the mistake itself is."""
 
 from __future__ import annotations
 

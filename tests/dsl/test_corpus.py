@@ -1,9 +1,9 @@
 """Every mistake of the corpus is reported with its golden text, and every valid plan is clean.
 
-The mistakes stand in `invalid/CODE/NAME.plan`, by the code that each is meant for, and what the linter reports in
+The mistakes are in `invalid/CODE/NAME.plan`, by the expected code, and the linter's output in
 `invalid/CODE/NAME.txt`. A first line such as
-`# legoai lint --variant NAME --set NAME=VALUE` gives options. `pytest tests/dsl --update-golden` writes the texts anew:
-read what changed before it is committed.
+`# legoai lint --variant NAME --set NAME=VALUE` gives options. `pytest tests/dsl --update-golden` rewrites the texts:
+read the changes before you commit them.
 """
 
 from __future__ import annotations

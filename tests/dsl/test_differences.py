@@ -1,4 +1,4 @@
-"""Differences of two plans: their lines, the plans between them, and what follows for numbers and checkpoints."""
+"""Differences of two plans: their lines, the plans in between, and the effects on numerics and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that `shard auto on tp` stands for: which modules have one, what each may be, and the text with them."""
+"""Expansion of `shard auto on tp` into rules: the modules, their possible styles, and the resulting text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and its exit status."""
+"""The command line: its output streams, and its exit status."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`legoai cost`, `check` and `graph`: what they print where, and their exit status."""
+"""`legoai cost`, `check` and `graph`: their output streams, and their exit status."""
 
 import json
 import os

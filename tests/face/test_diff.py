@@ -1,4 +1,4 @@
-"""`legoai diff`: files and git revisions, the parts of a cost, what is printed, and exit statuses."""
+"""`legoai diff`: files and git revisions, attribution of costs, output, and exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of features: every row is a clean plan, lowers to what it says, and names a test that exists."""
+"""The tables of features: every row is a clean plan, lowers to the listed calls, and names a test that exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`legoai lint --fix --unsafe-fixes` mends causes before consequences, and decides what the plan says itself."""
+"""`legoai lint --fix --unsafe-fixes` fixes causes before consequences, and makes the choices that the plan implies."""
 
 from __future__ import annotations
 

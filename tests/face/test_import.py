@@ -1,4 +1,4 @@
-"""`legoai import`: where the plan goes, what is told beside it, and the exit status."""
+"""`legoai import`: the output file, the messages, and the exit status."""
 
 from __future__ import annotations
 

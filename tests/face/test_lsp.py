@@ -1,4 +1,4 @@
-"""`legoai lsp`: what the command gives the language server."""
+"""`legoai lsp`: the arguments that the command passes to the language server."""
 
 from __future__ import annotations
 

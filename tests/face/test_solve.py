@@ -1,4 +1,4 @@
-"""`legoai solve`: answers in the same text, the table, the JSON, and what it refuses."""
+"""`legoai solve`: answers in the plan's text, the table, the JSON, and refusals."""
 
 from __future__ import annotations
 

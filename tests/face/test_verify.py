@@ -1,4 +1,4 @@
-"""`legoai verify` finds and names what differs from one device, nothing else, and leaves no process behind."""
+"""`legoai verify` finds and names differences from one device, nothing else, and leaves no process running."""
 
 from __future__ import annotations
 

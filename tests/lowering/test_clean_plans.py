@@ -1,4 +1,4 @@
-"""A plan that lints clean lowers, and everything that it says shows in the program or in a diagnostic.
+"""A plan without lint errors lowers, and each of its statements affects the program or gets a diagnostic.
 
 The plans are drawn from the declarations of the directives (`drawn_plans.py`). `pytest -m slow -s` on this file draws
 ten thousand and prints how many were clean.

@@ -2,8 +2,8 @@
 
 The plans are drawn from the declarations of the directives (`drawn_plans.py`), on built-in models and on those of
 Hugging Face, and are shrunken as `legoai verify` shrinks them. `pytest -m slow -s` on this file draws hundreds, and
-prints how many were clean. What is compiled runs as it is written, since the compiler would take most of the time, but
-for a few plans.
+prints how many were clean. Except for a few plans, compiled modules run
+eagerly, since the compiler would take most of the time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plan that lints clean trains as one device does: losses, gradients and updates of drawn plans, in fp64.
 
-What is compared, and by which tolerances, is what `legoai verify` compares. `pytest -m slow -s` on this file prints how
+Comparisons and tolerances are those of `legoai verify`. `pytest -m slow -s` on this file prints how
 many plans were compared.
 """
 

@@ -1,4 +1,4 @@
-"""Batch script of Slurm: it starts the program on every host, of which stand-ins of Slurm's commands make two here."""
+"""Slurm batch script: it starts the program on every host, of which stubs of Slurm's commands simulate two."""
 
 from __future__ import annotations
 

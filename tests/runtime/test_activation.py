@@ -1,4 +1,4 @@
-"""Selective checkpointing and budgets: the kept operators, no more memory than allowed, exact gradients."""
+"""Selective checkpointing and budgets: the saved operators, no more memory than allowed, exact gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the training are those that it would have waited for."""
+"""Asynchronous checkpoints equal synchronous ones."""
 
 from __future__ import annotations
 

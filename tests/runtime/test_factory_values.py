@@ -1,4 +1,4 @@
-"""A factory's model starts from the values that its author gives, on any mesh; the example of `docs/factories.md`."""
+"""Initial values of a factory's model are its author's, on any mesh; the example of `docs/factories.md`."""
 
 from __future__ import annotations
 

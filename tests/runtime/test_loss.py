@@ -1,4 +1,4 @@
-"""The cross entropy of tokens: its value, its gradient, and what it keeps in memory."""
+"""The cross entropy of tokens: its value, its gradient, and its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of parameters: what one kernel can update, and what has constants of its own."""
+"""Parameter groups: by constants, and by what one fused kernel can update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of a model that calls all its modules are, one behind the other, the model."""
+"""Stages with placeholders: run in order, they compute the same as the whole model."""
 
 from __future__ import annotations
 

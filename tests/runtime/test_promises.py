@@ -1,4 +1,4 @@
-"""What is odd about a run is said before it costs anything, and what ends it is one message with a code."""
+"""Unusual settings of a run are reported before the start, and every failure is one message with a code."""
 
 from __future__ import annotations
 

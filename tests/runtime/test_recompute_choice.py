@@ -1,4 +1,4 @@
-"""Choice of what to keep: within the budget, as good as its method promises, and the best where it says so."""
+"""Choice of operators to save: within the budget, with the quality of its method, optimal where that is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real torchrun: training, a user's mistake, a crash, and signals, with no process left behind."""
+"""Runs under torchrun: training, a user's mistake, a crash, and signals, with no process left running."""
 
 from __future__ import annotations
 

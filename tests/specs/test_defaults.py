@@ -1,4 +1,4 @@
-"""A plan's identity rests on what it says beyond the defaults, and on their version."""
+"""A plan's hash depends on its values beyond the defaults, and on the defaults' version."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Helpers of the tests: plans, programs, models and process pools that several test files share.
+"""Shared helpers of the tests: plans, programs, models and process pools.
 
 pytest puts `tests/` on the path (`pythonpath` in pyproject.toml) and `tests/conftest.py` gives it to child processes.
 """

@@ -1,4 +1,4 @@
-"""Fixtures of tests that train: a small corpus, and a cache of its own; a test module gives them names of its own."""
+"""Fixtures of tests that train: a small corpus, and an empty cache, to be imported under a module's own names."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Client:
                 "initializationOptions": dict(options) if options is not None else None,
             },
         )
-        self.tell("initialized", {})
+        self.notify("initialized", {})
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -80,7 +80,7 @@ class Client:
         self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.process.stdin.flush()
 
-    def tell(self, method: str, params: Any) -> None:
+    def notify(self, method: str, params: Any) -> None:
         """Send a notification."""
         self.send({"method": method, "params": params})
 
@@ -129,20 +129,20 @@ class Client:
         uri = self.uri(name)
         self._versions[uri] = 1
         item = {"uri": uri, "languageId": "plan", "version": 1, "text": text}
-        self.tell("textDocument/didOpen", {"textDocument": item})
+        self.notify("textDocument/didOpen", {"textDocument": item})
         return self.diagnostics(name)
 
     def change(self, name: str, text: str) -> None:
         uri = self.uri(name)
         self._versions[uri] += 1
         document = {"uri": uri, "version": self._versions[uri]}
-        self.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
+        self.notify("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
 
     def close(self, name: str) -> None:
-        self.tell("textDocument/didClose", {"textDocument": {"uri": self.uri(name)}})
+        self.notify("textDocument/didClose", {"textDocument": {"uri": self.uri(name)}})
 
     def save(self, name: str) -> None:
-        self.tell("textDocument/didSave", {"textDocument": {"uri": self.uri(name)}})
+        self.notify("textDocument/didSave", {"textDocument": {"uri": self.uri(name)}})
 
     def diagnostics(self, name: str, version: int | None = None) -> list[dict[str, Any]]:
         """The diagnostics of the newest version of a document."""
@@ -171,7 +171,7 @@ class Client:
     def leave(self) -> int:
         """Take leave as the protocol has it; the result is the exit status."""
         self.ask("shutdown")
-        self.tell("exit", None)
+        self.notify("exit", None)
         return self.process.wait(PATIENCE)
 
     def errors(self) -> str:

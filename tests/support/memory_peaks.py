@@ -7,7 +7,7 @@ import contextlib
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from legoai.cost.capture import _outside_of_fake
+from legoai.cost.capture import _built_without_fake_tensors
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.few_batches import ValuelessSource
@@ -33,7 +33,7 @@ def tracked_peak(name: str) -> int:
 
 def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
     """Return the peak in bytes that PyTorch's tracker finds in the second step of a trainer."""
-    trainer = _outside_of_fake(trainer, "cuda")
+    trainer = _built_without_fake_tensors(trainer, "cuda")
     device = Device(type=SIM, holds_values=False)
     casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:

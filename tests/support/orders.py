@@ -1,4 +1,4 @@
-"""Records of pipelines without a model: each action is one kernel of a given time."""
+"""Pipeline traces without a model: each action is one kernel of a given time."""
 
 from __future__ import annotations
 

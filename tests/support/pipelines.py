@@ -1,4 +1,4 @@
-"""Programs of small pipelines: two ranks, and four of which the middle two are alike."""
+"""Programs of small pipelines: two ranks, and four with two equal ones in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of programs whose first steps measure a profile, on ranks that measure what a test wants."""
+"""Training of programs whose first steps measure a profile, with measurements that the test provides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train_measured(text: str, data: str, cache: str, *, steps: int, beyond: int)
         graph: Any = training.graph
         graphs.append((outline(graph), [node.name for node in graph.graph.nodes]))
 
-    def tell(_: TrainingLoop, __: Any, notices: Any) -> None:
+    def record(_: TrainingLoop, __: Any, notices: Any) -> None:
         events.extend(notice.values for notice in notices)
 
     def milliseconds(_: NodeWatch, sample: Sample) -> float:
@@ -45,7 +45,7 @@ def train_measured(text: str, data: str, cache: str, *, steps: int, beyond: int)
         stack.enter_context(
             mock.patch.object(NodeWatch, "_live_bytes", lambda *given: live(*given) + (beyond if last else 0))
         )
-        stack.enter_context(mock.patch.object(TrainingLoop, "_tell", tell))
+        stack.enter_context(mock.patch.object(TrainingLoop, "_report", record))
         options = RunOptions(device="cpu", log_every=0, steps=steps, data=data)
         history = namespace["trainer"]().fit(options, prepared=note)
         note(history.training)

@@ -1,4 +1,4 @@
-"""Random traces of a rank, with operations of every kind, and what these cost."""
+"""Random traces of a rank with operations of every kind, and their costs."""
 
 from __future__ import annotations
 

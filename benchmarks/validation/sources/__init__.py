@@ -18,8 +18,8 @@ class Source:
 
     Attributes:
         file: under the folder of measurements, or beside this package.
-        convert: what makes a row a plan; the second argument names a device of the catalogue, or is None for the row's.
-        fitted: which of its figures the shipped profiles were fitted to; empty for none.
+        convert: makes a plan of a row; the second argument names a device of the catalogue, or is None for the row's.
+        fitted: its figures that the shipped profiles were fitted to; empty for none.
         by_rank: another file with the memory of every rank; empty where the source has none.
     """
 

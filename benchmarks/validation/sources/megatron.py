@@ -4,9 +4,9 @@ Read for this: Megatron-LM's `distributed/distrib_optimizer` and `core/tensor_pa
 vTrain's validation configs, as far as the files of rows cite them.
 
 Megatron-LM with the distributed optimizer keeps parameters whole in bf16 and gradients whole in fp32, and shards the
-fp32 parameters and Adam's moments: 6 + 12 / n bytes. A plan says so by units that are never resharded and gradients
-that are reduced once. With sequence parallelism column-wise layers keep their sharded input; SwiGLU is one kernel that
-keeps its input and not what the sigmoid gave. Attention is cuDNN's, by Transformer Engine.
+fp32 parameters and Adam's moments: 6 + 12 / n bytes. A plan states that by units that are never resharded and gradients
+that are reduced once. With sequence parallelism column-wise layers save their sharded input; SwiGLU is one kernel that
+saves its input and not the sigmoid's result. Attention is cuDNN's, by Transformer Engine.
 
 Megatron-DeepSpeed of 2023 trains in fp16 with whole replicas, reduces all gradients after the last micro batch,
 computes attention step by step, and checkpoints whole blocks; `megatron_models.py` has its layers.
@@ -41,7 +41,7 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     """State a run of Megatron-DeepSpeed.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
     pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)
@@ -78,7 +78,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     """State a run of Megatron-LM on B200s.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     if "MLA" in row.text("arch"):
         raise UnstatedError("multi-head latent attention and shared experts: no built-in model has them")
@@ -112,7 +112,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
 
 
 def _held(text: str) -> str:
-    """The same plan with SwiGLU in one kernel, which keeps its inputs, and with sharded inputs kept."""
+    """The same plan with SwiGLU in one kernel, which saves its inputs, and with sharded inputs saved."""
     text = text.replace('llama3("8b"', f'python("{ONE_KERNEL}", preset = "8b"')
     if "shard on tp" in text:
         return keeping_sharded_inputs(text)

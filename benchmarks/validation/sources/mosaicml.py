@@ -31,7 +31,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     """State a run of llm-foundry.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
     fabric = "roce_200" if "RoCE" in row.text("interconnect") else "infiniband_ndr"

@@ -5,15 +5,15 @@ Read for this: `nanotron/models/base.py` (which blocks a pipeline rank gets), `o
 
 - Parameters are kept whole in bf16. Gradients of all micro batches add up in one fp32 buffer for all parameters; the
   fp32 copies of the parameters and Adam's two moments lie on all ranks (ZeRO-0) or in shards (ZeRO-1).
-  A plan says so by units that are never resharded and gradients that are reduced once: 2 + 4 + 12 / n bytes; ZeRO-0's
-  are units over one rank, replicated.
-- The model is a `DistributedDataParallel`, whose reducer holds buckets for all gradients, in bf16, from the start: 2
-  bytes for each parameter that no plan can say; they are counted beside the plan.
-- Tensor parallelism is sequence parallel. Column-wise layers keep their sharded input; in backward they gather it again
-  while they compute its gradient, and sum that up while they compute their weight's (`overlap = backward`). Forward
-  computes the product of a layer's own piece while it gathers the others, and so does the backward of row-wise layers,
-  which no plan says. The plan that is asked for memory has each layer's own checkpoint in place of it, which keeps the
-  product of the layer too.
+  A plan states that by units that are never resharded and gradients that are reduced once: 2 + 4 + 12 / n bytes;
+  ZeRO-0's are units over one rank, replicated.
+  - The model is a `DistributedDataParallel`, whose reducer holds buckets for all gradients, in bf16, from the start: 2
+  bytes for each parameter that no plan can state; they are counted beside the plan.
+  - Tensor parallelism is sequence parallel. Column-wise layers save their sharded input; in backward they gather it
+  again while they compute its gradient, and reduce that while they compute their weight's (`overlap = backward`).
+  Forward computes the product of a layer's own piece while it gathers the others, and so does the backward of row-wise
+  layers, which no plan can state. The plan for memory has a checkpoint around each layer instead, which also saves the
+  product of the layer.
 - Pipeline ranks get blocks in turn until their cost passes an even share of the whole; the output layer costs what its
   multiplications do, so that the first ranks hold more blocks than the last. Tied embeddings on two ranks are two
   parameters whose gradients are added.
@@ -45,7 +45,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     """State a run of the sweep.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
     pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)

@@ -24,7 +24,7 @@ def convert_torchtitan(row: Row, device: str | None = None) -> Stated:
     """State a row of the TorchTitan paper's tables.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     if row.text("source") == "003":
         raise UnstatedError("misread digits, by the file's own note; the other paper has the same row")
@@ -58,7 +58,7 @@ def convert_distributed(row: Row, device: str | None = None) -> Stated:
     """State a row of the dissertation's tables 4.12, 4.13, 4.15 and 4.16.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     gpus, per_host = row.whole("gpus"), row.whole("gpus_per_node", 4)
     tp = per_host if "2D" in row.text("parallelism") else 1

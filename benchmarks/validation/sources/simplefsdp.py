@@ -1,19 +1,19 @@
-"""Plans for the runs of the SimpleFSDP paper (Zhang et al. 2024): Llama 3.1 on the graph backend, and FSDP2 beside it.
+"""Plans for the runs of the SimpleFSDP paper (Zhang et al. 2024): Llama 3.1 on the graph backend, and by FSDP2.
 
-Sections 3 and 5 of the paper say what SimpleFSDP does. A plan states of it:
+Sections 3 and 5 of the paper describe SimpleFSDP. A plan states:
 
 - Every parameter has its own all-gather and reduce-scatter (`vanilla`): each layer is a unit. Manual wrapping merges
   those of a block: each block is a unit. In both the embedding, the last norm and the output layer are units.
-- `reorder` moves gathers before the last wait in forward and behind it in backward (section 3.2.2).
-- Compilation is of the model without its loss. A plan compiles what lies between two collectives. What inductor's
-  partitioner keeps of a compiled block for backward is what autograd keeps but for the activation of the feed-forward
-  layer: with FSDP2 the simulator runs that partitioner, and both keep 38 GiB of activations of the 8B model.
-- Beside a pipeline the stages run 1F1B, and each gathers its units once a step, as FSDP2's do.
+- `reorder` moves gathers before the last wait in forward and after it in backward (section 3.2.2).
+- The model is compiled without its loss. A plan compiles the regions between two collectives. Inductor's partitioner
+  saves the same tensors of a compiled block for backward as autograd, except the activation of the feed-forward layer:
+  with FSDP2 the simulator runs that partitioner, and both save 38 GiB of activations of the 8B model.
+- Under a pipeline the stages run 1F1B, and each gathers its units once a step, as FSDP2's do.
 - The eager mode of table 3 is the graph with a unit for each layer, run node by node.
 
 FSDP2 is TorchTitan's (`torchtitan.py`). TorchTitan's model rotates complex numbers, repeats keys and values and has
-norms in single steps; the graph backend traces built-in models alone, in which these are one kernel or none. Inductor
-makes one kernel of a norm. `fsdp2` states FSDP2 with either model, so that eager is compared with eager on one.
+norms in single steps; the graph backend traces only built-in models, in which these are one kernel or none. Inductor
+makes one kernel of a norm. `fsdp2` states FSDP2 with either model, so that eager modes are compared on the same one.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def fsdp2(setting: Setting, *, built_in: bool = False, device: str | None = None
     """State a run of FSDP2 in TorchTitan.
 
     Args:
-        setting: of which what SimpleFSDP alone does is not looked at.
+        setting: the run; options that only SimpleFSDP has are ignored.
         built_in: whether the model is the built-in one that the graph backend traces.
         device: in place of the paper's.
     """
@@ -156,7 +156,7 @@ def setting_of(row: Row) -> Setting:
     """The run that a row of tables 3, 5 and 6 measured.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     if row.text("metric") not in ("throughput_total", "peak_memory"):
         raise UnstatedError("no figure of one run")
@@ -188,7 +188,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     """State a row of tables 3, 5 and 6.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     setting, source = setting_of(row), f"table {row.text('table')}"
     if row.text("system") == "FSDP2-eager":

@@ -32,7 +32,7 @@ _PRECISION = {
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model of the tables: its factory, what is recomputed, what it reads (`text` or `image`), if it drops out."""
+    """A model of the tables: its factory, what is recomputed, its input (`text` or `image`), whether it has dropout."""
 
     factory: str
     checkpoint: tuple[str, ...]

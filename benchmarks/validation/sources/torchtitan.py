@@ -11,9 +11,9 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as ranks, unless a run says otherwise: `n_microbatches` is by default
   `pipeline_parallel_degree`, also where each rank has several stages.
-- Float8 is of all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there is
-  float8. That FSDP does so too is an option, which is off by default, and in the commands of `benchmarks/` of June 2025
-  for 8B and 70B, and on in `llama3_405b.toml` (`enable_fsdp_float8_all_gather`, with scales computed ahead).
+- Float8 applies to all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there
+  is float8. That FSDP does so too is an option, which is off by default, and in the commands of `benchmarks/` of June
+  2025 for 8B and 70B, and on in `llama3_405b.toml` (`enable_fsdp_float8_all_gather`, with scales computed ahead).
 - Norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the queries that share
   them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model. Inductor makes one kernel
   of a norm, and compiles no complex numbers.
@@ -45,7 +45,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     """State a run of TorchTitan.
 
     Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
+        UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
     seq_len, pp, notes = row.whole("seq_len"), row.whole("pp", 1), row.text("notes")

@@ -1,1 +1,1 @@
-"""Measurements in the traces that torch's profiler writes of a run's step."""
+"""Measurements in the profiler traces of a run's step."""

@@ -1,7 +1,7 @@
-"""Kernel records of operator calls, from the arguments that the profiler recorded of them.
+"""Kernel records of operator calls, reconstructed from the arguments that the profiler recorded.
 
-The operator is called again on tensors of torch's `meta` device, which have shapes and no content, and the record is
-made by what makes the simulator's: a product in a trace is the product that `legoai cost` asks the profile for.
+The operator is called again on tensors of torch's `meta` device, which have shapes and no content. The record is made
+by the simulator's own functions, so that a product in a trace is the product whose time `legoai cost` looks up.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ DTYPES: Final = {
     "c10::Float8_e5m2fnuz": torch.float8_e5m2fnuz, "unsigned long int": torch.uint64, "unsigned long": torch.uint64,
     "unsigned int": torch.uint32, "unsigned short int": torch.uint16, "unsigned short": torch.uint16,
 }  # fmt: skip
-"""By the name that the profiler gives a dtype: that of its C++ type."""
+"""Dtypes by the profiler's names, which are those of their C++ types."""
 
 _NAMESPACES: Final = frozenset({"aten", "fsdp"})
 _OF_NO_COST: Final = frozenset({"alpha", "beta"})
-"""Numbers that change no time."""
+"""Scalars that do not affect the time."""
 
 Resolved: TypeAlias = Kernel | Literal["inner", "unknown"]
-"""A kernel; `inner` is what only calls others or computes nothing; `unknown`, an operator without a record."""
+"""A kernel; `inner` for an operator that only calls others or computes nothing; `unknown` for one without a record."""
 
 
 class _NoArgumentError(ValueError):
-    """An argument that the trace does not tell."""
+    """The trace does not record an argument."""
 
 
 class Calls:
-    """Records of the calls in a trace, each made once.
+    """Records of the calls in a trace, each computed once.
 
     Args:
-        dtype: of tensors in lists, of which the profiler records no dtype; None where a run has several.
+        dtype: of tensors in lists, for which the profiler records no dtype; None where a run has several.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
@@ -62,7 +62,7 @@ class Calls:
         self._known: dict[str, Resolved] = {}
 
     def __call__(self, name: str, arguments: tuple[Any, Any, Any, Any] | None, *, launches: bool = False) -> Resolved:
-        """What a call computes; one that ``launches`` kernels itself is more than the calls that it is made of."""
+        """Return the operator of a call; with ``launches`` the call launches kernels itself, and is no composite."""
         namespace, _, short = name.partition("::")
         if namespace not in _NAMESPACES or not short.isidentifier():
             return "inner"
@@ -87,12 +87,12 @@ class Calls:
         if _is_inner(func, launches=launches):
             return "inner"
         if not values and not is_product(short):
-            return "unknown"  # of torch before 2.1, which wrote no numbers, and no kind of them
+            return "unknown"  # torch before 2.1 recorded neither scalars nor their types
         try:
             return self._recorded(func, operator(func), _Arguments(dims, types, strides, values))
         except (_NoArgumentError, SimulationError, UnknownCollective):
             return "unknown"
-        except Exception:  # an operator refuses, in its own words, what it is not made for
+        except Exception:  # operators reject unsupported arguments with exceptions of any type
             return "unknown"
 
     def _recorded(self, func: OpOverload, known: Operator, found: _Arguments) -> Resolved:
@@ -125,7 +125,7 @@ class Calls:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Of one call, as the profiler wrote them."""
+    """Arguments of one call, as the profiler wrote them."""
 
     dims: list[Any]
     types: list[Any]
@@ -133,10 +133,10 @@ class _Arguments:
     values: list[Any]
 
     def value(self, index: int, argument: Any, dtype: torch.dtype | None) -> Any:
-        """The argument of the schema at ``index``.
+        """Return the argument of the schema at ``index``.
 
         Raises:
-            _NoArgumentError: the trace does not tell it.
+            _NoArgumentError: the trace does not record it.
         """
         kind = self.types[index]
         if kind == "TensorList":
@@ -146,7 +146,7 @@ class _Arguments:
         if _is_tensor(argument):
             if kind:
                 raise _NoArgumentError(argument.name)
-            return torch.empty(0, device="meta")  # undefined, as are the ends of sequences that are all as long
+            return torch.empty(0, device="meta")  # undefined, such as the ends of sequences that are equally long
         text = self._at(self.values, index)
         if kind in ("Scalar", "ScalarList") and isinstance(text, str) and text:
             return _parsed(text)
@@ -161,7 +161,7 @@ class _Arguments:
             beside = (DTYPES[kind] for kind in self.types if kind in DTYPES)
             dtype = next((one for one in beside if one.is_floating_point), dtype)
         shapes = self.dims[index]
-        # Of a long list the profiler writes no shapes, as if it were empty.
+        # For a long list the profiler writes no shapes, as if it were empty.
         if dtype is None or not any(self.dims) or not all(isinstance(shape, list) for shape in shapes):
             raise _NoArgumentError(argument.name)
         strides = self._at(self.strides, index) or []
@@ -196,9 +196,9 @@ def _parsed(text: str) -> Any:
 
 
 def _overloads(packet: OpOverloadPacket, types: Sequence[Any]) -> Iterator[OpOverload]:
-    """The overloads that take arguments of such kinds; a trace does not name the one that was called.
+    """Yield the overloads that accept arguments of these types; a trace does not name the overload.
 
-    Those come last that would take a tensor where the trace has nothing: it may have been an undefined one.
+    Overloads that would take a tensor where the trace has none come last: it may have been an undefined tensor.
     """
     every = [getattr(packet, name) for name in _names(packet)]
     fitting = [
@@ -216,7 +216,7 @@ def _lacks_tensor(func: OpOverload, types: Sequence[Any]) -> bool:
 
 
 def _is_tensor(argument: Any) -> bool:
-    """Whether an argument is one tensor, and must be."""
+    """Whether an argument is one tensor, and not optional."""
     return str(argument.type) == "Tensor"
 
 
@@ -240,11 +240,11 @@ def _fits(argument: Any, kind: Any) -> bool:
 
 
 def _is_inner(func: OpOverload, *, launches: bool) -> bool:
-    """Whether an operator is only made of others, or computes nothing."""
+    """Whether an operator is only composed of others, or computes nothing."""
     try:
         name: str = func.name()  # type: ignore[no-untyped-call]
         is_made = has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
-    except RuntimeError:  # one of TorchScript's own, such as that which slices a list
+    except RuntimeError:  # an operator of TorchScript, such as list slicing
         return True
     if is_made and not launches:
         return True

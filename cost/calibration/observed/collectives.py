@@ -1,9 +1,9 @@
-"""Times of collectives in the traces of a run, without what one rank waited for another.
+"""Times of collectives in the traces of a run, without the time that ranks wait for each other.
 
-A collective's kernel runs from when its rank is there, and ends when all have been: that of the last rank to arrive
-took as long as the collective takes. Collectives are the same on two ranks that come at the same place in the order of
-their process group; of one that several traces show, the least counts. Where only one rank was traced, or a trace does
-not tell the group, nothing tells how long it waited, and the least of equal ones is the nearest to the truth.
+A collective's kernel starts when its own rank has arrived, and ends when all have: on the last rank to arrive it takes
+as long as the collective itself. Collectives of two ranks are matched by their index in the order of their process
+group; of one that several traces show, the minimum is used. Where only one rank was traced, or a trace does not name
+the group, the waiting time is unknown, and the minimum of equal collectives is the best estimate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NCCL: Final[dict[str, CollectiveKind]] = {
     "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
     "all_to_all": "all_to_all", "all_to_allv": "all_to_all", "send": "send",
 }  # fmt: skip
-"""By the name that NCCL's process group gives. A `recv` waits for what is not computed yet; coalesced are several."""
+"""Kinds by NCCL's names. A `recv` waits for data not yet computed; coalesced operations are several in one."""
 _ITEM: Final = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "Bool": 1,
     "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e8m0fnu": 1,
@@ -37,7 +37,7 @@ _C10D: Final[dict[str, tuple[CollectiveKind, int]]] = {
     "c10d::allreduce_": ("all_reduce", 0), "c10d::broadcast_": ("broadcast", 0),
     "c10d::alltoall_base_": ("all_to_all", 1),
 }  # fmt: skip
-"""The collective, and which argument is its whole buffer."""
+"""The collective, and the index of the argument that is its whole buffer."""
 _GLOO: Final = "gloo:"
 
 
@@ -45,8 +45,8 @@ _GLOO: Final = "gloo:"
 class _Seen:
     """One collective on one rank.
 
-    ``group`` names its process group alike on all ranks; where it may have been one of several of as many ranks, which
-    are then ``either``, the name is empty.
+    ``group`` identifies its process group equally on all ranks. Where several groups of the same size are possible,
+    these are ``either``, and the name is empty.
     """
 
     kind: CollectiveKind
@@ -58,12 +58,12 @@ class _Seen:
 
 @dataclass(slots=True, kw_only=True)
 class CollectiveTimes:
-    """What was seen of collectives.
+    """Measured times of collectives.
 
     Attributes:
         seconds: of those that several ranks show, by kind, placement on hosts and bytes of the whole buffer.
-        waited: of those that one rank shows, or that cannot be matched: what they waited for others is in it.
-        unknown: those that were left out, by the reason.
+        waited: of those that only one rank shows, or that cannot be matched; these include waiting for other ranks.
+        unknown: number of those that were left out, by reason.
     """
 
     seconds: dict[tuple[CollectiveKind, Placement, int], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -71,7 +71,7 @@ class CollectiveTimes:
     unknown: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: CollectiveTimes) -> None:
-        """Take over what another step or run has."""
+        """Add the times of another step or run."""
         for own, more in ((self.seconds, other.seconds), (self.waited, other.waited)):
             for key, times in more.items():
                 own[key].extend(times)
@@ -80,14 +80,14 @@ class CollectiveTimes:
 
 @dataclass(slots=True)
 class StepCollectives:
-    """The collectives of one step, as the traces of its ranks show them, one after another."""
+    """The collectives of one step, from the traces of its ranks."""
 
     found: CollectiveTimes = field(default_factory=CollectiveTimes)
     same: dict[tuple[Any, int], list[_Seen]] = field(default_factory=lambda: defaultdict(list))
     unmatched: list[_Seen] = field(default_factory=list)
 
     def note(self, trace: TraceFile) -> None:
-        """Take down those of one rank, by their place in the order of their group."""
+        """Add those of one rank, by their index in the order of their group."""
         counts: Counter[Any] = Counter()
         for one in _of_device(trace, self.found) if trace.on_device else _of_gloo(trace, self.found):
             if one.either:
@@ -98,7 +98,7 @@ class StepCollectives:
 
 
 def collective_times(step: StepCollectives, *, devices_per_host: int) -> CollectiveTimes:
-    """The times of the collectives of one step, of those that several ranks show the least."""
+    """Return the times of the collectives of one step; the minimum for those that several ranks show."""
     found = step.found
     for (group, _), seen in step.same.items():
         if len({(one.kind, one.bytes) for one in seen}) > 1:
@@ -112,12 +112,12 @@ def collective_times(step: StepCollectives, *, devices_per_host: int) -> Collect
         if len(places) == 1:
             found.waited[one.kind, places.pop(), one.bytes].append(one.seconds)
         else:
-            found.unknown["of a group that the trace does not tell"] += 1
+            found.unknown["of a group that the trace does not name"] += 1
     return found
 
 
 def _of_device(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
-    """The collectives of NCCL in one trace, in the order in which they ran."""
+    """Yield the collectives of NCCL in one trace, in the order in which they ran."""
     for kernel in sorted((item for item in trace.kernels if item.collective is not None), key=lambda item: item.start):
         said = kernel.collective
         assert said is not None
@@ -138,7 +138,7 @@ def _of_device(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
             if not ranks:
                 found.unknown["send in a group of more than two"] += 1
                 continue
-        # Of an all-gather the output is whole, of all others what goes in.
+        # The whole buffer is the output of an all-gather, and the input of all others.
         whole = max(counts[0] or 0, counts[1] or 0) if kind in ("all_gather", "reduce_scatter") else counts[0]
         group = str(said.get("Process Group Name", "")), ranks
         if whole:
@@ -146,7 +146,7 @@ def _of_device(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
 
 
 def _ranks(said: Any, trace: TraceFile) -> tuple[int, ...] | None:
-    """The ranks of a kernel's group: written whole, or cut short where they are many, and then by the group's name."""
+    """Return the ranks of a kernel's group: as listed, or looked up by the group's name where the list is truncated."""
     try:
         ranks = json.loads(str(said.get("Process Group Ranks", "")))
     except ValueError:
@@ -164,7 +164,7 @@ def _ranks(said: Any, trace: TraceFile) -> tuple[int, ...] | None:
 
 
 def _of_gloo(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
-    """The collectives of gloo in one trace: gloo's threads take them in the order in which they were called."""
+    """Yield the collectives of gloo in one trace: gloo's threads execute them in the order of the calls."""
     in_order = sorted(trace.calls, key=lambda call: call.start)
     called = [call for call in in_order if call.name in _C10D and call.arguments]
     waiting = [call for call in in_order if call.name.startswith(_GLOO)]
@@ -175,7 +175,7 @@ def _of_gloo(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
         match = next((one for one in waiting if _elements(one, 0) in (elements, parts) and one.end > call.start), None)
         groups = _groups_of(trace, elements // parts if parts and kind != "all_to_all" else None)
         if match is None or not elements or len({len(ranks) for ranks in groups}) != 1:
-            found.unknown["of a group that the trace does not tell"] += 1
+            found.unknown["of a group that the trace does not name"] += 1
             continue
         waiting.remove(match)
         item = _item_bytes(call, argument) or _item_bytes(match, 0)
@@ -201,7 +201,7 @@ def _item_bytes(call: Call, index: int) -> int:
 
 
 def _groups_of(trace: TraceFile, size: int | None) -> dict[tuple[int, ...], str]:
-    """Ranks and names of the groups of that many ranks to which this rank belongs."""
+    """Return ranks and names of the groups of a size to which this rank belongs."""
     return {
         ranks: name for name, ranks in reversed(trace.groups) if trace.rank in ranks and size in (None, len(ranks))
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Times of kernels in a trace, by what they compute.
 
-A call that the simulator would record as one kernel takes, on a CPU, its own time with that of all that it calls; on a
-GPU, the time of the kernels that it and those launched. What runs inside of a collective belongs to that.
+On a CPU, the time of a call that the simulator records as one kernel includes that of all nested calls. On a GPU, it is
+the time of the kernels that the call and its nested calls launched. Work inside a collective belongs to the collective.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _COMMUNICATION: Final = ("c10d::", "_c10d_functional::", "record_param_comms", "
 _BACKWARD: Final = "autograd::engine::"
 _WAITS: Final = ("Synchronize", "cudaMemcpy")
 _FEW: Final = 64
-"""Elements of a tensor that decides nothing, such as a learning rate."""
+"""Elements of a tensor too small to matter, such as a learning rate."""
 
 Interval: TypeAlias = tuple[float, float]
 
 
 @dataclass(slots=True, kw_only=True)
 class KernelTimes:
-    """What was seen of kernels.
+    """Measured times of kernels.
 
     Attributes:
-        seconds: of each kernel that was seen, in order, by what it computes.
-        beside: the same of those that ran while a collective did on the same GPU.
-        unknown: seconds of operators of which the trace does not tell enough, by name.
-        host: seconds of the host for each operator: on a CPU between two; on a GPU from the start of one to the start
-            of the next, by `dispatch` (autograd) and `python` (all else).
+        seconds: of each kernel, in order, by what it computes.
+        beside: the same for kernels that ran at the same time as a collective on the same GPU.
+        unknown: seconds of operators for which the trace lacks details, by name.
+        host: seconds of the host for each operator: on a CPU between two operators; on a GPU from the start of one to
+            the start of the next, by `dispatch` (autograd) and `python` (all else).
     """
 
     seconds: dict[Work, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -48,7 +48,7 @@ class KernelTimes:
     host: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, other: KernelTimes) -> None:
-        """Take over what another trace has."""
+        """Add the times of another trace."""
         for own, more in ((self.seconds, other.seconds), (self.beside, other.beside), (self.host, other.host)):
             for key, times in more.items():
                 own[key].extend(times)  # type: ignore[index]
@@ -58,7 +58,7 @@ class KernelTimes:
 
 @dataclass(slots=True)
 class _Owner:
-    """A call that is one kernel to the simulator, with the intervals of what it launched."""
+    """A call that the simulator records as one kernel, with the intervals of the kernels that it launched."""
 
     call: Call
     work: Work | None
@@ -68,7 +68,7 @@ class _Owner:
 
 @dataclass(slots=True)
 class _Frame:
-    """A call that has not ended: the kernel that it belongs to, and whether it communicates."""
+    """An open call: the kernel that it belongs to, and whether it communicates."""
 
     call: Call
     owner: _Owner | None
@@ -77,7 +77,7 @@ class _Frame:
 
 
 def kernel_times(trace: TraceFile) -> KernelTimes:
-    """The times of kernels in one trace."""
+    """Return the times of kernels in one trace."""
     owners, of_launch, of_call = _owners(trace)
     found = KernelTimes()
     if not trace.on_device:
@@ -112,14 +112,14 @@ def _note(found: KernelTimes, owner: _Owner, microseconds: float, *, beside: boo
 
 
 def _owner_of(kernel: DeviceKernel, of_launch: dict[int, _Owner | None], of_call: dict[int, _Owner]) -> _Owner | None:
-    """By the call of the driver that launched it; where that is not in the trace, by the operator's number."""
+    """Return the owner of a kernel by the driver call that launched it, or else by the operator's number."""
     if kernel.correlation in of_launch:
         return of_launch[kernel.correlation]
     return of_call.get(kernel.external)
 
 
 def _owners(trace: TraceFile) -> tuple[list[_Owner], dict[int, _Owner | None], dict[int, _Owner]]:
-    """The kernels of the simulator, and by launch and by call which of them it belongs to."""
+    """Return the simulator's kernels, and for each launch and call the kernel that it belongs to."""
     calls = Calls(only_dtype(trace.calls))
     threads: dict[Any, list[Call | Launch]] = defaultdict(list)
     for call in trace.calls:
@@ -146,7 +146,7 @@ def _owners(trace: TraceFile) -> tuple[list[_Owner], dict[int, _Owner | None], d
 
 
 def _in_order(item: Call | Launch) -> tuple[float, float]:
-    """By begin, what holds another before it."""
+    """Sort key: by start, enclosing calls first."""
     return (item.start, -item.end) if isinstance(item, Call) else (item.start, 0.0)
 
 
@@ -163,7 +163,7 @@ def _frame(call: Call, around: _Frame | None, calls: Calls, owners: list[_Owner]
 
 
 def _launching(around: _Frame, calls: Calls, owners: list[_Owner]) -> _Owner | None:
-    """What a launch belongs to; a call that is made of others launches none itself, or it is one kernel here."""
+    """Return the owner of a launch; a composite operator launches nothing itself, or else it is one kernel here."""
     if around.owner is None and not around.communicates:
         kernel = calls(around.call.name, around.call.arguments, launches=True)
         if kernel != "inner":
@@ -173,7 +173,7 @@ def _launching(around: _Frame, calls: Calls, owners: list[_Owner]) -> _Owner | N
 
 
 def only_dtype(calls: Iterable[Call]) -> torch.dtype | None:
-    """The floating-point dtype of a run that has one; None where it has several."""
+    """Return the floating-point dtype of a run; None where it has several."""
     found: set[torch.dtype] = set()
     for call in calls:
         if call.arguments is None:
@@ -188,7 +188,7 @@ def only_dtype(calls: Iterable[Call]) -> torch.dtype | None:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Intervals in order, those that touch made one."""
+    """Return intervals in order, merged where they touch."""
     result: list[Interval] = []
     for start, end in sorted(intervals):
         if result and start <= result[-1][1]:
@@ -199,13 +199,13 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlaps(one: Interval, others: Sequence[Interval]) -> bool:
-    """Whether an interval shares time with one of others, which are in order and apart."""
+    """Whether an interval overlaps one of some sorted, disjoint intervals."""
     after = bisect.bisect_left(others, (one[1], -math.inf))
     return after > 0 and others[after - 1][1] > one[0]
 
 
 def _gaps(trace: TraceFile, owners: Sequence[_Owner]) -> list[float]:
-    """Seconds between two kernels of the thread that has most of them, without what was waited for a collective."""
+    """Return the seconds between kernels on the busiest thread, without the time spent waiting for collectives."""
     threads = Counter(owner.call.thread for owner in owners)
     if not threads:
         return []
@@ -217,7 +217,7 @@ def _gaps(trace: TraceFile, owners: Sequence[_Owner]) -> list[float]:
 
 
 def _issue_times(launches: Sequence[Launch], owners: Sequence[_Owner]) -> dict[str, list[float]]:
-    """From the start of one operator that launched kernels to that of the next, where the host waited for nothing."""
+    """Return the times from the start of one launching operator to that of the next, where the host did not wait."""
     waits: dict[Any, list[float]] = defaultdict(list)
     for launch in launches:
         if any(word in launch.name for word in _WAITS) and not launch.name.endswith("Async"):
@@ -237,5 +237,5 @@ def _issue_times(launches: Sequence[Launch], owners: Sequence[_Owner]) -> dict[s
 
 
 def _short(name: str) -> str:
-    """The beginning of a kernel's name, without its template's arguments."""
+    """Return a kernel's name without its template arguments."""
     return name.removeprefix("void ").partition("<")[0].partition("(")[0][:60]

@@ -1,4 +1,4 @@
-"""Folder of a run: its traces, the devices that its plan names, and what its steps took."""
+"""Folder of a run: its traces, the devices of its plan, and the times of its steps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _PROFILE: Final = "`legoai run FILE -- --profile-step N`"
 
 
 class RunFolderError(ValueError):
-    """A folder from which nothing can be calibrated; the message says why, and what to do."""
+    """A folder is unsuitable for calibration; the message gives the reason, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What a run left.
+    """Files of a run.
 
     Attributes:
         path: of the folder.
         start: the last run's first record; empty where there are no metrics.
-        cluster: what `legoai run` wrote of the plan's devices; empty where the program was started otherwise.
-        profile: the profile on which the run was predicted, by name; empty where it was not.
+        cluster: the plan's devices as recorded by `legoai run`; empty where the program was started otherwise.
+        profile: name of the profile with which the run was predicted; empty where it was not.
         traces: paths of traces by their step.
     """
 
@@ -39,17 +39,17 @@ class RunFolder:
 
     @property
     def ranks_per_host(self) -> int | None:
-        """Ranks on one host; None where the run does not tell."""
+        """Ranks on one host; None where the run does not record it."""
         for found in (self.start.get("local_world"), self.cluster.get("devices")):
             if isinstance(found, int) and found > 0:
                 return found
         return None
 
     def read(self, step: str) -> Iterator[TraceFile]:
-        """The traces of one step, one after another: those of many ranks are large together.
+        """Yield the traces of one step one by one, since those of many ranks are large.
 
         Raises:
-            RunFolderError: a trace is not readable, or of another run.
+            RunFolderError: a trace is not readable, or belongs to another run.
         """
         world, ranks = self.start.get("world"), set[int]()
         for path in self.traces[step]:
@@ -59,7 +59,7 @@ class RunFolder:
                 raise RunFolderError(str(error)) from error
             if trace.rank in ranks:
                 folder = self.path / "profile"
-                raise RunFolderError(f"{folder} has two traces of one rank of step {step or '?'}; leave one")
+                raise RunFolderError(f"{folder} has two traces of one rank of step {step or '?'}; remove one")
             if isinstance(world, int) and trace.world not in (world, trace.rank + 1):
                 raise RunFolderError(
                     f"{trace.path} is a trace of {trace.world} ranks, and the run had {world}: it is of another "
@@ -70,10 +70,10 @@ class RunFolder:
 
 
 def run_folder(path: Path) -> RunFolder:
-    """Look through a run's folder.
+    """Read a run's folder.
 
     Raises:
-        RunFolderError: there is none, or it holds no trace.
+        RunFolderError: the folder is missing, or holds no trace.
     """
     if not path.is_dir():
         raise RunFolderError(f"there is no folder {path}; a run is kept in runs/NAME")
@@ -110,7 +110,7 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # a run that was killed may have left half a line
+        except ValueError:  # a killed run may have left an incomplete line
             continue
         if isinstance(event, dict):
             yield event

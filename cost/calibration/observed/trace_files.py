@@ -1,4 +1,4 @@
-"""Chrome traces of torch's profiler: what one rank's file holds that a profile can be fitted to."""
+"""Chrome traces of torch's profiler: the events of one rank's file that a profile is fitted to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 
 _CHUNK: Final = 2**20
 _LONGEST: Final = 2**25
-"""Characters of one event or of what stands before the events: more of them is no trace of torch's."""
+"""Most characters of one event, or before the events; a longer text is no trace of torch's profiler."""
 _BEGIN: Final = re.compile(r'"traceEvents"\s*:\s*\[')
 _NAME: Final = re.compile(r"rank[-_](\d+)")
 _HOST: Final = frozenset({"cpu_op", "user_annotation"})
@@ -23,7 +23,7 @@ _ARGUMENTS: Final = ("Input Dims", "Input type", "Input Strides", "Concrete Inpu
 
 
 class TraceError(ValueError):
-    """A file that is no trace of torch's profiler, not whole, or without what is needed of it."""
+    """A file is no trace of torch's profiler, is incomplete, or lacks required data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call of the driver that puts work on the device, or waits for it."""
+    """A driver call that enqueues work on the device, or waits for it."""
 
     name: str
     thread: tuple[Any, Any]
@@ -73,8 +73,8 @@ class TraceFile:
         path: of the file.
         rank: of the process, by the trace or else by the file's name.
         world: ranks of the run.
-        groups: names and ranks of its process groups, as far as the profiler knew them.
-        device: properties of the first GPU; None where it saw none.
+        groups: names and ranks of its process groups, where the profiler recorded them.
+        device: properties of the first GPU; None where there was none.
         calls: on the host.
         launches: on the host.
         kernels: on the device.
@@ -96,7 +96,7 @@ class TraceFile:
 
 
 def read_trace(path: Path) -> TraceFile:
-    """Read one trace, event by event, so that memory holds what is kept of them and no more.
+    """Read one trace event by event, so that only the needed events are held in memory.
 
     Raises:
         TraceError: the file cannot be read, is no trace of torch's profiler, or ends in the middle.
@@ -109,7 +109,7 @@ def read_trace(path: Path) -> TraceFile:
         ):
             found = _read(path, file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path} is not whole: {error}; profile a step again") from error
+        raise TraceError(f"{path} is incomplete: {error}; profile a step again") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
     if not found.calls:
@@ -117,7 +117,7 @@ def read_trace(path: Path) -> TraceFile:
     has_collectives = any(kernel.collective for kernel in found.kernels)
     if not has_collectives and not any(call.arguments for call in found.calls):
         raise TraceError(
-            f"{path} has no shapes of operands, without which no time can be compared; "
+            f"{path} has no shapes of operands, without which times cannot be compared; "
             "`legoai run FILE -- --profile-step N` records them"
         )
     return found
@@ -139,7 +139,7 @@ def _read(path: Path, file: TextIO) -> TraceFile:
 
 
 def _header(path: Path, file: TextIO) -> tuple[Mapping[str, Any], str]:
-    """What stands before the events, and what was read beyond it."""
+    """Return the text before the events, and what was read beyond it."""
     text = ""
     while (match := _BEGIN.search(text)) is None:
         chunk = file.read(_CHUNK)
@@ -156,7 +156,7 @@ def _header(path: Path, file: TextIO) -> tuple[Mapping[str, Any], str]:
 
 
 def _events(path: Path, file: TextIO, text: str) -> Iterator[Any]:
-    """The events, each decoded when all of it was read."""
+    """Yield the events, each decoded once it is complete."""
     decoder, at = json.JSONDecoder(), 0
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
@@ -179,7 +179,7 @@ def _events(path: Path, file: TextIO, text: str) -> Iterator[Any]:
 
 
 def _describe(found: TraceFile, head: Mapping[str, Any]) -> None:
-    """Take over what stands before the events."""
+    """Read the properties before the events."""
     world = head.get("distributedInfo")
     named = _NAME.search(found.path.name)
     if isinstance(world, dict):

@@ -1,1 +1,1 @@
-"""Codes and pages of the diagnostics that no check of a resolved plan makes."""
+"""Codes and pages of the diagnostics that are not checks of a resolved plan."""

@@ -12,7 +12,7 @@ class RequirementViolated(Rule):
 
     `legoai check` simulates one step of the plan and compares every figure with its bound. The diagnostic states by
     how much the bound is violated, and the largest contributor. Figures are estimates: `legoai cost` shows which of
-    them rest on measurements, and how good those are.
+    them rest on measurements, with their errors.
 
     ## Example
     ```
@@ -69,7 +69,7 @@ class OutOfMemory(Rule):
 class RequirementsConflict(Rule):
     """`require` lines that no values of the plan's holes meet together.
 
-    `legoai solve` looks at every way to fill the holes. The diagnostic names the smallest set of requirements that it
+    `legoai solve` searches all assignments of the holes. The diagnostic names the smallest set of requirements that it
     cannot meet: without any one of them there is a solution for the others.
 
     ## Example
@@ -99,7 +99,7 @@ class RequirementsConflict(Rule):
 
 
 class MemoryLeftByRecomputation(Rule):
-    """Full recomputation on a device of which half stays free.
+    """Full recomputation on a device half of whose memory stays free.
 
     `full` keeps only a module's input and computes the rest twice, which costs up to a third of the computation. That
     pays where memory is short. The advice is given where recomputation takes at least 5% of the step and the fullest

@@ -17,7 +17,7 @@ class CannotRead(Rule):
 
 
 class TooLarge(Rule):
-    """A file of more than 4 MiB, which is no plan.
+    """A file of more than 4 MiB, which cannot be a plan.
 
     A plan has some hundred lines. A file of this size is most often a checkpoint or a log that was named by mistake.
     """

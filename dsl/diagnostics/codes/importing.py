@@ -6,9 +6,9 @@ from legoai.dsl.diagnostics.rule import Rule
 
 
 class BrokenConfig(Rule):
-    """A file that is no TOML.
+    """A file that is not TOML.
 
-    `legoai import` reads the TOML files with which TorchTitan was configured until February 2026.
+    `legoai import` reads the TOML files that TorchTitan used until February 2026.
     """
 
     code = "LP021"
@@ -19,8 +19,8 @@ class UnknownConfigKey(Rule):
     """An option that TorchTitan does not have.
 
     The options of January 2026 are known, and the older names of its history since April 2024. TorchTitan itself
-    refuses what it does not know, unless a module of the user's adds options (`job.custom_config_module`). The plan is
-    made without it.
+    rejects unknown options, unless a user's module adds them (`job.custom_config_module`). The plan is made without
+    this one.
     """
 
     code = "LP022"
@@ -31,7 +31,7 @@ class UnknownConfigKey(Rule):
 class ConfigValue(Rule):
     """A value that an option of TorchTitan does not take, or that contradicts another option.
 
-    Types, choices and bounds are those of its job config. What contradicts are, for example, degrees of parallelism
+    Types, choices and bounds are those of its job config. Contradictions are, for example, degrees of parallelism
     whose product is not the number of devices.
     """
 
@@ -40,10 +40,10 @@ class ConfigValue(Rule):
 
 
 class NotTranslated(Rule):
-    """An option that changes what is trained, or how, and for which no statement of a plan stands.
+    """An option that changes what is trained, or how, and that no statement of a plan can express.
 
-    The plan is made without it. Options on which no schedule depends, such as folders and intervals of logs, are listed
-    and are no diagnostics.
+    The plan is made without it. Options that do not affect the schedule, such as folders and intervals of logs, are
+    listed and are no diagnostics.
     """
 
     code = "LP024"
@@ -52,10 +52,10 @@ class NotTranslated(Rule):
 
 
 class UnknownConfigModel(Rule):
-    """A model or flavour of TorchTitan that is no built-in of LegoAI.
+    """A model or flavour of TorchTitan that is not built into LegoAI.
 
     Known are `llama3` in its flavours `8B`, `70B`, `405B` and `debugmodel`, and `qwen3` without experts. Write the plan
-    of another model by hand, over its Hugging Face config (`model huggingface("config.json")`) or a factory of your
+    of another model by hand, with its Hugging Face config (`model huggingface("config.json")`) or a factory of your
     own.
     """
 

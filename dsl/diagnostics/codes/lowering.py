@@ -1,4 +1,4 @@
-"""LP01x: what a plan decides and no program does, and what it leaves undecided."""
+"""LP01x: parts of a plan that cannot be lowered or solved."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from legoai.dsl.diagnostics.rule import Rule
 class NotLowered(Rule):
     """A statement or option that this version cannot turn into a program.
 
-    The plan is a good plan, and it can be formatted and read. What it says here has no lowered form yet, or none for
-    the mesh and the other statements of this plan. Nothing is dropped in silence: `legoai lint` reports the lines that
-    stand in the way, and no program is made.
+    The plan is valid, and can be formatted and read. But this statement or option has no lowered form yet, or none for
+    the mesh and the other statements of this plan. Nothing is dropped silently: `legoai lint` reports the lines that
+    prevent lowering, and no program is written.
 
     ## Example
     ```
@@ -30,9 +30,9 @@ class NotLowered(Rule):
 
 
 class UndecidedHole(Rule):
-    """A plan with a hole that is to be lowered.
+    """A hole in a plan that is to be lowered.
 
-    A program needs every value. `auto` without an answer is none.
+    A program needs every value, and `auto` without an answer has none.
 
     ## Example
     ```
@@ -50,10 +50,10 @@ class UndecidedHole(Rule):
 class HoleNotSearched(Rule):
     """A hole that `legoai solve` does not fill.
 
-    Holes are searched where the simulator can tell one value from another: mesh axes, the micro batch, the pipeline,
+    Holes are searched if their values affect the simulated cost: mesh axes, the micro batch, the pipeline,
     checkpointing, units of `fsdp`, `loss`, `attention`, `comm`, `compile`, `offload` and `context`. A hole of another
-    kind is searched if it names its values: `auto in [a, b]`. What decides what is learned and not what a step costs,
-    such as a learning rate or the global batch, is never searched, nor is a hole in the file of a base plan.
+    kind is searched if it lists its values: `auto in [a, b]`. Settings that affect what is learned and not what a step
+    costs, such as a learning rate or the global batch, are never searched, nor is a hole in the file of a base plan.
 
     ## Example
     ```
@@ -71,10 +71,10 @@ class HoleNotSearched(Rule):
 
 
 class NoStepGraph(Rule):
-    """A command about the graph of a step, of a plan whose step is none.
+    """A command about the graph of a step, for a plan whose step is not a graph.
 
-    `legoai cost --passes`, `legoai graph --what step` and `legoai lower --dump-graphs` show what passes make of the
-    graph that `backend = graph` traces. The hooks of the eager backend have no graph.
+    `legoai cost --passes`, `legoai graph --what step` and `legoai lower --dump-graphs` show the effect of passes on the
+    graph that `backend = graph` traces. The eager backend uses hooks and has no graph.
 
     ## Example
     ```
@@ -92,9 +92,9 @@ class NoStepGraph(Rule):
 
 
 class NoLegalAnswers(Rule):
-    """A plan whose holes have no values that are legal together.
+    """A plan whose holes have no legal combination of values.
 
-    Whatever the holes are filled with, `legoai lint` reports an error. The diagnostic names those that it reports most.
+    With any values of the holes, `legoai lint` reports an error. The diagnostic names the most frequent ones.
 
     ## Example
     ```

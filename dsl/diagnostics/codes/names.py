@@ -1,4 +1,4 @@
-"""LP2xx: names, values and paths that mean nothing."""
+"""LP2xx: unknown names, wrong values, and paths without a match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnknownStatement(Rule):
 class MissingStatement(Rule):
     """A plan without a statement that every plan must have.
 
-    A plan names itself, its model, its cluster and its batch; all else has defaults.
+    A plan must have a name, a model, a cluster and a batch; all other statements have defaults.
 
     ## Use instead
     ```
@@ -45,8 +45,8 @@ class MissingStatement(Rule):
 class DuplicateStatement(Rule):
     """Two statements that decide the same thing in one file.
 
-    One decision stands on one line. A plan that `extends` another and a `variant` may replace a statement; within one
-    file two like ones would hide each other. `shard` may stand once for each axis.
+    A decision is stated once. A plan that `extends` another and a `variant` may replace a statement; within one
+    file the second of two would silently override the first. `shard` may occur once for each axis.
 
     ## Example
     ```
@@ -137,7 +137,7 @@ class WrongValue(Rule):
 
 
 class UnknownName(Rule):
-    """A name that is none of the legal ones here.
+    """A name that is not a legal value here.
 
     ## Example
     ```
@@ -176,7 +176,7 @@ class UnknownLet(Rule):
 class NoSuchPath(Rule):
     """A path pattern that matches no module and no parameter of the model.
 
-    Such a rule would silently do nothing.
+    Such a rule would silently have no effect.
 
     ## Example
     ```
@@ -221,7 +221,7 @@ class AmbiguousRules(Rule):
 
 
 class WrongModel(Rule):
-    """A model that the built-in families do not have: an unknown preset or dimension, or dimensions that disagree.
+    """A model that no built-in family has: an unknown preset or dimension, or contradictory dimensions.
 
     ## Example
     ```
@@ -239,9 +239,9 @@ class WrongModel(Rule):
 
 
 class ModelUnavailable(Rule):
-    """A model that could not be looked at: a missing factory or config, or one that fails.
+    """A model that could not be built: a missing factory or config, or one that fails.
 
-    Diagnostics about paths and divisibility need the model's modules, so they are missing while this stands.
+    Diagnostics about paths and divisibility need the model's modules, so they are missing until this is fixed.
     """
 
     code = "LP213"
@@ -251,7 +251,7 @@ class ModelUnavailable(Rule):
 class CannotExtend(Rule):
     """A plan that `extends` a file that cannot be read, or that extends itself.
 
-    The file is named relative to the plan that names it.
+    The file's path is relative to the plan that extends it.
     """
 
     code = "LP214"
@@ -266,7 +266,7 @@ class UnknownVariant(Rule):
 
 
 class CircularLet(Rule):
-    """`let` names that need each other.
+    """`let` names that depend on each other.
 
     ## Example
     ```
@@ -286,7 +286,7 @@ class CircularLet(Rule):
 
 
 class WrongArithmetic(Rule):
-    """Arithmetic that has no result: other than numbers, units that do not agree, or a division by zero.
+    """Arithmetic without a result: values that are no numbers, incompatible units, or a division by zero.
 
     ## Example
     ```
@@ -372,10 +372,10 @@ class WrongProfile(Rule):
 
 
 class WrongUnset(Rule):
-    """An `unset` that takes nothing away, or what a plan cannot be without.
+    """An `unset` without anything to remove, or of a required statement.
 
-    `unset` takes away a statement of the base plan, or in a variant one of the plan; as the value of a rule it
-    takes away the rule of the same path.
+    `unset` removes a statement of the base plan, or in a variant one of the plan; as the value of a rule it
+    removes the rule of the same path.
 
     ## Example
     ```
@@ -397,10 +397,10 @@ class WrongUnset(Rule):
 class BasesDisagree(Rule):
     """Two base plans that decide the same statement differently, where the plan itself does not decide it.
 
-    A plan may extend several base plans. What only one of them says, or all say alike, takes effect; no base comes
-    before another.
+    A plan may extend several base plans. A statement that only one of them has, or that is equal in all, takes effect;
+    no base takes precedence over another.
 
-    Write the statement that is meant in the plan: it takes the place of both. `unset` takes both away.
+    Write the statement in the plan itself: it replaces both. `unset` removes both.
     """
 
     code = "LP224"
@@ -408,7 +408,7 @@ class BasesDisagree(Rule):
 
 
 class NoRest(Rule):
-    """A `rest` that is no whole number of devices.
+    """A `rest` that is not a whole number of devices.
 
     `rest` is the size of one axis of the mesh: the devices of the cluster over the product of the other axes.
 
@@ -432,8 +432,8 @@ class NoRest(Rule):
 class FactoryNotRun(Rule):
     """A model from a Python factory that the command line forbids to run.
 
-    `--no-factories` is for plans from strangers: a factory is Python code, and naming it in a plan would run it. What
-    needs no model is checked all the same; paths, sizes, memory and `require` lines are not.
+    `--no-factories` is for untrusted plans: a factory is Python code, and naming it in a plan would run it. Checks
+    that need no model are done all the same; those of paths, sizes, memory and `require` lines are not.
     """
 
     code = "LP226"
@@ -445,8 +445,8 @@ class NoStandardLayout(Rule):
     """A standard layout that the model does not have.
 
     Families of built-in models, and the most used of Hugging Face, declare their standard layouts: `shard standard on
-    tp`, with `sequence` and `loss_parallel` where the family has such a form, `shard standard on ep` for mixtures of
-    experts, `fsdp blocks on dp_shard`. Models of one's own have none: write the rules.
+    tp`, with `sequence` and `loss_parallel` where the family supports them, `shard standard on ep` for mixtures of
+    experts, `fsdp blocks on dp_shard`. Models from a factory have none: write the rules.
 
     ## Example
     ```
@@ -470,8 +470,8 @@ class NoStandardLayout(Rule):
 class ReservedName(Rule):
     """A `let` that takes a name of the language.
 
-    A `let` name stands for its value wherever a value stands, so that `attention flash` would mean what the `let` says.
-    Names of options and statements, such as `hosts` or `batch`, never stand as values and are free.
+    A `let` name is replaced by its value wherever a value is expected, so that `attention flash` would mean the value
+    of the `let`. Names of options and statements, such as `hosts` or `batch`, are never values, and may be used.
 
     ## Example
     ```

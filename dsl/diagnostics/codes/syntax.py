@@ -1,4 +1,4 @@
-"""LP1xx: text that is not of the plan language."""
+"""LP1xx: text that is not in the plan language."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from legoai.dsl.diagnostics.rule import Rule
 
 
 class UnexpectedCharacter(Rule):
-    """A character that begins nothing in the plan language.
+    """A character that the plan language does not use here.
 
     ## Example
     ```
@@ -25,7 +25,7 @@ class UnexpectedCharacter(Rule):
 
 
 class UnexpectedToken(Rule):
-    """A word or sign where another must stand.
+    """A word or sign where another is expected.
 
     Every statement has one form: `keyword [value] [on axis, …] [(option = value, …)] [{ path = treatment … }]`.
 
@@ -67,7 +67,7 @@ class UnclosedBracket(Rule):
 class UnterminatedString(Rule):
     r"""A string whose closing quote is missing, or that is not in double quotes.
 
-    Strings stand in double quotes on one line; `\\"` and `\\\\` are a quote and a backslash.
+    Strings are in double quotes on one line; `\\"` and `\\\\` are a quote and a backslash.
 
     ## Example
     ```
@@ -107,7 +107,7 @@ class UnknownUnit(Rule):
 class MalformedPath(Rule):
     """A path pattern that cannot be read.
 
-    A path is a module's name with dots: `*` stands for one segment or a part of one, `**` for any number, `{a, b}` for
+    A path is a module's name with dots: `*` matches one segment or a part of one, `**` any number, `{a, b}`
     either, and `{0..9}` for the numbers from 0 to 9.
 
     ## Example
@@ -147,7 +147,7 @@ class NotText(Rule):
 
 
 class NestedTooDeep(Rule):
-    """A value with too many brackets inside of brackets, or a sum of too many terms.
+    """A value with too deeply nested brackets, or a sum of too many terms.
 
     ## Use instead
     Give the inner part a name of its own:

@@ -1,4 +1,4 @@
-"""The commands: a table of what there is, each in a module of its own that is imported when it is used."""
+"""The table of commands; each command's module is imported when it is used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final, Protocol, cast
 COMMANDS: Final[dict[str, str]] = {
     "lint": "find mistakes in plans without running anything",
     "fmt": "lay plans out in the one canonical form",
-    "explain": "explain any word of the language, or what a plan says about one module",
+    "explain": "explain any word of the language, or a plan's statements about one module",
     "lower": "print the PyTorch program that a plan becomes",
-    "cost": "tell what a plan costs in time and memory, without a GPU",
+    "cost": "predict what a plan costs in time and memory, without a GPU",
     "check": "simulate plans, and enforce their `require` lines",
     "solve": "fill the holes of a plan with the values that make it fastest",
-    "diff": "compare two plans, and tell what each changed line costs",
+    "diff": "compare two plans, and show what each changed line costs",
     "graph": "draw a plan's mesh, pipeline or step",
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",
@@ -36,7 +36,7 @@ class WrongUsage(Exception):  # noqa: N818 - the person's, not the program's
 
 
 class Command(Protocol):
-    """What a command's module holds."""
+    """The functions of a command's module."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Add the command's arguments, description and examples."""
@@ -51,7 +51,7 @@ def command(name: str) -> Command:
 
 
 def parse(name: str, arguments: Sequence[str]) -> Namespace:
-    """The arguments of a command. What follows `--` is kept in ``arguments`` where the command passes it on."""
+    """The arguments of a command. Those after `--` are in ``arguments`` if the command passes them on."""
     rest: Sequence[str] = ()
     if name in _PASSING_ON and "--" in arguments:
         cut = arguments.index("--")

@@ -20,10 +20,10 @@ written beside each other: NAME.toml, which describes the device, so that a plan
 `cluster profile("NAME.toml")`, and NAME.json.gz, its profile: what was measured, with date, machine, torch
 version, and the error on measurements that were not used.
 
-Other work on the machine disturbs a calibration. Of repeated measurements the least counts.
+Other work on the machine disturbs a calibration. Of repeated measurements the minimum counts.
 
-With --from nothing is measured here: what a run's profiled step took, on your own cluster, updates the profile
-of the plan's device. A part of it changes only if that predicts what was held out better than the base does.
+With --from nothing is measured here: the profiled steps of runs on your own cluster update the profile of the
+plan's device. A part of it changes only if the new one predicts held-out measurements better than the base.
 """
 
 _EXAMPLES = """\
@@ -83,7 +83,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _from_runs(path: Path, arguments: Namespace) -> int:
-    """Update a profile by runs, and say what became of each part."""
+    """Update a profile from runs, and report the result for each part."""
     for option in ("device", "seconds", "processes"):
         if getattr(arguments, option) is not None:
             raise WrongUsage(f"--{option} says how to measure this machine, and --from measures nothing here")
@@ -107,7 +107,7 @@ def _from_runs(path: Path, arguments: Namespace) -> int:
 
 
 def _line(part: Part) -> str:
-    """A part of the profile, with the median errors on what was held out."""
+    """A part of the profile, with the median errors on held-out measurements."""
     rows, before, after = "", "", ""
     if part.trial is not None and part.trial.after["rows"]:
         rows = str(part.trial.after["rows"])

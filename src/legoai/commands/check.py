@@ -19,7 +19,7 @@ from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.specs.record import replace
 
 _DESCRIPTION = """\
-Lint plans, simulate each of them and each of its variants, and compare what comes out with their `require`
+Lint plans, simulate each of them and each of its variants, and compare the results with their `require`
 lines and with the memory of their devices.
 
 The exit status is 1 if there is an error or a requirement is violated, and 2 if a plan cannot be costed.
@@ -70,7 +70,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:
-    """What simulating a plan and its variants finds, in the order of its text; a line is found at fault once.
+    """Findings from simulating a plan and its variants, in the order of its text; equal ones are reported once.
 
     Raises:
         WrongUsage: the plan cannot be costed.
@@ -99,7 +99,7 @@ def _in_variant(item: Diagnostic, variant: str) -> Diagnostic:
 
 
 def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
-    """What simulating one resolution of a plan finds. A plan that cannot be lowered is found at fault for that."""
+    """Findings from simulating one resolution of a plan; one that cannot be lowered is a finding too."""
     from legoai.lowering.program import LoweringError, lower
 
     assert linted.plan is not None

@@ -1,4 +1,4 @@
-"""`legoai completion`: a script with which a shell completes commands, options and what they take."""
+"""`legoai completion`: a shell script that completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SHELLS: Final = ("bash", "zsh")
 _FILES: Final = ("FILE", "OUT")
 
 _DESCRIPTION = """\
-Print a script with which a shell completes commands, options, files, and what `legoai explain` knows. Print it
-anew after an update of LegoAI.
+Print a script with which a shell completes commands, options, files, and the words that `legoai explain` takes.
+Print it again after an update of LegoAI.
 """
 
 _EXAMPLES = """\

@@ -186,7 +186,7 @@ def _passes(linted: Linted, arguments: Namespace) -> int:
 
 @contextlib.contextmanager
 def _simulating(linted: Linted) -> Iterator[Progress]:
-    """Get ready to simulate a plan; what is told while entered is shown on a terminal.
+    """Prepare to simulate a plan; progress is shown on a terminal while entered.
 
     Raises:
         WrongUsage: it cannot be costed.
@@ -196,7 +196,7 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
         announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
     progress = Progress()
     progress("reading torch")
-    # The simulated process groups have no hooks, of which torch's C++ side would warn.
+    # The simulated process groups have no hooks, about which torch's C++ side would warn.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with _lasting():
         from legoai.cost.estimate import CannotEstimateError
@@ -212,7 +212,7 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def _lasting() -> Iterator[None]:
-    """Keep what is made here from the garbage collector, which would go over it again and again and find nothing."""
+    """Exclude the objects made here from garbage collection, which would scan them repeatedly and free none."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -237,14 +237,14 @@ def write(path: Path, text: str) -> None:
 
 
 class Progress:
-    """One line on a terminal that says what is done; elsewhere nothing."""
+    """A progress line on a terminal; elsewhere nothing."""
 
     def __init__(self) -> None:
         self.shown = sys.stderr.isatty()
         self.width = 0
 
     def __call__(self, what: str) -> None:
-        """Say what is done now."""
+        """Show the current step of the work."""
         if not self.shown:
             return
         line = f"{what} …"

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from legoai.cost.differences import CostDifference
 
 _DESCRIPTION = """\
-Compare what two plans mean: formatting, comments, the order of statements, `let` names and base plans are no
-difference. Each changed value is a line, with what it does to a step: both plans are simulated, and the first
-plan with each change alone, or with the fewest changes that are legal together. Besides: whether the batch and
-the numbers change, whether checkpoints load, and which ranks communicate.
+Compare what two plans mean: differences in formatting, comments, the order of statements, `let` names and base
+plans do not count. Each changed value is a line, with its effect on a step: both plans are simulated, and the
+first plan with each change alone, or with the fewest changes that are legal together. Also reported: whether the
+batch and the numbers change, whether checkpoints load, and which ranks communicate.
 
 A plan is a file, or REV:FILE, which git reads: from the root of the repository, or from here as REV:./FILE.
-With -- FILE, behind all options, the plan is given once: REV -- FILE compares a revision with the file as it
-is here, REV..REV two revisions, and REV...REV the second with where they parted.
+With -- FILE, after all options, the plan is given once: REV -- FILE compares a revision with the file as it is
+here, REV..REV two revisions, and REV...REV the second with their merge base.
 
 The exit status is 0 if the plans mean the same, 1 if they differ, and 2 if one of them has errors, cannot be
-read, or the command line is wrong. Plans that cannot be costed are compared without; that is said.
+read, or the command line is wrong. Plans that cannot be costed are compared without costs, which is reported.
 """
 
 _EXAMPLES = """\
@@ -196,7 +196,7 @@ def _linted(text: str, name: str, directory: Path, read: Reads, arguments: Names
 
 
 def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference | None, str | None]:
-    """What the changes do to a step; None where it is not asked for or not known, and why it is not known."""
+    """The effects of the changes on a step; None where costs are not requested or unknown, with the reason."""
     if not arguments.cost or not comparison.changes:
         return None, None
     for side in (comparison.before, comparison.after):

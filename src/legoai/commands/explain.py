@@ -1,4 +1,4 @@
-"""`legoai explain`: any word of the language, the defaults, or what a plan says about one module."""
+"""`legoai explain`: any word of the language, the defaults, or a plan's statements about one module."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WIDTH = 100
 _DESCRIPTION = """\
 Explain any word of the language: a diagnostic by its code or name, a statement, a treatment, an option, an axis,
 a model and its presets, a device, a fabric, a figure of `require`; with `defaults` every default. With --plan,
-explain everything that this plan says about one module or parameter, and which line says it; with `defaults`, the
-defaults that this plan takes.
+explain everything that this plan states about one module or parameter, and on which line; with `defaults`, the
+defaults that apply to this plan.
 """
 
 _EXAMPLES = """\
@@ -55,7 +55,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Explain; returns 1 where the plan has no answer because of its errors, 2 for what does not exist."""
+    """Explain; returns 1 where the plan has no answer because of its errors, 2 for unknown words."""
     if arguments.list and (arguments.subject is not None or arguments.plan is not None):
         raise WrongUsage("--list lists everything, and takes neither a subject nor a plan")
     if arguments.subject is None and not arguments.list:
@@ -102,7 +102,7 @@ def _page(subject: str) -> str:
 
 
 def _of_plan(arguments: Namespace) -> int:
-    """What one plan says about a module, or its defaults."""
+    """A plan's statements about a module, or its defaults."""
     from legoai.dsl.reporting.explain import NoSuchModuleError, defaults_of, explain
 
     analysis = _analysis(arguments)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Write the weights of a checkpoint into a folder of safetensors files with their index and a config.json, from
-which `transformers.AutoModelForCausalLM.from_pretrained` makes the same model. The plan says which model it is; no
-GPU is needed, and one file is in memory at a time. Nothing is unpickled.
+`transformers.AutoModelForCausalLM.from_pretrained` makes the same model. The plan determines the model; no GPU is
+needed, and one file is in memory at a time. Nothing is unpickled.
 
 The exit status is 1 if the plan has errors, or its model cannot be published or the checkpoint not be read.
 """
@@ -150,7 +150,7 @@ def _fields(plan: Plan, analysis: Analysis, whole: WholeModel) -> dict[str, Any]
 
 
 def _beside(plan: Plan) -> tuple[Path, ...]:
-    """Folders with what else is published: the tokenizer that the plan trains with, and what it started from."""
+    """Folders with other files to publish: the tokenizer of the training, and the initial weights."""
     found = []
     if plan.data is not None and plan.data.tokenizer:
         tokenizer = Path(plan.data.tokenizer)

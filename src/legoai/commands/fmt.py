@@ -22,9 +22,9 @@ from legoai.dsl.frontend.sources import (
 from legoai.dsl.frontend.syntax import PlanFile
 
 _DESCRIPTION = """\
-Lay plans out in the one canonical form, which has no options. Comments, blank lines and order stay; the
-result is proved to say what the plan said. Files are rewritten in place; a plan from standard input is
-written to standard output.
+Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the
+result is proved to mean the same. Files are rewritten in place; a plan from standard input is written to standard
+output.
 
 The exit status is 1 if a plan cannot be read, or with --check or --diff if one would change.
 """

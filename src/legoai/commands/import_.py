@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from legoai.dsl.importing.translation import Imported
 
 _DESCRIPTION = """\
-Make a plan of a TOML file with which TorchTitan was configured until February 2026, older formats included. A
-config says nothing of the devices: name them with --cluster, as a plan does. Every option is translated, or listed
-on standard error with the reason: those on which no schedule depends, and those that change what is trained and that
-no plan says, which are diagnostics too.
+Convert a TOML config of TorchTitan (formats until February 2026) into a plan. A config does not contain the
+devices: name them with --cluster, as in a plan. Every option is translated, or listed on standard error with the
+reason: those that do not affect the schedule, and those that change what is trained and that no plan can state,
+which are diagnostics too.
 
 The exit status is 1 if no plan can be made, if an option that changes something is not translated, or if the
 plan has errors.
@@ -66,7 +66,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Import; returns 1 where no plan is made, or it does not say all of the config, or has errors."""
+    """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
     if output != Path("-") and output.exists() and not arguments.force:
         raise WrongUsage(f"{output} is there already; --force replaces it")
@@ -86,17 +86,17 @@ def run(arguments: Namespace) -> int:
         linted, of_plan = _linted(found.text, f"{name}.plan" if output == Path("-") else str(output))
         diagnostics += linted
         files |= of_plan
-    _tell(found, diagnostics, files, arguments, assumed=None if arguments.cluster else cluster)
+    _report(found, diagnostics, files, arguments, assumed=None if arguments.cluster else cluster)
     _put(found, diagnostics, files, arguments)
     complete = found.text is not None and not any(item.changes for item in found.unused)
     return int(not complete or any(item.severity == "error" for item in diagnostics))
 
 
 def _plan_name(given: str | None, source: Source, output: Path) -> str:
-    """The name that is given, or that of the file, as a word of the language.
+    """The given name, or that of the file, as a word of the language.
 
     Raises:
-        WrongUsage: what is given is none.
+        WrongUsage: the given name is no such word.
     """
     if given is not None:
         if not re.fullmatch(r"[A-Za-z_]\w*", given, re.ASCII):
@@ -159,14 +159,14 @@ def _devices(cluster: str) -> int:
 
 
 def _linted(text: str, name: str) -> tuple[Sequence[Diagnostic], dict[str, PlanFile]]:
-    """Errors and warnings of the plan; advice is for its author, to whom `legoai lint` gives it."""
+    """Errors and warnings of the plan; advice is left to `legoai lint`."""
     from legoai.dsl.lint import lint
 
     linted = lint(text, name, directory=Path(name).parent)
     return [item for item in linted.diagnostics if item.severity != "advice"], dict(linted.files)
 
 
-def _tell(
+def _report(
     found: Imported,
     diagnostics: Sequence[Diagnostic],
     files: dict[str, PlanFile],
@@ -174,7 +174,7 @@ def _tell(
     *,
     assumed: str | None,
 ) -> None:
-    """Say on standard error what is wrong, what was assumed, and what became no statement."""
+    """Report on standard error what is wrong, what was assumed, and which options became no statement."""
     if arguments.json:
         return
     show(diagnostics, files, stream=sys.stderr, color=arguments.color)
@@ -218,7 +218,7 @@ def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, Pl
 
 
 def _document(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> dict[str, Any]:
-    """What `--json` prints: as `legoai lint` prints diagnostics, with the plan and what became no statement."""
+    """The output of `--json`: diagnostics as in `legoai lint`, the plan, and the options that became no statement."""
     document: dict[str, Any] = json.loads(render("json", diagnostics, files))
     return document | {
         "plan": found.text,

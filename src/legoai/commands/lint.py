@@ -15,8 +15,8 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
 
 _DESCRIPTION = """\
-Find mistakes in plans. Nothing is run, but for a Python factory that a plan names as its model: that is
-said first, and it runs in a process of its own. Each variant of a plan is looked at too.
+Find mistakes in plans. Nothing is run, except a Python factory that a plan names as its model: that is
+announced first, and it runs in a process of its own. Each variant of a plan is linted too.
 
 The exit status is 1 if there is an error; with --strict, also if there is a warning.
 """

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from legoai.lowering.program import Program
 
 _DESCRIPTION = """\
-Print the PyTorch program that a plan becomes. It is the program that `legoai run` starts, and it can be
-read from top to bottom, kept, and started with torchrun. The same plan gives the same program to the byte.
+Print the PyTorch program that a plan becomes. It is the program that `legoai run` starts: it can be read from
+top to bottom, saved, and started with torchrun. The same plan gives the same program to the byte.
 
 A plan with errors is not lowered: they are printed instead, and the exit status is 1.
 """

@@ -16,7 +16,7 @@ Serve an editor by the Language Server Protocol, on standard input and output, u
 
 _EXAMPLES = """\
 examples:
-  legoai lsp    what an editor is told to start for files named *.plan; docs/editors.md says how
+  legoai lsp    the server that an editor starts for files named *.plan; see docs/editors.md
 
 A Python factory that a plan names as its model is run only after a person asked for it in the editor.
 """

@@ -1,4 +1,4 @@
-"""How diagnostics are reported: the options that `lint` and `check` share, and what a project's configuration says."""
+"""Reporting of diagnostics: the options that `lint` and `check` share, and the project's configuration."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def project() -> Configuration:
 
 
 def choice_of(arguments: Namespace) -> Configuration:
-    """What the command line says, and for the rest the project's configuration.
+    """The options of the command line, completed by the project's configuration.
 
     Raises:
-        WrongUsage: a selector fits no rule, or the configuration means nothing.
+        WrongUsage: a selector matches no rule, or the configuration is invalid.
     """
     held = project()
     return Configuration(

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Lower a plan and train it on this machine under torchrun, one process per device of its mesh. The program,
-the metrics and the checkpoints go to a folder, runs/NAME, or runs/NAME-VARIANT. Running again goes on from
-the newest checkpoint there. What follows -- goes to the trainer.
+the metrics and the checkpoints go to a folder, runs/NAME, or runs/NAME-VARIANT. Running again resumes from
+the newest checkpoint there. Arguments after -- are the trainer's.
 
-Before it starts, a step is predicted as by `legoai cost`; at the end both are shown beside each other, and
-added to the metrics.
+Before the start, a step is predicted as by `legoai cost`; at the end prediction and measurement are shown side
+by side, and added to the metrics.
 
 The exit status is 1 if the plan has errors, and otherwise that of the training.
 """
@@ -102,7 +102,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _prediction(linted: Linted, program: Program, options: RunOptions, arguments: Namespace) -> Predicted | None:
-    """What is predicted of a step, which is told; None where it is not, or would be of another run."""
+    """The prediction of a step, which is printed; None where there is none, or where it would not apply to this run."""
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None and analysis is not None and analysis.manifest is not None
     manifest = analysis.manifest
@@ -123,7 +123,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
             return Predicted.of(found, text=bool(plan.batch.seq_len))
         except CannotEstimateError as error:
             return str(error)
-        except Exception as error:  # whatever a factory raises, the run itself tells
+        except Exception as error:  # the run itself reports what a factory raises
             return f"{type(error).__name__}: {error}"
 
     from legoai.cost.search.evaluator import WorkerKilledError, apart
@@ -145,20 +145,20 @@ def _note_cluster(linted: Linted, metrics: Path) -> None:
     from legoai.cost.report.run import note_cluster
 
     assert linted.plan is not None and linted.analysis is not None
-    with contextlib.suppress(OSError):  # the run says what is wrong with its folder
+    with contextlib.suppress(OSError):  # the run itself reports what is wrong with its folder
         note_cluster(metrics, linted.plan.cluster, linted.analysis.directory)
 
 
 def _compare(predicted: Predicted, metrics: Path, before: int) -> None:
-    """Show what was predicted beside what was measured, where there is enough of it behind the bytes of before."""
-    from legoai.cost.report.run import beside, measured, note
+    """Show prediction and measurement side by side, if the run has measured enough steps after the given offset."""
+    from legoai.cost.report.run import compared, measured, note
 
     run = measured(metrics, before=before)
     if run is None:
         return
-    for line in beside(predicted, run):
+    for line in compared(predicted, run):
         print(line, file=sys.stderr)
-    with contextlib.suppress(OSError):  # the run's folder may be full, which it has told
+    with contextlib.suppress(OSError):  # the run's folder may be full, which the run has reported
         note(metrics, predicted, run)
 
 

@@ -38,7 +38,7 @@ def add_resolution(parser: ArgumentParser) -> None:
 
 
 def settings_of(arguments: Namespace) -> dict[str, str]:
-    """What `--set` says, by name; the last wins."""
+    """The values of `--set`, by name; the last one wins."""
     return dict(arguments.settings)
 
 
@@ -62,7 +62,7 @@ def output_file(text: str) -> Path:
 
 
 def add_output(parser: ArgumentParser) -> None:
-    """Add the options that decide what a command says beside its result, and whether in colours."""
+    """Add the options for messages besides the result, and for colours."""
     parser.add_argument("-q", "--quiet", action="store_true", help="write diagnostics only, without a summary")
     parser.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto, on terminals)"
@@ -80,12 +80,12 @@ def add_no_factories(parser: ArgumentParser) -> None:
 
 
 def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
-    """Whether a plan without errors cannot go on since `--no-factories` keeps its model from being known; says so.
+    """Whether a plan without errors cannot be processed because `--no-factories` leaves its model unknown; reports it.
 
     Args:
         linted: the plan.
         arguments: of the command.
-        done: what is not done then, such as `lowered`.
+        done: what the command does not do then, such as `lowered`.
     """
     assert linted.plan is not None
     # Where a statement cannot be read before a hole is answered, nothing was analysed.
@@ -134,7 +134,7 @@ def note_profile(linted: Linted) -> None:
 
 
 def announce(message: str) -> None:
-    """Tell on standard error what is about to be run."""
+    """Announce on standard error what is about to be run."""
     print(f"legoai: {message}", file=sys.stderr, flush=True)
 
 
@@ -180,7 +180,7 @@ def examine(
     variants: bool = True,
     factories: bool = True,
 ) -> Linted:
-    """Lint one plan, telling on standard error before a model factory is run. None is without ``factories``."""
+    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``."""
     return lint(
         source.text,
         source.name,
@@ -202,9 +202,8 @@ def files_of(error: UnreadableError) -> dict[str, PlanFile]:
 def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None, after its diagnostics, where it has errors.
 
-    They go to standard error, as a command that lowers has something else to say on standard output.
-    What a project selects or ignores is about reports: an error stops here whatever it is, unless the plan itself
-    suppresses it.
+    Diagnostics go to standard error, as standard output has the command's own result. A project's `select` and `ignore`
+    apply to reports only: an error of any code stops the command, unless the plan itself suppresses it.
     """
     try:
         source = read_source(arguments.file)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Fill the holes of a plan, every `auto`, with the values that make its objective best and meet its `require`
-lines, and write them behind the holes of the same text: `auto -> 8`. The objective is the plan's `minimize`
-or `maximize`, else the time of a step. Answers that a plan has already are decided anew.
+lines, and write them after the holes of the same text: `auto -> 8`. The objective is the plan's `minimize` or
+`maximize`, else the time of a step. Answers that a plan has already are not used: they are searched again.
 
-Every value that is tried is linted by the rules of `legoai lint`, and simulated as by `legoai cost`. What is
-printed besides is a bound: no values of the holes are better than that.
+Every candidate is linted by the rules of `legoai lint`, and simulated as by `legoai cost`. A bound is printed
+too: no values of the holes are better than that.
 
 The exit status is 1 if the plan has errors or no values meet its requirements, and 2 if it cannot be solved.
 """

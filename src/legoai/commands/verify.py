@@ -36,13 +36,11 @@ _MOST_RANKS = 16
 _SHOWN = 8
 
 _DESCRIPTION = """\
-Run a shrunken copy of a plan on a few processes of this machine, and the same training on one device
-without any plan, and compare: the loss and the norm of the gradient in every step, every gradient of the
-first step before and after clipping, every parameter after the first step and after the last, the samples
-that the ranks read, the dtype in which gradients are reduced, and for a model of others what its weights
-begin with. Model, mesh and batch shrink, with the
-ratios that the plan relies on kept; what changed is printed. Everything runs on the CPU.
-
+Run a shrunken copy of a plan on a few processes of this machine, and the same training on one device without a
+plan, and compare: the loss and the norm of the gradient in every step, every gradient of the first step before
+and after clipping, every parameter after the first step and after the last, the samples that the ranks read, the
+dtype in which gradients are reduced, and for a Python model its initial weights. Model, mesh and batch shrink,
+with the ratios that the plan relies on preserved; the changes are printed. Everything runs on the CPU.
 The exit status is 0 if nothing differs by more than rounding, 1 if something does, if the program fails, or if
 the plan has errors, and 2 if the plan cannot be verified here.
 """
@@ -172,7 +170,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
 
 
 def report(verdict: Verdict, small: Shrunken, linted: Linted) -> Iterator[str]:
-    """What was found, in lines."""
+    """The result, in lines."""
     name = linted.resolution.file.name
     ranks = counted(small.plan.mesh.world_size, "rank")
     if verdict.equal:
@@ -234,8 +232,8 @@ def _facts(verdict: Verdict) -> Iterator[str]:
 
 
 def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted) -> Iterator[str]:
-    """Where it begins, and what the plan says about that."""
-    from legoai.dsl.reporting.explain import place, said_of
+    """Where the first difference is, and the plan's statements about that module."""
+    from legoai.dsl.reporting.explain import decisions_of, place
 
     path = small.original(first.name)
     module, _, parameter = path.rpartition(".")
@@ -249,7 +247,7 @@ def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted)
     else:
         yield f"    by {_size(first.size)}; its largest element by {_size(first.largest)}"
     assert linted.analysis is not None
-    rows = [row for row in said_of(linted.analysis, module, parameter) if place(row.origin) != "default"]
+    rows = [row for row in decisions_of(linted.analysis, module, parameter) if place(row.origin) != "default"]
     if rows:
         yield f"  what the plan says about {module or 'root'}:"
         width = max(len(f"{row.statement}: {row.what}") for row in rows)
@@ -267,17 +265,17 @@ def _size(value: float) -> str:
 
 
 class _Progress:
-    """One line on a terminal that says what the processes do; elsewhere nothing."""
+    """A progress line on a terminal with the state of the processes; elsewhere nothing."""
 
     def __init__(self) -> None:
         self.shown = sys.stderr.isatty()
         self.width = 0
 
-    def __call__(self, told: dict[str, str]) -> None:
+    def __call__(self, states: dict[str, str]) -> None:
         if not self.shown:
             return
-        device = told.get("one device", "")
-        ranks = Counter(text for name, text in told.items() if name != "one device")
+        device = states.get("one device", "")
+        ranks = Counter(text for name, text in states.items() if name != "one device")
         words = [f"{count} ranks: {text}" if count > 1 else f"1 rank: {text}" for text, count in ranks.most_common()]
         line = f"one device: {device}; {'; '.join(words)}"[:100]
         sys.stderr.write(f"\r{line:<{self.width}}")

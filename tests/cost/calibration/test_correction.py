@@ -1,4 +1,4 @@
-"""Corrections by size, and whether they are better than what they correct."""
+"""Corrections by size, and their acceptance only where they reduce the error."""
 
 from __future__ import annotations
 

@@ -128,13 +128,13 @@ def test_a_calibrated_device_is_one_that_a_plan_can_name(ours: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_profile_says_what_it_rests_on(run: Path, ours: Path) -> None:
+def test_the_profile_states_its_sources(run: Path, ours: Path) -> None:
     found = load(ours.with_suffix(".json.gz"))
     first, *others = found.sources
     assert list(others) == list(profile("cpu").sources)
     assert "profile cpu" in first["what"] and "step 5, 2 of 2 ranks" in first["from"]
     assert any(part.startswith("products fp32: ") for part in first["parts"])
-    assert "the last rank to arrive waits for none" in first["collectives"]
+    assert "the last rank to arrive does not wait" in first["collectives"]
     assert found.constants["kernel_gap_seconds"].value > 0
     for name, model in profile("cpu").products.items():
         if name != "fp32":
@@ -306,7 +306,7 @@ def broken(folder: Path, kind: str) -> Path:
     [
         ("missing", None, "there is no folder"),
         ("empty", None, "--profile-step N` writes one"),
-        ("cut", None, "is not whole"),
+        ("cut", None, "is incomplete"),
         ("other", None, "a trace of 4 ranks, and the run had 16"),
         ("twice", None, "two traces of one rank"),
         ("unnamed", None, "--base DEVICE"),

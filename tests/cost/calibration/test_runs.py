@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from legoai.cost.calibration.movement import three_segments
-from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine, profile_beside
+from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine, profile_path
 from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product
@@ -41,13 +41,13 @@ def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
     measured = load_device(calibrated)
     assert (measured.name, measured.kind, measured.devices_per_host) == ("here", "cpu", 2)
     assert measured.figure("memory.bandwidth_bytes_per_second") > 1e8
-    assert profile_beside(calibrated).is_file()
+    assert profile_path(calibrated).is_file()
     assert sorted(path.name for path in calibrated.parent.iterdir()) == ["here.json.gz", "here.toml"]
 
 
 @pytest.mark.slow
 def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> None:
-    found = load(profile_beside(calibrated))
+    found = load(profile_path(calibrated))
     (source,) = found.sources
     assert source["torch"] == torch.__version__
     assert "threads" in source["from"]
@@ -57,7 +57,7 @@ def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> Non
 
 @pytest.mark.slow
 def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) -> None:
-    found = load(profile_beside(calibrated))
+    found = load(profile_path(calibrated))
     product = Product(batch=1, m=128, n=128, k=128, rate="fp32", bytes=3 * 4 * 128**2)
     seconds, model = seconds_of(product, found)
     assert model == "measured table"
@@ -73,7 +73,7 @@ def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) ->
 
 @pytest.mark.slow
 def test_a_calibrated_group_has_its_collectives(calibrated: Path) -> None:
-    found = load(profile_beside(calibrated))
+    found = load(profile_path(calibrated))
     cluster = Cluster(device=load_device(calibrated), hosts=1, devices_per_host=2)
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"):
         seconds, model = seconds_on(Placement(2, 1, 2), kind, 2**16, network_of(cluster), found)

@@ -1,4 +1,4 @@
-"""Products in pieces beside their collectives (AsyncTP), against the same plan without."""
+"""AsyncTP: decomposed products that overlap their collectives, against the same plan without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step holds depends neither on when the cyclic garbage collector runs, nor on what the process has imported."""
+"""A step's memory is independent of the cyclic garbage collector and of the process's imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled graphs, which are kept for further simulations of a process."""
+"""Compiled graphs, cached for further simulations of a process."""
 
 from __future__ import annotations
 

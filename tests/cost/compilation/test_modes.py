@@ -1,4 +1,4 @@
-"""Modes of compilation: the estimate states what only a device can tell, and refuses what lint warns of."""
+"""Modes of compilation: assumptions of the estimate, and refusals where lint warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contention: the slowdown of kernels beside collectives."""
+"""Contention: the slowdown of kernels by concurrent collectives."""
 
 from __future__ import annotations
 

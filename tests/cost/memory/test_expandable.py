@@ -1,4 +1,4 @@
-"""Expandable segments, beside an allocator that keeps every block as CUDA's does."""
+"""Expandable segments, against an allocator that keeps every block as CUDA's does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that are found as they were: what was asked before is served as it was then."""
+"""Allocator pools in a state seen before: repeated requests are served from the recorded result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a trace: equal micro batches are followed a few times, and tell what all of them together tell."""
+"""Rounds of a trace: simulating a few of the equal micro batches gives the same result as all of them."""
 
 from __future__ import annotations
 

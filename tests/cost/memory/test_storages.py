@@ -1,4 +1,4 @@
-"""Active memory, against PyTorch's own trackers and against what the storages of a model must sum to."""
+"""Active memory, against PyTorch's own trackers and against the sum of a model's storages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of which a few blocks were captured do what whole stages do."""
+"""Stages with a few captured blocks equal stages that were captured whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from legoai.api import lower
 from legoai.cost import capture as capturing
-from legoai.cost.capture import capture, capture_alike
+from legoai.cost.capture import capture, capture_equal_ranks
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
 from legoai.cost.pipelines import deep_stages
@@ -88,27 +88,27 @@ def program_of(
 def _compared(program: Program, ranks: int, pp: int, least: int = 1) -> list[tuple[int, int, bool]]:
     """For each rank how many runs of blocks were short, and whether its trace is that of a whole capture."""
     runs: list[int] = []
-    real = capturing._taken
+    real = capturing._captured
 
     def taken(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
-        told = found[0].told
-        runs.append(len(found[0].runs) if told is not None and told.own else 0)
+        derived = found[0].derived
+        runs.append(len(found[0].runs) if derived is not None and derived.own else 0)
         return found
 
-    said = []
+    reasons = []
     for group in equal_coordinates(program, pp):
-        capturing._taken, capturing._LEAST_LEFT_OUT = taken, least
-        found = capture_alike(program, world=ranks, pp=pp, coordinate=group[0], others=group[1:])
-        capturing._taken = real
+        capturing._captured, capturing._LEAST_LEFT_OUT = taken, least
+        found = capture_equal_ranks(program, world=ranks, pp=pp, coordinate=group[0], others=group[1:])
+        capturing._captured = real
         for trace in found:
             whole = capture(program, world=ranks, rank=trace.stage * (ranks // pp), replay=False)
-            said.append((trace.stage, runs[-1], trace == whole))
-    return said
+            reasons.append((trace.stage, runs[-1], trace == whole))
+    return reasons
 
 
 def check(folder: Path, schedule: str, *, pp: int = 2, runs: int | None = None, **options: Any) -> None:
-    """Compare the traces of all ranks; each has as many runs of blocks as stages, or as it is told."""
+    """Compare the traces of all ranks; each has as many runs of blocks as stages, or as many as given."""
     program, ranks = program_of(folder, schedule, pp=pp, **options)
     stages = 2 if schedule in TWO_STAGES else 1
     expected = stages if runs is None else runs
@@ -169,7 +169,7 @@ def test_stages_of_few_blocks_whose_backward_is_split_have_the_traces_of_whole_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "InterleavedZeroBubble"])
-def test_ranks_that_are_like_a_rank_of_few_blocks_are_told_as_if_captured(schedule: str, tmp_path: Path):
+def test_derived_traces_of_equal_ranks_equal_captures_when_blocks_are_left_out(schedule: str, tmp_path: Path):
     check(tmp_path, schedule, layers=60, pp=4, reshard="after_backward", checkpoint="full")
 
 
@@ -205,24 +205,24 @@ def test_stages_of_few_micro_batches_are_captured_whole(tmp_path: Path):
 
 
 def _whole_in_vain(program: Program, ranks: int) -> tuple[list[str], bool]:
-    """Why stages of few blocks were of no use, and whether the trace is that of a whole capture all the same."""
-    said: list[str] = []
-    real = capturing._taken
+    """Why stages of few blocks could not be used, and whether the trace is that of a whole capture all the same."""
+    reasons: list[str] = []
+    real = capturing._captured
 
     def taken(*args: Any, **kwargs: Any) -> Any:
         try:
             return real(*args, **kwargs)
         except deep_stages.DepthError as error:
-            said.append(str(error))
+            reasons.append(str(error))
             raise
 
     def unequal(*_: Any) -> Any:
         raise Unequal
 
-    capturing._taken, capturing._LEAST_LEFT_OUT = taken, 1
+    capturing._captured, capturing._LEAST_LEFT_OUT = taken, 1
     deep_stages.stretched = unequal
-    (found,) = capture_alike(program, world=ranks, pp=2, coordinate=0, others=())
-    return said, found == capture(program, world=ranks, rank=0, replay=False)
+    (found,) = capture_equal_ranks(program, world=ranks, pp=2, coordinate=0, others=())
+    return reasons, found == capture(program, world=ranks, rank=0, replay=False)
 
 
 def test_a_stage_whose_blocks_cannot_be_repeated_is_captured_whole(tmp_path: Path):
@@ -231,7 +231,7 @@ def test_a_stage_whose_blocks_cannot_be_repeated_is_captured_whole(tmp_path: Pat
 
 
 def _left_over(program: Program, ranks: int) -> list[str]:
-    said: list[str] = []
+    reasons: list[str] = []
     counts: list[int] = []
     real = deep_stages._living
 
@@ -244,18 +244,20 @@ def _left_over(program: Program, ranks: int) -> list[str]:
         try:
             return whole(*args)
         except deep_stages.DepthError as error:
-            said.append(str(error))
+            reasons.append(str(error))
             raise
 
-    whole = deep_stages.items_of_whole
-    deep_stages._living, deep_stages.items_of_whole, capturing._LEAST_LEFT_OUT = living, tell, 1
-    capture_alike(program, world=ranks, pp=2, coordinate=0, others=())
-    return said
+    whole = deep_stages.items_of_all_blocks
+    deep_stages._living, deep_stages.items_of_all_blocks, capturing._LEAST_LEFT_OUT = living, tell, 1
+    capture_equal_ranks(program, world=ranks, pp=2, coordinate=0, others=())
+    return reasons
 
 
 def test_a_stage_whose_whole_would_leave_something_else_is_captured_whole(tmp_path: Path):
     program, ranks = program_of(tmp_path, "1F1B", layers=16)
-    assert in_a_fork(_left_over, program, ranks) == ["blocks that were left out leave what others do not"]
+    assert in_a_fork(_left_over, program, ranks) == [
+        "blocks that were left out leave storages that captured blocks do not"
+    ]
 
 
 def _cost(op: Any) -> Cost:

@@ -1,4 +1,4 @@
-"""Traces translated to other ranks equal captured ones, and segments sum up to the records that they stand for."""
+"""Traces derived for equal ranks equal captured ones, and segments sum up to the records that they represent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from legoai.cost.capture import capture, capture_alike
+from legoai.cost.capture import capture, capture_equal_ranks
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
+from legoai.cost.pipelines.action_classes import Action
 from legoai.cost.pipelines.actions import Repeats
-from legoai.cost.pipelines.classes import Action
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.pipelines.patterns import UnequalError
 from legoai.cost.timing.actions import ActionTimer
@@ -30,14 +30,14 @@ from support.simulated import in_a_fork
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 CAPTURED_EACH = {("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}
 """Where on the first ranks fewer kinds of actions occur than on those behind them; and where the first action of a kind
-goes on with what one of another micro batch left, it is not the same in another order."""
+uses what one of another micro batch left, so that it differs in another order."""
 
 
 def _compared(program: Program, world: int) -> tuple[int, bool]:
-    """How many ranks were told, and whether the last of them is what is captured in its place, nothing left out."""
-    told = capture_alike(program, world=world, pp=4, coordinate=1, others=[2])
+    """Number of traces, and whether the last, derived one equals a full capture of its rank."""
+    derived = capture_equal_ranks(program, world=world, pp=4, coordinate=1, others=[2])
     whole = capture(program, world=world, rank=2 * world // 4, replay=False)
-    return len(told), told[-1] == whole
+    return len(derived), derived[-1] == whole
 
 
 def check(folder: Path, schedule: str, *, sharded: bool, passes: int = 1) -> None:
@@ -49,17 +49,17 @@ def check(folder: Path, schedule: str, *, sharded: bool, passes: int = 1) -> Non
         assert (count, equal) == (2, True)
 
 
-def test_a_rank_that_is_told_from_another_is_as_if_it_had_been_captured(tmp_path: Path):
+def test_a_derived_trace_equals_a_captured_one(tmp_path: Path):
     check(tmp_path, "1F1B", sharded=True)
 
 
 @pytest.mark.slow
-def test_a_rank_of_several_passes_is_told_from_another(tmp_path: Path):
+def test_the_trace_of_several_passes_is_derived(tmp_path: Path):
     check(tmp_path, "Interleaved1F1B", sharded=False, passes=3)
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", pytest.param("InterleavedZeroBubble", marks=pytest.mark.slow)])
-def test_a_rank_whose_stages_are_graphs_is_told_from_another(schedule: str, tmp_path: Path):
+def test_the_trace_of_a_rank_whose_stages_are_graphs_is_derived(schedule: str, tmp_path: Path):
     """Also where backward is split: what its halves hand over is of one micro batch, and sums are the stage's own."""
     program = four_ranks(tmp_path, schedule, sharded=True, traced=True)
     assert equal_coordinates(program, 4) == [[0], [1, 2], [3]]
@@ -68,14 +68,14 @@ def test_a_rank_whose_stages_are_graphs_is_told_from_another(schedule: str, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_rank_of_several_passes_is_told_from_another_under_every_schedule(schedule: str, tmp_path: Path):
+def test_the_trace_of_several_passes_is_derived_under_every_schedule(schedule: str, tmp_path: Path):
     check(tmp_path, schedule, sharded=True, passes=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_rank_is_told_from_another_under_every_schedule(schedule: str, sharded: bool, tmp_path: Path):
+def test_a_trace_is_derived_under_every_schedule(schedule: str, sharded: bool, tmp_path: Path):
     check(tmp_path, schedule, sharded=sharded)
 
 
@@ -86,14 +86,14 @@ def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(t
     assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
     # What the first stage does otherwise changes nothing for those behind it; what one of these does, does.
     for layer, alike in ((1, [[0], [1, 2], [3]]), (5, [[0], [1], [2], [3]])):
-        told_apart = four_ranks(tmp_path, "1F1B", body=f"checkpoint {{ layers.{layer} = full }}\n")
-        assert equal_coordinates(told_apart, 4) == alike
+        different = four_ranks(tmp_path, "1F1B", body=f"checkpoint {{ layers.{layer} = full }}\n")
+        assert equal_coordinates(different, 4) == alike
 
 
 def _sums(program: Program, world: int) -> list[bool]:
     """For each of two ranks, whether memory and the allocator say of its parts what they say of its records."""
     said = []
-    for trace in capture_alike(program, world=world, pp=4, coordinate=1, others=[2]):
+    for trace in capture_equal_ranks(program, world=world, pp=4, coordinate=1, others=[2]):
         flat = dataclasses.replace(trace, items=tuple(trace.records), translation=None)
         assert trace.segmented
         assert len(trace.records) == len(flat.records) > 3 * len(trace.items)
@@ -124,7 +124,7 @@ def test_memory_of_parts_is_that_of_the_records_for_which_they_stand(schedule: s
 def _groups(program: Program) -> list[bool]:
     """For each of two ranks, whether its groups are those of its records where each segment is looked at once."""
     said = []
-    for trace in capture_alike(program, world=8, pp=4, coordinate=1, others=[2]):
+    for trace in capture_equal_ranks(program, world=8, pp=4, coordinate=1, others=[2]):
         each, flat = (
             {item.ranks for item in records if isinstance(item, Collective)}
             for records in (trace.once_each(translated=True), trace.records)
@@ -133,7 +133,7 @@ def _groups(program: Program) -> list[bool]:
     return said
 
 
-def test_a_rank_that_is_told_from_another_communicates_in_its_own_groups(tmp_path: Path):
+def test_a_derived_trace_communicates_in_its_own_groups(tmp_path: Path):
     assert in_a_fork(_groups, four_ranks(tmp_path, "1F1B", sharded=True)) == [True, True]
 
 
@@ -194,7 +194,7 @@ def test_stretches_sum_up_to_the_operations_that_they_stand_for():
 
 def _timed(program: Program) -> list[tuple[float, int]]:
     """The seconds of a rank's first stage alone, and its operations, of records and of parts."""
-    trace = capture_alike(program, world=4, pp=4, coordinate=1, others=[])[0]
+    trace = capture_equal_ranks(program, world=4, pp=4, coordinate=1, others=[])[0]
     items = [item for item in trace.between(trace.steps[-1]) if isinstance(item, Instance | Kernel)]
     timer = ActionTimer(
         cost=lambda _: Cost(seconds=1e-6, resource="compute", model="test"), host=Host(), together=frozenset()
@@ -216,20 +216,20 @@ def test_parts_without_marks_are_timed_as_their_records(tmp_path: Path):
 
 
 def _ends(program: Program) -> list[str]:
-    return [repr(trace.items[-1]) for trace in capture_alike(program, world=8, pp=4, coordinate=1, others=[2])]
+    return [repr(trace.items[-1]) for trace in capture_equal_ranks(program, world=8, pp=4, coordinate=1, others=[2])]
 
 
-def test_what_is_made_to_tell_of_another_rank_is_no_part_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It ends behind the last step, which once let the allocator free what it had never served."""
-    write, written = Repeats.write, []
+def test_what_deriving_another_trace_allocates_is_no_part_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Such storages end after the last step, which once let the allocator free what it had never served."""
+    write, written = Repeats.replay, []
 
-    def unequal(repeats: Repeats, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
-        found = write(repeats, action, give_up)
+    def unequal(repeats: Repeats, action: Action, release: Callable[[], object]) -> list[torch.Tensor | None]:
+        found = write(repeats, action, release)
         written.extend([action] if repeats.replays else [])
         if len(written) > 4:
-            raise UnequalError("told no further")
+            raise UnequalError("stopped")
         return found
 
-    monkeypatch.setattr(Repeats, "write", unequal)
+    monkeypatch.setattr(Repeats, "replay", unequal)
     program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
     assert in_a_fork(_ends, program) == [repr(Mark("end step 2"))]

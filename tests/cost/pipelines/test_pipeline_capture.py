@@ -1,4 +1,4 @@
-"""Stages of a pipeline on the simulated device do what torch's schedules say, whatever is left out of the capture."""
+"""Captured pipeline stages execute torch's schedules, whatever actions the capture skips."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def expected(schedule: str, rank: int) -> list[str]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_actions_are_those_of_torch_in_its_order(schedule: str, traces):
     for rank, trace in enumerate(traces(schedule)):
-        computing = [name for name in actions(trace) if re.fullmatch(r"\d+[FBIW]\d+", name)]
-        assert computing == expected(schedule, rank)
+        compute_actions = [name for name in actions(trace) if re.fullmatch(r"\d+[FBIW]\d+", name)]
+        assert compute_actions == expected(schedule, rank)
         assert trace.stage == rank
 
 

@@ -1,4 +1,4 @@
-"""Pipelines that split their backward: whatever is left out of the capture, they do what torch's schedules say."""
+"""Captured pipelines with a split backward execute torch's schedules, whatever actions the capture skips."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from legoai.cost import capture as capturing
 from legoai.cost import step
-from legoai.cost.capture import capture, capture_alike
+from legoai.cost.capture import capture, capture_equal_ranks
 from legoai.cost.estimate import estimate
+from legoai.cost.pipelines.action_classes import Action
 from legoai.cost.pipelines.actions import Repeats
-from legoai.cost.pipelines.classes import Action
 from legoai.cost.pipelines.gradients import Gradients
 from legoai.cost.pipelines.patterns import UnequalError
 from legoai.lowering.program import Program
@@ -58,13 +58,13 @@ SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 def _few_and_whole(program: Program, world: int) -> list[tuple[bool, int, int]]:
     """For each rank whether its trace is that of a whole capture, and the actions that were run for the two."""
     run: Counter[Action] = Counter()
-    real = Repeats.ran
+    real = Repeats.add_executed
 
     def ran(repeats: Repeats, action: Action, *args: Any, **kwargs: Any) -> None:
         run[action] += 1
         real(repeats, action, *args, **kwargs)
 
-    Repeats.ran = ran
+    Repeats.add_executed = ran
     found = []
     for rank in (0, world // 2):
         run.clear()
@@ -125,22 +125,22 @@ def _mixed_order(micro_batches: int) -> str:
     return f"{','.join(first)}\n{','.join([*last, *left])}\n"
 
 
-def _told(program: Program, others: list[int]) -> list[tuple[int, bool]]:
-    """Which ranks are told from the third, and whether their traces are those of whole captures."""
-    told = capture_alike(program, world=8, pp=4, coordinate=2, others=others)
-    return [(one.stage, one == capture(program, world=8, rank=2 * one.stage, replay=False)) for one in told]
+def _derived(program: Program, others: list[int]) -> list[tuple[int, bool]]:
+    """Ranks whose traces are derived from the third, and whether their traces are those of whole captures."""
+    derived = capture_equal_ranks(program, world=8, pp=4, coordinate=2, others=others)
+    return [(one.stage, one == capture(program, world=8, rank=2 * one.stage, replay=False)) for one in derived]
 
 
-def test_a_rank_whose_gradients_wait_is_told_from_another(tmp_path: Path):
+def test_the_trace_of_a_rank_whose_gradients_wait_is_derived(tmp_path: Path):
     """Not the last, on which one stage hands on to the other, and also where that is tried before."""
     program = four_ranks(tmp_path, "ZBVZeroBubble", sharded=True, micro_batches=12)
-    assert simulated.in_a_fork(_told, program, [3, 1]) == [(2, True), (1, True)]
+    assert simulated.in_a_fork(_derived, program, [3, 1]) == [(2, True), (1, True)]
 
 
 def _whole_in_vain(program: Program) -> tuple[list[str], bool]:
-    """Why actions cannot be told, and whether the trace is that of a whole capture all the same."""
+    """Why actions could not be identified, and whether the trace is that of a whole capture all the same."""
     said: list[str] = []
-    real = Gradients.left
+    real = Gradients.add_executed
 
     def left(gradients: Gradients, *args: Any) -> Any:
         found = real(gradients, *args)
@@ -149,12 +149,12 @@ def _whole_in_vain(program: Program) -> tuple[list[str], bool]:
             raise UnequalError
         return found
 
-    Gradients.left = left
-    (found,) = capture_alike(program, world=4, pp=2, coordinate=1, others=())
+    Gradients.add_executed = left
+    (found,) = capture_equal_ranks(program, world=4, pp=2, coordinate=1, others=())
     return said, found == capture(program, world=4, rank=2, replay=False)
 
 
-def test_actions_whose_gradients_cannot_be_told_are_all_run(tmp_path: Path):
+def test_all_actions_are_executed_if_gradients_cannot_be_identified(tmp_path: Path):
     program = two_ranks(tmp_path, "ZBVZeroBubble", sharded=True)
     said, equal = simulated.in_a_fork(_whole_in_vain, program)
     assert said

@@ -287,8 +287,8 @@ def test_what_a_program_does_to_blocks_that_were_left_out_is_lost():
 
 def test_fewer_blocks_and_micro_batches_do_not_follow_from_more():
     assert simulated.in_a_fork(refused, *deep("fsdp")) == [
-        "the trace of 2 micro batches does not follow from that of 3",
-        "the trace of fewer than 5 blocks does not follow from that of more",
+        "the trace of 2 micro batches cannot be composed from that of 3",
+        "the trace of fewer than 5 blocks cannot be composed from that of more",
         "blocks: no run of repeated blocks",
     ]
 

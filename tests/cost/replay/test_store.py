@@ -1,4 +1,4 @@
-"""Pieces survive in a file, under a key of what they depend on."""
+"""The cache of pieces on disk, and its keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from legoai.cost.replay import store
 from legoai.cost.replay.file import load, save
 from legoai.cost.replay.key import Variation, variation_of
 from legoai.cost.replay.piece import Piece
-from legoai.cost.replay.store import keep_piece, kept_piece
+from legoai.cost.replay.store import cached_piece, keep_piece
 from legoai.specs.cluster import device
 from support import simulated
 from support.plans import lowered, manifest_of, resolved
@@ -229,11 +229,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_is_found_under_its_key_alone(written, folder):
-    assert kept_piece("a") is None
+    assert cached_piece("a") is None
     keep_piece("a", load(written))
-    found = kept_piece("a")
+    found = cached_piece("a")
     assert found is not None and found.trace() == load(written).trace()
-    assert kept_piece("b") is None
+    assert cached_piece("b") is None
     assert [file.name for file in folder.iterdir()] == ["a.json"]
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_file_counts_as_none_and_is_written_again(written, folder, how
         "version": json.dumps(parts | {"format": 0}).encode(),
     }
     (folder / "a.json").write_bytes(damaged[how])
-    assert kept_piece("a") is None
+    assert cached_piece("a") is None
     keep_piece("a", load(written))
     assert (folder / "a.json").read_text() == written
 
@@ -260,7 +260,7 @@ def test_those_not_used_for_longest_are_removed(written, folder, monkeypatch):
     for age, key in enumerate("abc"):
         keep_piece(key, load(written))
         os.utime(folder / f"{key}.json", (1000 + age, 1000 + age))
-    assert kept_piece("a") is not None
+    assert cached_piece("a") is not None
     keep_piece("d", load(written))
     assert sorted(file.stem for file in folder.iterdir()) == ["a", "c", "d"]
 
@@ -268,7 +268,7 @@ def test_those_not_used_for_longest_are_removed(written, folder, monkeypatch):
 def test_a_folder_that_others_may_write_is_not_read(written, folder):
     keep_piece("a", load(written))
     folder.chmod(0o777)
-    assert kept_piece("a") is None
+    assert cached_piece("a") is None
     keep_piece("b", load(written))
     assert not (folder / "b.json").exists()
 

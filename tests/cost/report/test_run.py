@@ -1,4 +1,4 @@
-"""Predicted figures beside those of a run's metrics."""
+"""Predicted figures, compared with those of a run's metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.report.run import Measured, Predicted, beside, measured, note
+from legoai.cost.report.run import Measured, Predicted, compared, measured, note
 
 GIB = 2**30
 PREDICTED = Predicted(
@@ -43,7 +43,7 @@ def test_too_few_steps_are_not_compared(count: int, tmp_path: Path):
 
 
 def test_errors_are_shares_of_what_was_measured():
-    lines = list(beside(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
+    lines = list(compared(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
     assert "7 steps" in lines[0]
     rows = {line[2:18].strip(): line[18:].split() for line in lines[2:]}
     assert rows["step time"] == ["200", "ms", "250", "ms", "-20.0%"]
@@ -58,7 +58,7 @@ def test_a_cpu_compares_no_memory_and_names_the_profile_of_another_machine(tmp_p
         peak_flops_per_s_per_device=0.0, profile="cpu", of_this_machine=False, peak_memory_bytes=None,
     )  # fmt: skip
     run = Measured(steps=3, step_time_s=0.4, peak_memory_bytes=GIB)
-    lines = list(beside(one, run))
+    lines = list(compared(one, run))
     assert [line[2:18].strip() for line in lines[2:4]] == ["step time", "samples/s/device"]
     assert len(lines) == 5 and "legoai calibrate --processes 4" in lines[-1]
     assert not any("%" in line or "error" in line for line in lines)

@@ -102,7 +102,7 @@ def communication(plan: OpenPlan, choices: Sequence[int], bounds: BoundsOf) -> f
 
 
 def checked(text: str, count: int, seed: int) -> list[str]:
-    """Choices of styles that cannot be costed, whose bounds exceed that, or that communicate less than is added for it."""
+    """Choices of styles that cannot be costed, or whose bounds exceed the simulated time or communication."""
     draw, plan, bounds = random.Random(seed), opened(text), BoundsOf()
     found, wrong, done = list(drawn_styles(draw, plan, [0] * len(plan.holes), tries=40 * count)), [], 0
     draw.shuffle(found)

@@ -29,7 +29,7 @@ from legoai.runtime.torch_internals.fake_world import FakeStore
 from support import simulated
 
 
-class Told(Recorder):
+class ListRecorder(Recorder):
     def __init__(self) -> None:
         self.records = []
 
@@ -48,8 +48,8 @@ class Operators(TorchDispatchMode):
 
 
 def streams() -> list:
-    told = Told()
-    with simulated_device(told, rank=0, world=1, kind="cuda"):
+    recorder = ListRecorder()
+    with simulated_device(recorder, rank=0, world=1, kind="cuda"):
         module = torch.get_device_module(SIM)
         main, side, event = module.current_stream(), module.Stream(priority=-1), module.Event()
         with module.stream(side):
@@ -60,7 +60,7 @@ def streams() -> list:
         event.synchronize()
         side.synchronize()
         module.synchronize()
-    return told.records
+    return recorder.records
 
 
 def test_streams_and_events_say_what_waits_for_what():
@@ -76,7 +76,7 @@ def restored() -> bool:
         return [*functions, _functional_collectives._maybe_wrap_tensor, *flags]
 
     before = state()
-    with simulated_device(Told(), rank=0, world=4, kind="cuda"):
+    with simulated_device(ListRecorder(), rank=0, world=4, kind="cuda"):
         inside = state()
     return before == state() and all(a != b for a, b in zip(before, inside, strict=True))
 
@@ -86,7 +86,7 @@ def test_what_is_patched_is_restored():
 
 
 def groups() -> list[tuple[int, ...]]:
-    with simulated_device(Told(), rank=5, world=16384, kind="cuda"):
+    with simulated_device(ListRecorder(), rank=5, world=16384, kind="cuda"):
         mesh = init_device_mesh(SIM, (2048, 8), mesh_dim_names=("dp", "tp"))
         return [tuple(dist.get_process_group_ranks(mesh.get_group(axis)))[:3] for axis in ("dp", "tp")]
 
@@ -96,9 +96,9 @@ def test_a_world_can_be_of_any_size():
 
 
 def read() -> tuple[object, list]:
-    told = Told()
-    with simulated_device(told, rank=0, world=1, kind="cuda") as fake, fake:
-        return torch.zeros(2, 3, device=SIM).tolist(), told.records
+    recorder = ListRecorder()
+    with simulated_device(recorder, rank=0, world=1, kind="cuda") as fake, fake:
+        return torch.zeros(2, 3, device=SIM).tolist(), recorder.records
 
 
 def test_reading_values_copies_them_and_waits():
@@ -109,7 +109,7 @@ def test_reading_values_copies_them_and_waits():
 
 def attention(kind: str, dtype: torch.dtype, heads: int, keys: int) -> set[str]:
     seen = Operators()
-    with simulated_device(Told(), rank=0, world=1, kind=kind) as fake, fake, seen:
+    with simulated_device(ListRecorder(), rank=0, world=1, kind=kind) as fake, fake, seen:
         query = torch.zeros(1, heads, 16, 64, dtype=dtype, device=SIM, requires_grad=True)
         key, value = (torch.zeros(1, keys, 16, 64, dtype=dtype, device=SIM) for _ in range(2))
         F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=heads != keys).sum().backward()
@@ -143,7 +143,7 @@ def test_cudnns_attention_takes_grouped_queries():
 
 def saved_by_norm() -> list[tuple[int, ...]]:
     saved = []
-    with simulated_device(Told(), rank=0, world=1, kind="cuda") as fake, fake:
+    with simulated_device(ListRecorder(), rank=0, world=1, kind="cuda") as fake, fake:
         x, weight = torch.zeros(4, 8, device=SIM, requires_grad=True), torch.ones(8, device=SIM, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(tuple(t.shape)), t)[1], lambda t: t):
             F.rms_norm(x, (8,), weight)
@@ -155,7 +155,10 @@ def test_a_norm_is_one_kernel_that_saves_its_input_its_weight_and_a_number_of_ea
 
 
 def nested() -> None:
-    with simulated_device(Told(), rank=0, world=1, kind="cuda"), simulated_device(Told(), rank=0, world=1, kind="cuda"):
+    with (
+        simulated_device(ListRecorder(), rank=0, world=1, kind="cuda"),
+        simulated_device(ListRecorder(), rank=0, world=1, kind="cuda"),
+    ):
         pass
 
 
@@ -171,7 +174,7 @@ def allocated() -> DTensor:
 
 
 def cut_behind_a_simulation() -> list[float]:
-    with simulated_device(Told(), rank=0, world=2, kind="cpu"):
+    with simulated_device(ListRecorder(), rank=0, world=2, kind="cpu"):
         allocated()
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     mesh = allocated().device_mesh

@@ -1,4 +1,4 @@
-"""Grouped products without a grouped kernel: what is recorded is what PyTorch computes on a CPU, which has none."""
+"""Grouped products without a grouped kernel: the recorded operators are those of PyTorch on a CPU, which has none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Timelines of generated traces stay what they were: the results of former engines, kept in a file.
+"""Timelines of generated traces equal recorded ones of earlier engines.
 
-``pytest tests/dsl tests/cost/timing --update-golden -k test_characterisation`` writes the file anew. It is to be
-written for a change of the model of time, never for one of the engine.
+``pytest tests/dsl tests/cost/timing --update-golden -k test_characterisation`` rewrites the file. That is
+right after a change of the timing model, never after one of the engine.
 """
 
 from __future__ import annotations

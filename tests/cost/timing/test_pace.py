@@ -1,4 +1,4 @@
-"""Spans that stand for further ones, where the host or the device is the bottleneck."""
+"""Extrapolated spans, where the host or the device is the bottleneck."""
 
 from __future__ import annotations
 

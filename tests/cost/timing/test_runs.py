@@ -1,4 +1,4 @@
-"""Kernels that pass through a simulation together take what they take one by one."""
+"""Runs of kernels that are simulated as one take as long as one by one."""
 
 from __future__ import annotations
 

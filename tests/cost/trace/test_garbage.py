@@ -1,4 +1,4 @@
-"""Control of the garbage collector: what leaves cycles is collected inside of what is not."""
+"""Control of the garbage collector: cycles are collected inside of scopes with collection, and not outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts that do not meet are found where they meet, with the lines behind them and the cure."""
+"""Layout mismatches are found at the module where they occur, with the lines that cause them and a fix."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ GPT_SEQUENCE = {
 }
 
 
-def test_learned_positions_are_added_to_tokens_that_lie_alike() -> None:
+def test_learned_positions_have_the_layout_of_the_tokens() -> None:
     model = 'model gpt3("2.7b", tie_embeddings = true)'
     assert layout_codes(plan(GPT, model)) == set()
     assert layout_codes(plan(GPT_SEQUENCE, model)) == set()
     without = {path: style for path, style in GPT_SEQUENCE.items() if path != "pos_embeddings"}
     assert message(plan(without, model), "LP412") == (
-        "in `root` a tensor that lies as `shard(1)` meets one that lies as `replicate`, from `tok_embeddings` and "
-        "`pos_embeddings`"
+        "in `root` a tensor in layout `shard(1)`, from `tok_embeddings`, is combined with one in layout `replicate`, "
+        "from `pos_embeddings`"
     )
 
 
@@ -78,7 +78,7 @@ def test_dims_of_what_learned_positions_are_added_to_are_known(module: str, styl
     assert any(says in message for message in found), found
 
 
-def test_both_lines_and_the_cure_are_told() -> None:
+def test_both_lines_and_the_fix_are_reported() -> None:
     styles = {**SEQUENCE_PARALLEL, "layers.*.feed_forward": "inputs(from = replicate, to = replicate)"}
     found = next(item for item in diagnostics(plan(styles)) if item.code == "LP412")
     assert (

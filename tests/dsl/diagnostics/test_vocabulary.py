@@ -1,4 +1,4 @@
-"""Words of other tools lead to ours, wherever they stand."""
+"""Words of other tools are recognised everywhere in a plan, and mapped to the language's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results kept by what was read: random computations give what they give without anything kept."""
+"""Memoised computations: random ones give the same results as without memoisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard layouts stand for rules that fit the model, and a block beside them changes single ones."""
+"""Standard layouts expand to rules that fit the model, and rules of a block override single ones."""
 
 from __future__ import annotations
 

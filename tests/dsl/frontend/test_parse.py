@@ -1,4 +1,4 @@
-"""The parser reads every form, finds several mistakes in one text, knows where everything stands, and never raises."""
+"""The parser accepts every form, finds several mistakes in one text, records all spans, and never raises."""
 
 from __future__ import annotations
 

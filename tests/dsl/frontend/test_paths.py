@@ -1,4 +1,4 @@
-"""Path patterns match what they say, and the more specific of two rules wins, as a matcher of a few lines confirms."""
+"""Path patterns and their specificity, against a matcher of a few lines."""
 
 from __future__ import annotations
 

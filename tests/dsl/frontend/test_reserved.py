@@ -1,4 +1,4 @@
-"""A `let` takes no name that may stand as a value of the language."""
+"""Names that a `let` must not define, because they are values of the language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolution applies bases, variants, `let` and defaults, records who decided a value, and gives plans an identity."""
+"""Resolution applies bases, variants, `let` and defaults, records the origin of each value, and hashes plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`let` names and arithmetic over them give what Python gives, in the units of the language."""
+"""`let` names and arithmetic over them, against Python's, in the units of the language."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A config becomes the program that the statement of a published run of it becomes.
+"""An imported config lowers to the same program as the plan that `benchmarks/validation` states for its run.
 
 `benchmarks/validation` states published rows of TorchTitan as plans, from their fields and TorchTitan's source of
-December 2024. A config that says the same, in the format of that time, comes to the same program. Three lines are
-taken over: the statement's model computes norms as TorchTitan did, and it has no learning-rate schedule.
+December 2024. An equivalent config, in the format of that time, lowers to the same program. Three lines are
+copied from the statement: the statement's model computes norms as TorchTitan did, and it has no learning-rate schedule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stages of an imported pipeline, and its learning rates, are those that TorchTitan's own rules give."""
+"""Stages and learning rates of imported configs, against TorchTitan's own rules."""
 
 from __future__ import annotations
 

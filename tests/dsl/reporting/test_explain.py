@@ -11,7 +11,7 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import Let
 from legoai.dsl.lint import lint
-from legoai.dsl.reporting.explain import NoSuchModuleError, defaults_of, explain, said_of
+from legoai.dsl.reporting.explain import NoSuchModuleError, decisions_of, defaults_of, explain
 from legoai.dsl.reporting.reference import defaults
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Option, describe
@@ -57,7 +57,7 @@ def said(analysis: Analysis, path: str, statement: str) -> list[tuple[str, str, 
     """What is said in one statement: the words, who decided, and the line."""
     return [
         (row.what, row.origin.decider, row.origin.span.line if row.origin.span else None)
-        for row in said_of(analysis, path)
+        for row in decisions_of(analysis, path)
         if row.statement == statement
     ]
 

@@ -1,4 +1,4 @@
-"""Rules about batches report what the runtime and the models would otherwise raise."""
+"""Rules about batches report configurations for which the runtime or the models would raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds that need no simulation: boundaries of each, and what a real step takes is not below them."""
+"""Bounds without simulation: their boundaries, and that a real step does not go below them."""
 
 from __future__ import annotations
 

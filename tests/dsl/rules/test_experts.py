@@ -1,4 +1,4 @@
-"""Tests of the rules about experts beside other statements."""
+"""Rules about experts in combination with other statements."""
 
 from __future__ import annotations
 

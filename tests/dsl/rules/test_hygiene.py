@@ -1,4 +1,4 @@
-"""What a plan says for nothing is reported: bare statements, empty variants, and lets that nothing takes."""
+"""Statements without effect are reported: bare statements, empty variants, and unused lets."""
 
 from __future__ import annotations
 

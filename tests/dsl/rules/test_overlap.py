@@ -1,4 +1,4 @@
-"""`overlap` of styles on `tp`: where it has an effect, and what it cannot stand beside."""
+"""`overlap` of styles on `tp`: where it has an effect, and which statements exclude it."""
 
 from __future__ import annotations
 

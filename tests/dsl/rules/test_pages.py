@@ -1,7 +1,7 @@
-"""Pages of the rules: the rule reports the example, and does not report the cure.
+"""Pages of the rules: the rule reports the example, and does not report the fix.
 
-An example is a whole plan, or statements that are laid over `BASE` as a plan that extends it would be: a statement
-replaces the like one of the base. Write into the example what the diagnostic needs beyond the base, such as the mesh.
+An example is a whole plan, or statements that override those of `BASE`, as in a plan that extends it. Write into the
+example whatever the diagnostic needs beyond the base, such as the mesh.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every part of a pattern matches something, or is reported with what was meant."""
+"""Parts of a pattern that match nothing are reported, with a suggestion."""
 
 from __future__ import annotations
 

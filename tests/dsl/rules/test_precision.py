@@ -1,4 +1,4 @@
-"""Rules about dtypes agree with what PyTorch computes and refuses."""
+"""Rules about dtypes, against the behaviour and the errors of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of its run fits the number of its steps."""
+"""Settings of a plan's run fit its number of steps."""
 
 from __future__ import annotations
 

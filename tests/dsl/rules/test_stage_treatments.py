@@ -1,4 +1,4 @@
-"""Treatments that differ from stage to stage are as many as the stages, and of modules that lie in these."""
+"""Treatments by stage: as many as the stages, and for modules inside of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginning and end of the language server, what it costs, and factories: each with a server of its own."""
+"""Start and exit of the language server, cost hints, and factories: each with a server of its own."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_files_beside_the_documents_are_watched_where_the_client_can(tmp_path: P
         assert server.open("a.plan", 'plan a\nextends "base.plan"\n') == []
         (tmp_path / "base.plan").write_text(BAD, encoding="utf-8")
         change = {"uri": server.uri("base.plan"), "type": 2}
-        server.tell("workspace/didChangeWatchedFiles", {"changes": [change]})
+        server.notify("workspace/didChangeWatchedFiles", {"changes": [change]})
         assert [item["code"] for item in server.diagnostics("a.plan")] == ["LP210"]
 
 
 def test_exit_without_shutdown_and_an_interrupt_end_it_at_once(tmp_path: Path):
     with client(tmp_path) as server:
-        server.tell("exit", None)
+        server.notify("exit", None)
         assert server.process.wait(PATIENCE) == 1
     with client(tmp_path) as server:
         server.open("a.plan", GOOD)

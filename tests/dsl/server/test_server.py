@@ -339,7 +339,7 @@ def test_requests_are_answered_while_a_large_plan_is_linted(shared: Client):
     large = GOOD + "checkpoint {\n" + rules + "}\n"
     shared.open("quick.plan", GOOD)
     item = {"uri": shared.uri("large.plan"), "languageId": "plan", "version": 1, "text": large}
-    shared.tell("textDocument/didOpen", {"textDocument": item})
+    shared.notify("textDocument/didOpen", {"textDocument": item})
     shared._versions[item["uri"]] = 1
     assert shared.on("documentSymbol", "quick.plan")
     assert not [note for note in shared.notes if note["params"].get("uri") == item["uri"]]
@@ -352,7 +352,7 @@ def test_two_documents_at_once_have_their_own_diagnostics(shared: Client):
     for name, text in (("one.plan", GOOD), ("two.plan", BAD), ("three.plan", GOOD + "let hosts = 4\n")):
         item = {"uri": shared.uri(name), "languageId": "plan", "version": 1, "text": text}
         shared._versions[item["uri"]] = 1
-        shared.tell("textDocument/didOpen", {"textDocument": item})
+        shared.notify("textDocument/didOpen", {"textDocument": item})
     assert [codes(shared.diagnostics(f"{name}.plan")) for name in ("three", "one", "two")] == [["LP901"], [], ["LP210"]]
     for name in ("one.plan", "two.plan", "three.plan"):
         shared.close(name)

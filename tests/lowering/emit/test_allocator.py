@@ -1,4 +1,4 @@
-"""Settings of the allocator: in the program, and made before the device takes memory."""
+"""Settings of the allocator: in the program, and applied before the device allocates memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled modules train as eager ones do, beside FSDP, tensor parallelism and checkpointing."""
+"""Compiled modules train as eager ones do, with FSDP, tensor parallelism and checkpointing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts of Hugging Face mixtures on several ranks train as on one, or lint says how experts must be called."""
+"""Experts of Hugging Face mixtures on several ranks train as on one, or lint reports the required interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says about its run is what the trainer does, unless the command line says otherwise."""
+"""A plan's statements about its run are the trainer's defaults, which the command line overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step of a program: what each plan prints in it, and that the trainer takes it."""
+"""The step of a program: its text for each kind of plan, and its interface to the trainer."""
 
 from __future__ import annotations
 

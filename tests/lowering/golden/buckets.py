@@ -95,8 +95,8 @@ def apply_prefetch(model: nn.Module) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
-    2. `apply_prefetch`: when all units are made, which it tells of one another.
+    1. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
+    2. `apply_prefetch`: after all units are made, since each prefetches others.
     """
     apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:7
     apply_prefetch(model)  # tiny.plan:14

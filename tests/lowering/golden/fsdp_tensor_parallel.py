@@ -122,9 +122,9 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_tensor_parallel`: by the model's own paths and on whole parameters, before modules are wrapped.
-    2. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
-    3. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    1. `apply_tensor_parallel`: on unsharded parameters under the model's own paths, before modules are wrapped.
+    2. `apply_checkpoint`: before units are made, so that their hooks enclose the recomputation.
+    3. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
     """
     apply_tensor_parallel(model, mesh["tp"])  # tiny.plan:9
     apply_checkpoint(model)  # tiny.plan:27

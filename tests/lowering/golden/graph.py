@@ -108,8 +108,8 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
-    2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    1. `apply_checkpoint`: before units are made, so that their hooks enclose the recomputation.
+    2. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
     """
     apply_checkpoint(model)  # tiny.plan:12
     apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:7

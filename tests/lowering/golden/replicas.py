@@ -71,8 +71,8 @@ def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_replicate`: reduces what each rank has by now, with hooks around all that was wrapped.
-    2. `offload_activations`: around the whole forward, behind the hooks that gather parameters.
+    1. `apply_replicate`: after all wrappers, so that the hooks that reduce gradients enclose them.
+    2. `offload_activations`: around the whole forward, after the hooks that gather parameters.
     """
     apply_replicate(model, mesh["dp_replicate"])  # tiny.plan:7
     offload_activations(model)  # tiny.plan:9

@@ -1,4 +1,4 @@
-"""What is kept for backward in the graph of a step: the outputs that the eager backend keeps."""
+"""Saved activations in the graph of a step: the outputs that the eager backend saves."""
 
 from __future__ import annotations
 

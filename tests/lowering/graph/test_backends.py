@@ -1,4 +1,4 @@
-"""Both backends of `fsdp` train alike: losses, norms and parameters are equal to the bit, and checkpoints fit."""
+"""Eager and graph backend of `fsdp`: losses, norms and parameters are equal to the bit, and checkpoints load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled regions of a step's graph: they train as the eager backend does, whatever is checkpointed or kept."""
+"""Compiled regions of a step's graph train as the eager backend does, with any checkpointing."""
 
 from __future__ import annotations
 

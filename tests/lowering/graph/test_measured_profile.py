@@ -1,4 +1,4 @@
-"""Profiles that the first steps of a run measure: what passes make of them, and the files that keep them."""
+"""Profiles measured in the first steps of a run: their use in passes, and their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from legoai.lowering.profile import (
     UnusableProfileError,
     digest_of,
     keep_profile,
-    kept_profile,
+    saved_profile,
 )
 from support.meshed import text_of
 from support.plans import HEAD, lowered, resolved
@@ -90,13 +90,13 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileKey:
 
 def test_a_profile_is_kept_under_its_key(key: ProfileKey):
     plan = resolved(PLAN)
-    assert kept_profile(key) is None and not digest_of(key)
+    assert saved_profile(key) is None and not digest_of(key)
     assert "no run of this plan has measured" in next(of_profile(plan, "cpu"))
     path = keep_profile(key, PROFILE)
-    assert path is not None and kept_profile(key) == PROFILE and digest_of(key)
+    assert path is not None and saved_profile(key) == PROFILE and digest_of(key)
     assert list(path.parent.iterdir()) == [path]
     assert next(of_profile(plan, "cpu")).endswith("what a run measured on a device")
-    assert kept_profile(ProfileKey.of(key.plan, ranks=4, device="cpu")) is None
+    assert saved_profile(ProfileKey.of(key.plan, ranks=4, device="cpu")) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_is_damaged_or_stale_is_told_and_not_used(damage, key: ProfileKey):
     assert path is not None
     path.write_text(damage(path.read_text()))
     with pytest.raises(UnusableProfileError, match=r"is damaged|is stale"):
-        kept_profile(key)
+        saved_profile(key)
     assert not digest_of(key)
     plan = resolved(PLAN)
     assert " [RUN047]: the passes over the graph decide by predicted times" in next(of_profile(plan, "cpu"))
@@ -134,7 +134,7 @@ def test_a_profile_of_another_device_or_graph_is_stale(key: ProfileKey):
     for profile, problem in (
         (here, ""),
         (replace(here, hardware="another"), "measured on another"),
-        (replace(here, graph="another"), "traced to another graph"),
+        (replace(here, graph="another"), "traced graph of the step has changed"),
     ):
         keep_profile(key, profile)
         found, told = fitting(key, step)

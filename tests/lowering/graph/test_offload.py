@@ -1,4 +1,4 @@
-"""Offloading in the graph of a step: what leaves, where its copies stand, and what they cost in simulation."""
+"""Offloading of activations in the graph of a step: the choice of tensors, the place of copies, and simulated costs."""
 
 from __future__ import annotations
 

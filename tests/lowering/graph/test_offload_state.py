@@ -1,4 +1,4 @@
-"""Offloading of the optimizer's state: what leaves under a limit, where its copies stand, and what is held then."""
+"""Offloading of optimizer state under a limit: the choice of state, the place of copies, and the resulting memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Copy
 from legoai.cost.trace.trace import Trace
-from legoai.lowering.graph.memory import held_beside_state
+from legoai.lowering.graph.memory import held_without_state
 from legoai.lowering.graph.offload_state import Fragment, backs_under, frees_under
 from legoai.lowering.graph.passes import watched
 from legoai.lowering.graph.step_graph import StepGraph
@@ -60,7 +60,7 @@ def test_what_leaves_is_needed_late_and_back_as_early_as_there_is_room():
 def taken(text: str) -> tuple[Trace, int]:
     """The trace of a program, and the peak of all but the state by its graph."""
     peaks = []
-    with watched(lambda _, graph: peaks.append(max(held_beside_state(graph)))):
+    with watched(lambda _, graph: peaks.append(max(held_without_state(graph)))):
         trace = capture(text, world=2, kind="cuda")
     return trace, peaks[-1]
 

@@ -1,4 +1,4 @@
-"""Passes over the graph of a step: what each makes of the gathers, waits and scatters, and their contracts."""
+"""Passes over the graph of a step: their effect on gathers, waits and scatters, and their contracts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resharding to a part of the ranks: which groups gather for backward, and what the parts take in simulation."""
+"""Resharding to a part of the ranks: the groups that gather for backward, and simulated memory."""
 
 from __future__ import annotations
 

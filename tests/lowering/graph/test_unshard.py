@@ -1,4 +1,4 @@
-"""Selective unsharding: which units stay gathered, and what that takes in the graph and in simulation."""
+"""Selective unsharding: the units that stay unsharded, and their memory in the graph and in simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of weights that are missing, damaged, or of another model: each is told with a code, before training."""
+"""Folders of weights that are missing, damaged, or of another model: each is an error with a code, before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recomputation under selective checkpointing: what may differ from forward, and what may not."""
+"""Recomputation under selective checkpointing: allowed and forbidden differences from forward."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_a_device_that_does_not_state_its_capability_is_named():
         gpu.properties_of(mine())
     with pytest.raises(SimulationError, match=r"multiprocessors of mine.*processor\.multiprocessors"):
         gpu.properties_of(mine(compute_capability="8.9"))
-    with pytest.raises(SimulationError, match="which one"):
+    with pytest.raises(SimulationError, match="needs the plan to name the GPU"):
         gpu.properties_of(None)
 
 

@@ -1,6 +1,6 @@
 """Each patch of the table is needed: the test that the table names fails without it.
 
-Where a version or a build of torch does without one, the table says so, and the test passes there.
+Where a version or a build of torch does not need one, the table states that, and the test passes there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Torch's scheduler of communication takes all times as they are given, on a machine without a GPU."""
+"""Torch's overlap scheduler uses the given times only, on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import schedules
 
-from legoai.cost.capture import capture, capture_alike
+from legoai.cost.capture import capture, capture_equal_ranks
 from legoai.cost.pipelines.actions import Repeats
-from legoai.cost.pipelines.stages import Heard, schedules_heard
+from legoai.cost.pipelines.stages import PipelineHooks, hooked_schedules
 from legoai.cost.simulated.device import SIM
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
@@ -88,7 +88,7 @@ def transferred() -> tuple[list[str], list[str]]:
     recorder = Capture()
     with simulated_device(recorder, rank=0, world=2, kind="cuda") as fake:
         recorder.mesh = init_device_mesh(SIM, (2,), mesh_dim_names=("pp",))
-        with fake, schedules_heard(Heard(recorder, Repeats(recorder, 0))), Dispatch(recorder):
+        with fake, hooked_schedules(PipelineHooks(recorder, Repeats(recorder, 0))), Dispatch(recorder):
             operations = [dist.P2POp(dist.isend, torch.empty(4, device=SIM), 1) for _ in range(2)]
             with Called() as called:
                 schedules._wait_batch_p2p(schedules._batch_p2p(operations))
@@ -99,13 +99,13 @@ def test_transfers_in_one_direction_are_no_operators():
     assert in_a_fork(transferred) == ([], ["send", "send"])
 
 
-def told(program: Program) -> tuple[int, bool]:
+def derived(program: Program) -> tuple[int, bool]:
     """How many ranks one capture stands for, and whether the last of them is as if it had been captured."""
-    found = capture_alike(program, world=8, pp=4, coordinate=1, others=[2])
+    found = capture_equal_ranks(program, world=8, pp=4, coordinate=1, others=[2])
     return len(found), found[-1] == capture(program, world=8, rank=4, replay=False)
 
 
 @pytest.mark.slow
 def test_a_pass_of_a_rank_stands_for_that_of_another(tmp_path: Path):
     program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
-    assert in_a_fork(told, program) == (2, True)
+    assert in_a_fork(derived, program) == (2, True)

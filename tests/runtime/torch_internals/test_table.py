@@ -1,4 +1,4 @@
-"""The table of patches: every entry is there in the installed torch, is of the kind it says, and names a test."""
+"""The table of patches: every entry exists in the installed torch, has the listed kind, and names a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computed manifests of built-in models are those that an inspection of the models gives."""
+"""Computed manifests of built-in models equal those of an inspection of the models."""
 
 from pathlib import Path
 

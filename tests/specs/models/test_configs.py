@@ -1,4 +1,4 @@
-"""Configs refuse impossible values, and name what they would accept."""
+"""Configs reject impossible values, and name the accepted ones."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""First values that a constructor gives on the meta device are those that it gives on a real one."""
+"""Initial values from a constructor on the meta device equal those on a real device."""
 
 from __future__ import annotations
 

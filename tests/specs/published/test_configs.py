@@ -1,4 +1,4 @@
-"""Configs of well-known published models beside the presets that stand for them."""
+"""Configs of well-known published models, against their presets."""
 
 from __future__ import annotations
 

@@ -127,5 +127,5 @@ def test_over_gloo_a_group_is_told_by_its_ranks_or_by_what_it_gathers() -> None:
     mesh = [("0", (0, 1, 2, 3)), ("1", (0, 1)), ("2", (0, 2)), ("3", (1, 3))]
     two = of_gloo(mesh, 4)
     assert not two.seconds and two.waited == {("all_gather", here, 8192): pytest.approx([100e-6, 60e-6])}
-    assert two.unknown == {"of a group that the trace does not tell": 2}, "the all-reduces"
-    assert of_gloo(mesh, 2).unknown == {"of a group that the trace does not tell": 4}, "inside a host, or between two"
+    assert two.unknown == {"of a group that the trace does not name": 2}, "the all-reduces"
+    assert of_gloo(mesh, 2).unknown == {"of a group that the trace does not name": 4}, "inside a host, or between two"

@@ -72,7 +72,7 @@ def test_a_trace_that_is_not_whole_is_refused_and_says_what_to_do(tmp_path: Path
             read_trace(tmp_path / "cut.json")
     raw = gzip.compress(text.encode())
     (tmp_path / "cut.json.gz").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(TraceError, match=r"is not whole.*profile a step again"):
+    with pytest.raises(TraceError, match=r"is incomplete.*profile a step again"):
         read_trace(tmp_path / "cut.json.gz")
     (tmp_path / "flipped.json.gz").write_bytes(raw[:40] + b"\x00\xff\x00" + raw[43:])
     with pytest.raises(TraceError):

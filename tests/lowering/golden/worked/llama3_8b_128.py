@@ -85,9 +85,9 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
-    2. `apply_compile`: after modules are wrapped to keep chosen operators, which graphs have no more.
-    3. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    1. `apply_checkpoint`: before units are made, so that their hooks enclose the recomputation.
+    2. `apply_compile`: after selective checkpointing, whose operators compiled graphs no longer have.
+    3. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
     """
     apply_checkpoint(model)  # llama3_8b_8.plan:19
     apply_compile(model)  # llama3_8b_128.plan:13

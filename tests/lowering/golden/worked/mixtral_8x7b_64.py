@@ -91,9 +91,9 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> N
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Change the model in place, in this order:
 
-    1. `apply_expert_parallel`: as tensor parallelism, before modules are wrapped.
-    2. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
-    3. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    1. `apply_expert_parallel`: like tensor parallelism, before modules are wrapped.
+    2. `apply_checkpoint`: before units are made, so that their hooks enclose the recomputation.
+    3. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
     """
     expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8
     apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64.plan:10

@@ -1,8 +1,8 @@
-"""Simulated steps of pipelines that are kept between runs.
+"""Disk cache of simulated pipelines.
 
-A pipeline whose program differs from one that was costed before in its name or learning rate alone is not simulated
-again, and torch is not imported for it. What is kept is pickled. Only the user can write the folder that it stands in,
-and nothing is made of it but what a simulation consists of: no function of another module is called.
+A pipeline whose program differs from an earlier one only in its name or learning rate is not simulated again, and torch
+is not imported for it. Cached simulations are pickled. Only the user can write the cache folder, and unpickling is
+restricted to the types of which a simulation consists: it calls no function of another module.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 _FOLDER: Final = "pipelines"
 _SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
-"""Folders of the package that decide what is simulated of a program."""
+"""Folders of the package whose code a simulation depends on."""
 _DIGEST_BYTES: Final = 32
-"""Of the digest that stands before what is kept."""
+"""Bytes of the digest at the start of a cache file."""
 _LEVEL: Final = 1
-"""Of compression: a quarter is left, in a tenth of the time that pickling takes."""
+"""Compression level: reduces the size to a quarter, in a tenth of the time that pickling takes."""
 
 _OTHERS: Final = frozenset({("builtins", "range"), ("numpy", "dtype"), ("numpy", "ndarray")})
 """Types of other modules that simulations consist of."""
@@ -44,13 +44,13 @@ _MODULES: Final = tuple(f"legoai.cost.{name}" for name in ("estimate", "memory."
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes objects of the simulator's records, ranges and arrays, and nothing else."""
+    """Unpickler restricted to the simulator's records, ranges and arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for.
+        """Return the type or function of a name.
 
         Raises:
-            pickle.UnpicklingError: no simulation consists of it.
+            pickle.UnpicklingError: the name does not belong to a simulation.
         """
         array = module in {"numpy._core.numeric", "numpy.core.numeric"} and name == "_frombuffer"
         if (module, name) in _OTHERS or array:
@@ -62,17 +62,17 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a simulation")
 
 
-def kept_or_simulated(
+def cached_or_simulated(
     program: Program, plan: Plan, manifest: Manifest, machine: Machine, simulate: Callable[[], T]
 ) -> T:
-    """Return what simulating a pipeline gives, as it is kept or, where it is not, from ``simulate``.
+    """Return the simulation of a pipeline from the cache or, where it is not cached, from ``simulate``.
 
     Args:
         program: what the plan was lowered to.
         plan: the plan, with a pipeline.
         manifest: of its model.
         machine: on which it runs.
-        simulate: simulates it; what it returns is kept, unless the code of the model is not LegoAI's.
+        simulate: simulates the pipeline. Its result is cached, unless the code of the model is not LegoAI's.
     """
     key = _key(program, plan, manifest, machine)
     if key is None:
@@ -90,7 +90,7 @@ def kept_or_simulated(
 
 
 def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> str | None:
-    """The digest of what decides how a pipeline is simulated; None of models whose code is not LegoAI's."""
+    """Return the digest of all inputs of the simulation; None for models whose code is not LegoAI's."""
     if plan.model.source().kind != "builtin":
         return None
     variation = variation_of(
@@ -106,6 +106,6 @@ def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> 
     if variation is None:
         return None
     of_machine = [f"{machine.profile.name}@{machine.profile.hash}", repr(machine.cluster), expandable_segments(plan)]
-    # The trace of a pipeline follows neither its depth nor its number of micro batches.
+    # Unlike a piece, a pipeline's trace cannot be derived for other depths or numbers of micro batches.
     parts = [variation.key, variation.lengths, variation.micro_batches, *of_machine]
     return hashlib.sha256(json.dumps([*parts, state_of_code(*_SOURCES)]).encode()).hexdigest()

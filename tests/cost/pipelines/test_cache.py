@@ -1,4 +1,4 @@
-"""Simulated pipelines are kept on disk, under a key of what their simulation depends on."""
+"""The cache of simulated pipelines on disk, and its keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from legoai.api import estimate
 from legoai.cost.machine.cluster import machine_of
-from legoai.cost.pipelines.kept import kept_or_simulated
+from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.trace.records import Mark
 from legoai.specs.cache import private_cache
 from support.plans import lowered, manifest_of, resolved
@@ -44,7 +44,7 @@ def cost(text: str, simulated: list[str], profile: str | None = None) -> Mark:
         simulated.append(text)
         return Mark(f"simulation {len(simulated)}")
 
-    return kept_or_simulated(lowered(text), plan, manifest_of(plan.model.source()), machine, simulate)
+    return cached_or_simulated(lowered(text), plan, manifest_of(plan.model.source()), machine, simulate)
 
 
 @pytest.mark.parametrize(
