@@ -123,7 +123,8 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
         return None
     weights = Weights([paced.span for paced in (*(run.paced for run in runs), *settled)])
     block = None
-    if len(missing) == 1 and runs:
+    # Where the host is the bottleneck, a block may catch up with the time that another has left.
+    if len(missing) == 1 and runs and all(run.paced.gain > 0.0 for run in runs):
         block = _steady_block(items, intervals, runs, weights, (missing[0] - left[0]) * found.micro_batches)
     return Composed(weighted_breakdown(intervals, max(end - begin, intervals.end), weights), block)
 

@@ -10,7 +10,7 @@ from legoai.cost.search.lower_bounds import collectives
 from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.model_layers import ModelLayers
-from legoai.cost.search.lower_bounds.steady_blocks import Settled
+from legoai.cost.search.lower_bounds.steady_blocks import SteadyTime
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.facts import below
@@ -64,7 +64,7 @@ class BlockDelays:
         spared = recomputes * (slowdown - 1.0)
         return max(found, self._beyond(analysis, kept, block.forward + block.backward) - spared)
 
-    def _beyond(self, analysis: Analysis, steady: Settled, computes: float) -> float:
+    def _beyond(self, analysis: Analysis, steady: SteadyTime, computes: float) -> float:
         """Seconds that a steady block adds beyond those that it computes, and beyond what is known to delay it."""
         batches, blocks = micro_batches(analysis.plan) or 1, len(repeated_blocks(analysis.manifest))
         besides = self.data_parallel.of(analysis)

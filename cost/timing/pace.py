@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 from legoai.cost.timing.repeats import EQUAL, Span, settled
 from legoai.cost.timing.timeline import Cost, Host, Timed
-from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, Mark, Record
+from legoai.cost.trace.records import (
+    Collective,
+    Copy,
+    HostKernel,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    Record,
+)
 from legoai.cost.trace.segments import Instance, Item
 
 
@@ -71,15 +81,21 @@ class Pace:
                 return cost(record).seconds
             return host.dispatch(record) if isinstance(record, Kernel | Collective | Copy) else 0.0
 
-        known: dict[int, float] = {}
+        known: dict[int, tuple[float, bool]] = {}
         self.issued = [0.0]
         """Seconds of the host up to each item, without waits."""
+        self.waits = [0]
+        """Number of items before each at which the host may wait."""
         for item in items:
             if not isinstance(item, Instance):
-                took = seconds(item)
-            elif (took := known.get(id(item.segment), -1.0)) < 0:
-                took = known[id(item.segment)] = math.fsum(map(seconds, item.segment.records))
+                took, may_wait = seconds(item), _waits(item)
+            elif id(item.segment) in known:
+                took, may_wait = known[id(item.segment)]
+            else:
+                records = item.segment.records
+                took, may_wait = known[id(item.segment)] = math.fsum(map(seconds, records)), any(map(_waits, records))
             self.issued.append(self.issued[-1] + took)
+            self.waits.append(self.waits[-1] + may_wait)
         self.passed = [
             (place, marks[item.name] - begin)
             for place, item in enumerate(items)
@@ -88,13 +104,13 @@ class Pace:
         """Marks by index, with the times at which the host passes them."""
 
     def _lag(self, place: int, start: float) -> float:
-        """Return the lag of the device at an item; 0 where the host has waited near it."""
+        """Return the lag of the device at an item; 0 where the host may have waited since the previous mark."""
         before = max((mark for mark in self.passed if mark[0] <= place), default=None)
         behind = min((mark for mark in self.passed if mark[0] > place), default=None)
         if before is None or behind is None:
             return 0.0
         took = self.issued[behind[0]] - self.issued[before[0]]
-        if behind[1] - before[1] > took * (1 + EQUAL):
+        if self.waits[place] > self.waits[before[0]] and behind[1] - before[1] > took * (1 + EQUAL):
             return 0.0
         return max(0.0, start - before[1] - (self.issued[place] - self.issued[before[0]]))
 
@@ -106,6 +122,13 @@ class Pace:
             return None
         by_host = self.issued[places[-1]] - self.issued[places[known.index(span.start)]]
         return Paced(span, by_host, min(map(self._lag, places, known)))
+
+
+def _waits(record: Record) -> bool:
+    """Whether the host waits at a record for operations that it has issued."""
+    if isinstance(record, Copy):
+        return record.blocking
+    return isinstance(record, HostWaitDevice | HostWaitEvent | HostWaitStream)
 
 
 def keeps_pace(of_blocks: Sequence[Paced], of_batches: Sequence[Paced]) -> bool:

@@ -30,8 +30,8 @@ WAYS = {
     ),
     "over hosts": (
         24, 4,
-        "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 4, tp = 8)\nshard standard on tp (sequence)\n"
-        "fsdp blocks on dp_shard\ncheckpoint { layers.* = every(2) }\n",
+        "batch (global = 128, micro = 2, seq_len = 2048)\nmesh (dp_shard = 4, tp = 8)\n"
+        "shard standard on tp (sequence)\nfsdp blocks on dp_shard\ncheckpoint { layers.* = every(2) }\n",
     ),
     "reduced once": (
         24, 1,

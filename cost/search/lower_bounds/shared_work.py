@@ -70,7 +70,7 @@ class MicroBatchWork:
         activations: bytes of the activations that lived at the peak.
         in_blocks: of these seconds, those in the model's blocks; None where there are none.
         beside_products: of those of their backward, what products of matrices do not take.
-        settled: what each block adds to the step in a micro batch, delays included; None where it is not known.
+        steady: what each block adds to the step in a micro batch, delays included; None where it is not known.
     """
 
     computed: float = 0.0
@@ -78,13 +78,13 @@ class MicroBatchWork:
     activations: int = 0
     in_blocks: BlockWork | None = None
     beside_products: float = 0.0
-    settled: SteadyBlock | None = None
+    steady: SteadyBlock | None = None
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> MicroBatchWork:
         """The work whose fields are these, as plain data."""
-        in_blocks, settled = document["in_blocks"], document["settled"]
-        parts = {"in_blocks": in_blocks and BlockWork(*in_blocks), "settled": settled and SteadyBlock.read(settled)}
+        in_blocks, steady = document["in_blocks"], document["steady"]
+        parts = {"in_blocks": in_blocks and BlockWork(*in_blocks), "steady": steady and SteadyBlock.read(steady)}
         return MicroBatchWork(**{**document, **parts})
 
 
@@ -124,7 +124,7 @@ def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
         activations=rank.memory.by_category.get("activation", 0),
         in_blocks=BlockWork(*map(of_blocks, PHASES)) if blocks and each else None,
         beside_products=least(lambda place: place.phase == "backward" and place.in_block and not place.is_product),
-        settled=rank.block,
+        steady=rank.block,
     )
 
 

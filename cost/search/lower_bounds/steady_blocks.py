@@ -72,8 +72,8 @@ class Beside(NamedTuple):
         return sum(max(0.0, took - own.get(kind, 0.0)) for kind, took in collectives.items())
 
 
-class Settled(NamedTuple):
-    """Seconds that a settled block adds to a micro batch at least, and what is gathered and reduced meanwhile."""
+class SteadyTime(NamedTuple):
+    """Seconds that a steady block adds to a micro batch at least, and what is gathered and reduced meanwhile."""
 
     seconds: float
     beside: Beside
@@ -81,7 +81,7 @@ class Settled(NamedTuple):
 
 @dataclass(slots=True)
 class SteadyBlocks:
-    """What settled blocks were observed to add in the candidates of one plan.
+    """What steady blocks were observed to add in the candidates of one plan.
 
     Args:
         machine: of a candidate whose cluster is decided.
@@ -98,40 +98,40 @@ class SteadyBlocks:
 
     def observe(self, analysis: Analysis, micro_batch: MicroBatchWork) -> bool:
         """Note what the blocks of a simulated candidate add, and say whether it is new."""
-        settled, key, treatment = micro_batch.settled, self.key(analysis), one_treatment(analysis)
-        if settled is None or key is None or treatment is None:
+        steady, key, treatment = micro_batch.steady, self.key(analysis), one_treatment(analysis)
+        if steady is None or key is None or treatment is None:
             return False
         known = self._seen.setdefault(key, {})
         if treatment in known:
             return False
-        known[treatment] = settled
+        known[treatment] = steady
         self.revisions[block_key(analysis)] += 1
         return True
 
-    def of(self, analysis: Analysis, treatment: Any) -> Settled | None:
+    def of(self, analysis: Analysis, treatment: Any) -> SteadyTime | None:
         """What a block under a treatment adds to a micro batch; None where none like it was observed."""
         seen = self._known(analysis).get(text_of(analysis, treatment))
-        return None if seen is None else self._settled(analysis, seen.everything)
+        return None if seen is None else self._at_least(analysis, seen.everything)
 
-    def in_forward(self, analysis: Analysis) -> Settled | None:
+    def in_forward(self, analysis: Analysis) -> SteadyTime | None:
         """What a block adds to the forward of a micro batch, which is the same under every treatment."""
         seen = next(iter(self._known(analysis).values()), None)
-        return None if seen is None else self._settled(analysis, seen.forward, forward=True)
+        return None if seen is None else self._at_least(analysis, seen.forward, forward=True)
 
     def _known(self, analysis: Analysis) -> Mapping[str, SteadyBlock]:
         key = self.key(analysis) if self.revisions[block_key(analysis)] else None
         return {} if key is None else self._seen.get(key, {})
 
-    def _settled(self, analysis: Analysis, seen: SteadyPass, *, forward: bool = False) -> Settled:
+    def _at_least(self, analysis: Analysis, seen: SteadyPass, *, forward: bool = False) -> SteadyTime:
         beside = analysis.once(
             ("units beside a block", self.machine(analysis).profile.hash), lambda: self._beside(analysis)
         )[0 if forward else 1]
-        return Settled(max(0.0, seen.seconds - beside.shorter_than(seen.collectives)), beside)
+        return SteadyTime(max(0.0, seen.seconds - beside.shorter_than(seen.collectives)), beside)
 
     def key(self, analysis: Analysis) -> str | None:
-        """What decides what settled blocks add, beside their treatments; None where it is not decided, or not known."""
+        """What decides what steady blocks add, beside their treatments; None where it is not decided, or not known."""
         return analysis.once(
-            ("key of settled blocks", self.machine(analysis).profile.hash), lambda: _key(analysis, self.room(analysis))
+            ("key of steady blocks", self.machine(analysis).profile.hash), lambda: _key(analysis, self.room(analysis))
         )
 
     def _beside(self, analysis: Analysis) -> tuple[Beside, Beside]:
@@ -150,7 +150,7 @@ class SteadyBlocks:
 
 
 def _key(analysis: Analysis, room: float) -> str | None:
-    """What decides what settled blocks add, beside their treatments and the speed of collectives.
+    """What decides what steady blocks add, beside their treatments and the speed of collectives.
 
     None where that is not decided, or not known: in a pipeline, and without FSDP.
     """

@@ -1,4 +1,4 @@
-"""What settled blocks add to a step bounds candidates with the same blocks, whatever treatments these mix."""
+"""What steady blocks add to a step bounds candidates with the same blocks, whatever treatments these mix."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from support.simulated import in_a_fork
 
 BLOCKS = 24
 PLAN = """\
-plan settled
+plan steady
 model llama3("8b", n_layers = LAYERS, vocab_size = 4096, tie_embeddings = false)
 cluster h100_sxm(devices = 64, fabric = infiniband_ndr)
 attention flash
-batch (global = 128, micro = 1, seq_len = 4096)
+batch (global = 128, micro = 1, seq_len = LENGTH)
 mesh (dp_replicate = REPLICATE, dp_shard = rest, tp = TP)
 shard standard on tp (sequence, loss_parallel)
 fsdp blocks on dp_replicate, dp_shard
@@ -39,12 +39,12 @@ TREATMENTS = (
 
 def opened(treatment: str = TREATMENTS, **values: object) -> OpenPlan:
     text = PLAN.replace("TREATMENT", treatment)
-    defaults = {"LAYERS": BLOCKS, "REPLICATE": 1, "TP": 1, "LOSS": "eager", "REQUIRE": ""}
+    defaults = {"LENGTH": 4096, "LAYERS": BLOCKS, "REPLICATE": 1, "TP": 1, "LOSS": "eager", "REQUIRE": ""}
     for name, value in {**defaults, **values}.items():
         text = text.replace(name, str(value))
     if values.get("TP", 1) == 1:
         text = text.replace("shard standard on tp (sequence, loss_parallel)\n", "")
-    linted = lint(text, "settled.plan", directory=Path())
+    linted = lint(text, "steady.plan", directory=Path())
     assert not linted.has_errors, linted.diagnostics
     return OpenPlan(linted, directory=Path())
 
@@ -69,12 +69,12 @@ def learn(bounds: BoundsOf, treatment: str, **values: object) -> None:
 
 
 def per_block() -> list[tuple[float, float]]:
-    """What a block adds to a step as it settled, and by how much two more blocks make whole simulations longer."""
+    """What a block adds to a step as it steady, and by how much two more blocks make whole simulations longer."""
     found = []
     for values in ({}, {"TP": 2}, {"REPLICATE": 2}):
         _, figures = simulated("selective([attention])", **values)
-        settled = figures.micro_batch.settled
-        assert settled is not None
+        steady = figures.micro_batch.steady
+        assert steady is not None
         batches = micro_batches(decided("full", **values).plan)
         assert batches is not None
         times = []
@@ -84,13 +84,24 @@ def per_block() -> list[tuple[float, float]]:
             whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
             optimizer = whole.slowest.breakdown.by_phase.get("optimizer", 0.0)
             times.append(whole.step_time - optimizer)
-        found.append((settled.everything.seconds * batches, (times[1] - times[0]) / 4))
+        found.append((steady.everything.seconds * batches, (times[1] - times[0]) / 4))
     return found
 
 
-def test_a_settled_block_adds_what_another_block_does_in_whole_simulation() -> None:
-    for settled, whole in in_a_fork(per_block):
-        assert settled == pytest.approx(whole, rel=1e-6)
+def test_a_steady_block_adds_what_another_block_does_in_whole_simulation() -> None:
+    for steady, whole in in_a_fork(per_block):
+        assert steady == pytest.approx(whole, rel=1e-6)
+
+
+def of_short_sequences() -> tuple[bool, bool]:
+    """Whether a step of short sequences is composed, and whether it has steady blocks."""
+    found, figures = simulated("full", LENGTH=128)
+    return not found.whole, figures.micro_batch.steady is not None
+
+
+def test_blocks_at_the_pace_of_the_host_are_not_steady() -> None:
+    """Another block may leave the device time that they catch up with."""
+    assert in_a_fork(of_short_sequences) == (True, False)
 
 
 SEEN = ("none", "full", "selective([attention])")

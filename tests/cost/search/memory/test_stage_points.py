@@ -19,11 +19,13 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from support.simulated import in_a_fork
 
+# Its kernels take longer than the host needs to issue them. Where the host is late, an action's time depends on how
+# long its rank waited before.
 TEXT = """\
 plan test
-model   llama3("tiny", n_layers = 12)
+model   llama3("tiny", n_layers = 12, dim = 1024, n_heads = 16, n_kv_heads = 8)
 cluster h100_sxm(devices = 4)
-batch   (global = 64, micro = 4, seq_len = 1024)
+batch   (global = 256, micro = 16, seq_len = 1024)
 mesh    (pp = 2, dp_shard = 2)
 pipeline on pp (schedule = {schedule})
 fsdp on dp_shard {{ layers.* = auto }}
@@ -65,9 +67,9 @@ def test_memory_and_time_of_stages_follow_from_those_of_equal_blocks(schedule: s
     problem = learnt.problem(ROOM)
 
     def check(division: StagedDivision, found: Figures) -> None:
-        assert problem.time(division) == pytest.approx(found.step_time, rel=0.03)
+        assert problem.time(division) == pytest.approx(found.step_time, rel=0.01)
         for rank, options, active in zip(problem.ranks, problem.options(division), found.stages.active, strict=True):
-            assert rank.taken(options, 0)[0] == pytest.approx(active, rel=0.03)
+            assert rank.taken(options, 0)[0] == pytest.approx(active, rel=0.01)
 
     for pair, [one] in learnt.pairs():
         rules = StageRules((pair[0], pair[0], 0), (pair[1], pair[1], 0))
