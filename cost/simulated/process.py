@@ -31,9 +31,9 @@ from legoai.runtime import recompute_budget
 from legoai.runtime.mesh import split_into_parts, split_off_experts
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.dynamo import without_dynamo
-from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
 from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
-from legoai.runtime.torch_internals.graphs import functorch_config
+from legoai.runtime.torch_internals.graphs import disable_current_modes, functorch_config
 from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
 _WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
@@ -191,7 +191,7 @@ def patched_meshes() -> Iterator[None]:
 
 def _outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
+        with disable_current_modes():  # of fake tensors, and of a compiler that traces
             return function(*args, **kwargs)
 
     return call

@@ -165,10 +165,13 @@ class Propagation:
         rule = self.styles.get(path)
         if result.state == "unknown" and self._is_whole(path, arguments):
             result = Tensor(state="replicate", moved=True, source=Source(path, rule), learned=result.learned)
-        if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
-            # Such a module returns a tensor of its input's shape, even if it rearranges it internally.
+        if info.kind in ("attention", "feed_forward", "moe"):
             given = _first(arguments)
-            result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
+            if not result.cuts_features:
+                # Such a module returns a tensor of its input's shape, even if it rearranges it internally.
+                result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
+            elif result.rank is None and not (result.moved or given.moved):
+                result = replace(result, rank=given.rank)  # a part of the features has as many dims as all of them
         treatment = rule.treatment if rule is not None else None
         leaving = treatment.then if isinstance(treatment, Inputs) else treatment
         if rule is not None and isinstance(leaving, Outputs):

@@ -78,6 +78,20 @@ def test_dims_of_what_learned_positions_are_added_to_are_known(module: str, styl
     assert any(says in message for message in found), found
 
 
+def test_features_that_attention_leaves_in_parts_are_not_a_part_of_the_sequence() -> None:
+    styles = {
+        "layers.*.attention.wo": "colwise",
+        "layers.*.attention": "outputs(from = shard(1), to = replicate)",
+        "output": "colwise(output = replicate)",
+    }
+    for model in ('model llama3("tiny")', 'model mixtral("tiny")', 'model gpt3("125m", n_layers = 2)'):
+        assert message(plan(styles, model), "LP412").startswith(
+            "`layers.*.attention` expects `shard(1)`, and `shard(-1)` arrives from"
+        )
+        fits = {**styles, "layers.*.attention": "outputs(from = shard(-1), to = replicate)"}
+        assert layout_codes(plan(fits, model)) == set()
+
+
 def test_both_lines_and_the_fix_are_reported() -> None:
     styles = {**SEQUENCE_PARALLEL, "layers.*.feed_forward": "inputs(from = replicate, to = replicate)"}
     found = next(item for item in diagnostics(plan(styles)) if item.code == "LP412")
