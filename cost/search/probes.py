@@ -74,7 +74,7 @@ class Probes:
         left = [one for one in order_of(self.plan.holes) if choices[one] is None]
         for treatment in new:
             self._given.add(f"{key} {treatment}")
-            for found in self._completed(choices, left, choices):
+            for found in itertools.islice(self._completed(choices, left, choices), _MOST_TRIED):
                 candidate = self.plan.candidate(found, without=self.without).analysis
                 if None not in found and candidate is not None and one_treatment(candidate) == treatment:
                     return found
