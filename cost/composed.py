@@ -42,8 +42,8 @@ _COMPARED: Final = 5
 """Starts of blocks that are compared; the last block is left out, since something else follows it."""
 _BATCHES: Final = 2
 """Micro batches that are timed in addition to the captured ones."""
-_BETWEEN_LAYERS: Final = ("tp", "cp")
-"""Axes whose collectives are between layers."""
+BETWEEN_LAYERS: Final = ("tp", "cp")
+"""Axes whose collectives are between layers, in the same groups whatever the data-parallel degrees are."""
 _LINK_BUSY: Final = 0.95
 """Share of a span; on links that are busy for longer, collectives may wait for those of the previous span."""
 
@@ -164,7 +164,7 @@ def _steady_pass(intervals: Intervals, of_blocks: Sequence[Span], weights: Weigh
             interval = held.intervals[place]
             record, begin = interval.record, at + interval.start
             assert isinstance(record, Collective)
-            if record.axis not in _BETWEEN_LAYERS:
+            if record.axis not in BETWEEN_LAYERS:
                 inside = (starts <= begin) & (begin < ends)
                 collectives[record.kind] += (interval.end - interval.start) * float(times[inside].sum())
     seconds = float(((ends - starts) * times).sum())

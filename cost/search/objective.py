@@ -81,10 +81,9 @@ class Costs:
         """Bytes of a device's memory; infinite where that is not known."""
         assert candidate.analysis is not None
         try:
-            memory = self.bounds.machine(candidate.analysis).device.memory
+            return self.bounds.room(candidate.analysis).device
         except Undecided:
             return math.inf
-        return math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes
 
     def least(self, bounds: Bounds, candidate: Candidate) -> float:
         """A bound of the cost."""

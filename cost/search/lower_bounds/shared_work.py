@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from legoai.cost.composed import SteadyBlock
+from legoai.cost.composed import BETWEEN_LAYERS, SteadyBlock
 from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.op_costs import OpCosts
@@ -42,9 +42,6 @@ COPIES: Final = ("copy", "fill")
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "recompute")
 """In which layers compute."""
-
-_BETWEEN_LAYERS: Final = ("tp", "cp")
-"""Axes whose groups are the same ranks of the same hosts whatever the data-parallel degrees are."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -178,7 +175,7 @@ class LayerSeconds(Generic[_Key]):
                     begun.clear()  # the rest of these runs beside it
                     found[self.key(record)] += self.cost(record).seconds
             elif isinstance(record, Collective):
-                if record.axis in _BETWEEN_LAYERS and record.stream == self.stream:
+                if record.axis in BETWEEN_LAYERS and record.stream == self.stream:
                     begun[slot] = record
             elif isinstance(record, WaitWork) and slot in begun and record.stream == self.stream:
                 waited = begun.pop(slot)
