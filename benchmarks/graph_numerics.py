@@ -146,7 +146,7 @@ class Pools:
 
 @contextlib.contextmanager
 def pools() -> Iterator[Pools]:
-    import legoai.runtime.trainer  # noqa: F401  each rank would import it in its first step
+    import legoai.runtime.training.trainer  # noqa: F401  each rank would import it in its first step
 
     with tempfile.TemporaryDirectory() as folder:
         made = Pools(Path(folder))

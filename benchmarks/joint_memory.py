@@ -33,7 +33,7 @@ from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.memory.program import Division, MemoryProblem, Rule
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.costs import Room, blocks_of_stages
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 

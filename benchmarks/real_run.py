@@ -22,17 +22,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from legoai.runtime.batches import Batches
-from legoai.runtime.data import SequenceBatch
+from legoai.runtime.attention.kernel_choice import attention_kernel
+from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device
-from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import take_step
+from legoai.runtime.launching.torchrun import threads_per_process
 from legoai.runtime.torch_internals.operators import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
-from legoai.runtime.torchrun import threads_per_process
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 
 WARM_UP = 2
 MEMORY_STEPS = 3

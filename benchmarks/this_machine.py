@@ -32,7 +32,7 @@ from cpu_plans import PLANS, CpuPlan
 from real_run import Real, run_program
 
 import legoai
-import legoai.runtime.trainer
+import legoai.runtime.training.trainer
 from legoai.runtime.device import processor_name
 
 MEMORY_LIMIT, TIME_LIMIT = 0.02, 0.15

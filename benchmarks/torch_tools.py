@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
     from torch import nn
 
-    from legoai.runtime.training import Training
+    from legoai.runtime.training.training import Training
 
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
@@ -218,14 +218,14 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
     import torch.distributed as dist
 
     from legoai.cost.simulated.process import patched_meshes
-    from legoai.runtime import step as runtime_step
-    from legoai.runtime.batches import Batches
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
-    from legoai.runtime.step import take_step
     from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
     from legoai.runtime.torch_internals.fake_world import FakeStore
     from legoai.runtime.torch_internals.patching import patched, patched_attribute
+    from legoai.runtime.training import step as runtime_step
+    from legoai.runtime.training.batches import Batches
+    from legoai.runtime.training.step import take_step
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     namespace: dict[str, Any] = {"__name__": "program"}
@@ -297,7 +297,7 @@ class _Batches:
         """What the model reads, and the targets."""
         import torch
 
-        from legoai.runtime.data import SampleBatch
+        from legoai.runtime.data.sequences import SampleBatch
 
         reads, sizes = self.trainer.reads, (self.trainer.micro_batch, self.trainer.seq_len)
 

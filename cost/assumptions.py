@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.batch import ramp_stages
-from legoai.dsl.analysis.compile import AUTOTUNED
+from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor

@@ -43,24 +43,24 @@ from legoai.cost.trace.records import Mark
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
-from legoai.lowering.graph.measured_profile import on_simulated
-from legoai.lowering.graph.step_graph import StepGraph
+from legoai.lowering.graph.measurement.profile import on_simulated
+from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
-from legoai.runtime import trainer as preparation
-from legoai.runtime.batches import Batches
+from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
-from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import take_step
 from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.patching import patched_attribute
-from legoai.runtime.training import StepFunction, Training
+from legoai.runtime.training import trainer as preparation
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
+from legoai.runtime.training.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:
     from legoai.cost.pipelines.deep_stages import DerivedTraces
-    from legoai.runtime.pipeline import Pipeline
+    from legoai.runtime.parallelism.pipeline import Pipeline
 
 _LEAST_LEFT_OUT: Final = 3
 """Fewest blocks of a stage that are worth leaving out: repeating the captured blocks takes as long as capturing two."""

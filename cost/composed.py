@@ -33,7 +33,7 @@ from legoai.cost.trace.editing import is_micro_batch
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace
-from legoai.dsl.analysis.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.specs.plan import Plan
 
 _BLOCKS: Final = 5

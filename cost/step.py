@@ -30,7 +30,7 @@ from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
-from legoai.runtime.signals import held_signals
+from legoai.runtime.launching.signals import held_signals
 from legoai.specs.cluster import Device
 
 

@@ -7,10 +7,10 @@ import itertools
 from legoai.cost.capture import capture_piece
 from legoai.cost.simulated.device import Kind
 from legoai.cost.simulated.program import trainer_of
-from legoai.lowering.graph.passes import TRACE, watched
-from legoai.lowering.graph.readable import readable, readable_module
-from legoai.lowering.graph.split import actions_of
-from legoai.lowering.graph.step_graph import StepGraph
+from legoai.lowering.graph.contracts import TRACE, watched
+from legoai.lowering.graph.step.readable import readable, readable_module
+from legoai.lowering.graph.step.split import actions_of
+from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.program import Program
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.domains import RULES, Use, values_of
-from legoai.dsl.analysis.styles import styles_for
+from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.kept import Kept

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.styles import open_paths
+from legoai.dsl.analysis.parallelism.styles import open_paths
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.paths import pattern

@@ -86,7 +86,7 @@ class Profile:
     Attributes:
         hardware: name of the device.
         graph: digest of the graph as it was traced.
-        operators: times by signature; see :func:`legoai.lowering.graph.measured_profile.signature`.
+        operators: times by signature; see :func:`legoai.lowering.graph.measurement.profile.signature`.
         collectives: by kind and ranks, in the order of their bytes.
         memory: bytes by node, beyond those of the values that live while it runs; negative where it needs fewer.
     """

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes, look_ahead
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
-from legoai.dsl.analysis.context import parts_of_heads
 from legoai.dsl.analysis.facts import each_rule
-from legoai.dsl.analysis.pipeline import first_modules, stage_count
+from legoai.dsl.analysis.parallelism.context import parts_of_heads
+from legoai.dsl.analysis.stages.pipeline import first_modules, stage_count
 from legoai.lowering.shrink_blocks import (
     Blocks,
     choose_blocks,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis.stages.split_points import SplitPoints
 from legoai.dsl.frontend.paths import Paths, pattern, segments_of
 from legoai.lowering.emit.blocks import block_paths
 from legoai.lowering.emit.blocks import group as grouped

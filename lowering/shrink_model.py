@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from legoai.dsl.analysis.experts import is_routed
+from legoai.dsl.analysis.parallelism.experts import is_routed
 from legoai.specs.directives.model import Model
 from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
 from legoai.specs.models.families import FAMILIES, config_values

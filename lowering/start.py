@@ -7,10 +7,10 @@ from pathlib import Path
 
 from legoai.lowering.emit.run import planned
 from legoai.lowering.program import Program
-from legoai.runtime import torchrun
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.lock import locked
-from legoai.runtime.options import RunOptions, parse_options
+from legoai.runtime.launching import torchrun
+from legoai.runtime.launching.lock import locked
+from legoai.runtime.launching.options import RunOptions, parse_options
 from legoai.specs.plan import Plan
 
 

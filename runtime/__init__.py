@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legoai.runtime.activation import keep_outputs
-    from legoai.runtime.batches import Batch, Batches
-    from legoai.runtime.combined_optimizer import CombinedOptimizer
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import compute_float8_scales, convert_to_float8
-    from legoai.runtime.loop import History
+    from legoai.runtime.launching.options import RunOptions
+    from legoai.runtime.launching.torchrun import launch
     from legoai.runtime.loss import (
         LossFunction,
         add_losses,
@@ -21,19 +19,22 @@ if TYPE_CHECKING:
         matching_cross_entropy,
         token_cross_entropy,
     )
-    from legoai.runtime.muon import Muon
-    from legoai.runtime.optim import clip_gradients, reduce_partial_gradients, warmup_schedule
-    from legoai.runtime.options import RunOptions
-    from legoai.runtime.parameter_groups import ParameterGroups
-    from legoai.runtime.pipeline import Pipeline, PipelineSchedule, RecomputingStage, ordered_schedule
-    from legoai.runtime.placeholders import is_held
-    from legoai.runtime.recompute_budget import RecomputeWithin
-    from legoai.runtime.sharded_optimizer import ShardedOptimizer
-    from legoai.runtime.step import reduce_loss_and_norm
-    from legoai.runtime.torchrun import launch
-    from legoai.runtime.trainer import Trainer
-    from legoai.runtime.training import StepResult, Training
-    from legoai.runtime.units import reshard_units
+    from legoai.runtime.optimizer.clip import clip_gradients, reduce_partial_gradients
+    from legoai.runtime.optimizer.combined import CombinedOptimizer
+    from legoai.runtime.optimizer.muon import Muon
+    from legoai.runtime.optimizer.parameter_groups import ParameterGroups
+    from legoai.runtime.optimizer.schedule import warmup_schedule
+    from legoai.runtime.optimizer.sharded import ShardedOptimizer
+    from legoai.runtime.parallelism.pipeline import Pipeline, PipelineSchedule, RecomputingStage, ordered_schedule
+    from legoai.runtime.parallelism.placeholders import is_held
+    from legoai.runtime.parallelism.units import reshard_units
+    from legoai.runtime.recomputation.budget import RecomputeWithin
+    from legoai.runtime.recomputation.policies import keep_outputs
+    from legoai.runtime.training.batches import Batch, Batches
+    from legoai.runtime.training.loop import History
+    from legoai.runtime.training.step import reduce_loss_and_norm
+    from legoai.runtime.training.trainer import Trainer
+    from legoai.runtime.training.training import StepResult, Training
 
 __all__ = [
     "Batch",
@@ -77,44 +78,44 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "batches",
-    "Batches": "batches",
-    "CombinedOptimizer": "combined_optimizer",
-    "History": "loop",
+    "Batch": "training.batches",
+    "Batches": "training.batches",
+    "CombinedOptimizer": "optimizer.combined",
+    "History": "training.loop",
     "LossFunction": "loss",
-    "Muon": "muon",
-    "ParameterGroups": "parameter_groups",
-    "Pipeline": "pipeline",
-    "PipelineSchedule": "pipeline",
-    "RecomputeWithin": "recompute_budget",
-    "RecomputingStage": "pipeline",
+    "Muon": "optimizer.muon",
+    "ParameterGroups": "optimizer.parameter_groups",
+    "Pipeline": "parallelism.pipeline",
+    "PipelineSchedule": "parallelism.pipeline",
+    "RecomputeWithin": "recomputation.budget",
+    "RecomputingStage": "parallelism.pipeline",
     "RunError": "errors",
     "RunErrorCode": "errors",
-    "RunOptions": "options",
-    "ShardedOptimizer": "sharded_optimizer",
-    "StepResult": "training",
-    "Trainer": "trainer",
-    "Training": "training",
+    "RunOptions": "launching.options",
+    "ShardedOptimizer": "optimizer.sharded",
+    "StepResult": "training.training",
+    "Trainer": "training.trainer",
+    "Training": "training.training",
     "add_losses": "loss",
     "chunked_cross_entropy": "loss",
-    "clip_gradients": "optim",
+    "clip_gradients": "optimizer.clip",
     "compute_float8_scales": "float8",
     "convert_to_float8": "float8",
     "divided": "loss",
-    "is_held": "placeholders",
-    "keep_outputs": "activation",
-    "launch": "torchrun",
+    "is_held": "parallelism.placeholders",
+    "keep_outputs": "recomputation.policies",
+    "launch": "launching.torchrun",
     "local_value": "loss",
     "matching_cross_entropy": "loss",
-    "ordered_schedule": "pipeline",
+    "ordered_schedule": "parallelism.pipeline",
     "overlap_tensor_parallel": "compiled",
-    "reduce_loss_and_norm": "step",
-    "reduce_partial_gradients": "optim",
-    "reshard_units": "units",
+    "reduce_loss_and_norm": "training.step",
+    "reduce_partial_gradients": "optimizer.clip",
+    "reshard_units": "parallelism.units",
     "token_cross_entropy": "loss",
     "wait_for_inputs": "compiled",
     "wait_for_output": "compiled",
-    "warmup_schedule": "optim",
+    "warmup_schedule": "optimizer.schedule",
 }
 
 

@@ -91,8 +91,8 @@ def _import_before_the_fork() -> None:
     import torch._dynamo
     import torch.distributed.pipelining  # noqa: F401
 
-    import legoai.lowering.graph.passes
-    import legoai.runtime.trainer  # noqa: F401
+    import legoai.lowering.graph.contracts
+    import legoai.runtime.training.trainer  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import transformers.models.clip.modeling_clip  # noqa: F401

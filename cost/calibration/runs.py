@@ -18,7 +18,7 @@ from legoai.cost.calibration.profile import calibrate
 from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
-from legoai.runtime.torchrun import threads_per_process
+from legoai.runtime.launching.torchrun import threads_per_process
 
 PROFILE_SUFFIX: Final = ".json.gz"
 

@@ -12,9 +12,9 @@ from legoai.cost.compilation.graphs import Graph, Options, Runner
 from legoai.cost.compilation.schedule import MODULE
 from legoai.cost.simulated.device import Kind
 from legoai.cost.simulated.recorder import Capture
-from legoai.lowering.graph import regions
-from legoai.lowering.graph.places import place_of
-from legoai.lowering.graph.regions import Source, fake_mode_of, functional
+from legoai.lowering.graph.step import regions
+from legoai.lowering.graph.step.places import place_of
+from legoai.lowering.graph.step.regions import Source, fake_mode_of, functional
 from legoai.runtime.torch_internals.graphs import TracingContext, disable_current_modes, tracing
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.cluster import Device

@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance, Item, Segment
-from legoai.dsl.analysis.flops import DECODERS, FORMULA, FORWARD_AND_BACKWARD, flops_per_token
+from legoai.dsl.analysis.magnitudes.flops import DECODERS, FORMULA, FORWARD_AND_BACKWARD, flops_per_token
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
@@ -17,9 +17,10 @@ CAPTURED: Final = "3 times the forward products that were captured, on all ranks
 def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[Item]]) -> tuple[float, str]:
     """Return the floating-point operations of the model in one optimizer step, on all devices, and the convention.
 
-    For the built-in decoders they follow from the model (:func:`~legoai.dsl.analysis.flops.flops_per_token`). For other
-    models it is three times the products of a captured rank's forward, times the ranks; work that several ranks repeat
-    counts for each of them. Recomputation never counts.
+    For the built-in decoders they follow from the model
+    (:func:`~legoai.dsl.analysis.magnitudes.flops.flops_per_token`). For other models it is three times the products of
+    a captured rank's forward, times the ranks; work that several ranks repeat counts for each of them. Recomputation
+    never counts.
 
     Args:
         plan: the plan.

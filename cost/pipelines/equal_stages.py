@@ -20,7 +20,7 @@ from legoai.lowering.program import Program
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 
 if TYPE_CHECKING:
-    from legoai.runtime.pipeline import Pipeline
+    from legoai.runtime.parallelism.pipeline import Pipeline
 
 
 def equal_coordinates(program: Program, pp: int) -> list[list[int]]:

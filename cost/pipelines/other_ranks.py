@@ -21,7 +21,7 @@ from legoai.cost.pipelines.stages import PipelineHooks
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.translation import Translation
-from legoai.runtime.pipeline import Pipeline
+from legoai.runtime.parallelism.pipeline import Pipeline
 from legoai.runtime.torch_internals.pipelining import Action, PipelineScheduleRuntime
 
 EqualRankItems: TypeAlias = tuple[tuple[Item, ...], Translation]

@@ -31,10 +31,10 @@ from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork
-from legoai.lowering.graph.stage import StageModule
+from legoai.lowering.graph.step.stage import StageModule
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
-from legoai.runtime.pipeline import PipelineSchedule
+from legoai.runtime.parallelism.pipeline import PipelineSchedule
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.patching import original, override, patched
 from legoai.runtime.torch_internals.pipelining import InferenceMode, PipelineScheduleRuntime

@@ -26,8 +26,8 @@ Simulated candidates tighten it: by all layers of candidates that share them
 (:mod:`legoai.cost.search.lower_bounds.observed_blocks`), and by what communication beside these adds
 (:mod:`legoai.cost.search.block_delays`).
 
-Memory. Sharded parameters, gradients and optimizer state (:func:`legoai.dsl.analysis.state.state_bytes`); or parameters
-and optimizer state with unsharded parameters, the activations of all blocks
+Memory. Sharded parameters, gradients and optimizer state (:func:`legoai.dsl.analysis.magnitudes.state.state_bytes`);
+or parameters and optimizer state with unsharded parameters, the activations of all blocks
 (:mod:`legoai.cost.search.lower_bounds.activations`), and either the logits at the beginning of a backward, or all that
 the backward of a block's feed-forward module reads, with the buffers of units then
 (:mod:`legoai.cost.search.lower_bounds.units_in_backward`).
@@ -70,7 +70,7 @@ from legoai.cost.search.stages.costs import (
 from legoai.cost.search.stages.stage_times import StageTimes
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import OrderFile

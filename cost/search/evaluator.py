@@ -29,9 +29,9 @@ from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.cost.trace.garbage import collected, uncollected
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.comm import bucket_rules
+from legoai.dsl.analysis.communication.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.runtime.signals import held_signals
+from legoai.runtime.launching.signals import held_signals
 from legoai.specs.directives.require import METRICS
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan

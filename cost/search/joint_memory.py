@@ -24,7 +24,7 @@ from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.costs import Room, blocks_of_stages
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.open_plan import OpenPlan
 
 MOST_ROUNDS: Final = 6

@@ -10,8 +10,8 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.memory.use import least_beside
 from legoai.cost.search.stages.costs import Room
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.specs.directives.hole import Hole, Undecided
 
 

@@ -15,7 +15,7 @@ from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.result import SearchResult
 from legoai.cost.search.stages.assignment import Assignment
-from legoai.dsl.analysis.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh

@@ -12,7 +12,7 @@ from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.require import METRICS, Objective, Requirement

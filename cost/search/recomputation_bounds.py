@@ -25,8 +25,8 @@ from legoai.cost.search.lower_bounds.recomputation import (
 from legoai.cost.search.lower_bounds.units_in_backward import units_in_backward
 from legoai.cost.search.stages.block_bytes import BlockBytes, block_bytes, recomputed_by_ranks
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.bounds import logits_bytes
-from legoai.dsl.analysis.state import state_bytes
+from legoai.dsl.analysis.magnitudes.bounds import logits_bytes
+from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.specs.directives.hole import Undecided
 
 _KINDS: Final[tuple[MovementKind, ...]] = ("elementwise", "normalisation", "reduction")

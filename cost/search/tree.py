@@ -28,7 +28,7 @@ from legoai.cost.search.probes import Probes, with_one_micro_batch
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.pipeline import treats_stages_apart
+from legoai.dsl.analysis.stages.pipeline import treats_stages_apart
 from legoai.dsl.open_plan import Candidate, OpenPlan, inside
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.require import Objective

@@ -8,9 +8,9 @@ from typing import Final
 import torch
 
 from legoai.runtime import Trainer
-from legoai.runtime.batches import Batch, Batches, Source
-from legoai.runtime.data import SampleBatch
-from legoai.runtime.training import Training
+from legoai.runtime.data.sequences import SampleBatch
+from legoai.runtime.training.batches import Batch, Batches, Source
+from legoai.runtime.training.training import Training
 from legoai.specs.models.reads import InputShape
 
 DISTINCT: Final = 3

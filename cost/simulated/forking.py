@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from legoai.runtime.signals import release_signals
+from legoai.runtime.launching.signals import release_signals
 
 
 def may_fork() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from legoai.cost.simulated.device import SIM, Kind
-from legoai.runtime import offload
+from legoai.runtime.offloading import offload
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.patching import patched_attribute, patched_item
 

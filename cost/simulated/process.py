@@ -27,8 +27,8 @@ from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
-from legoai.runtime import recompute_budget
-from legoai.runtime.mesh import split_into_parts, split_off_experts
+from legoai.runtime.parallelism.mesh import split_into_parts, split_off_experts
+from legoai.runtime.recomputation import budget as recompute_budget
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode

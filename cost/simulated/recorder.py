@@ -31,7 +31,7 @@ from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import LOSS, Allocate, Categorise, Category, Free, Mark, Phase, Record, Resize
 from legoai.cost.trace.segments import Item
-from legoai.lowering.graph.places import Makes, Place, place_of
+from legoai.lowering.graph.step.places import Makes, Place, place_of
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.collectives import resolve_process_group
@@ -44,7 +44,7 @@ from legoai.runtime.torch_internals.operators import (
     running_backward,
 )
 from legoai.runtime.torch_internals.patching import patched
-from legoai.runtime.training import Training
+from legoai.runtime.training.training import Training
 
 _SIMULATOR: Final = __name__.rpartition(".")[0]
 """Package whose code runs where a device would compute."""

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from legoai.dsl.analysis.pipeline import stage_of
+from legoai.dsl.analysis.stages.pipeline import stage_of
 from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
 from legoai.specs.directives.base import Declared, Directive, Divided, PathRule, Staged
@@ -22,7 +22,7 @@ from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
-    from legoai.dsl.analysis.layout import Propagation
+    from legoai.dsl.analysis.layouts.propagation import Propagation
     from legoai.dsl.frontend.resolve import Resolution
     from legoai.specs.cluster import Device
     from legoai.specs.models.manifest import Manifest
@@ -140,7 +140,7 @@ class Analysis:
         return self.once("layouts", self._layouts)
 
     def _layouts(self) -> Propagation | None:
-        from legoai.dsl.analysis.layout import Propagation
+        from legoai.dsl.analysis.layouts.propagation import Propagation
 
         shard = self.plan.shard_on("tp")
         size = self.plan.mesh.tp

@@ -110,7 +110,8 @@ _WITH_DOMAIN: Final = (
     (Shard, RULES),
 )
 """Holes that are searched only among values that the user lists: they affect numerics, or cost of hardware.
-Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.styles`), parameters and experts have none."""
+Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.parallelism.styles`); parameters and experts have
+none."""
 
 
 def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.limits import memory_limit
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
 
 

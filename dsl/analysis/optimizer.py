@@ -8,11 +8,11 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
-from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.offload import offloads, without_limit
-from legoai.dsl.analysis.replicate import replicas
-from legoai.dsl.analysis.shard import DISTRIBUTING, tensor_parallel
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.replicate import replicas
+from legoai.dsl.analysis.parallelism.shard import DISTRIBUTING, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import Paths, pattern
 from legoai.specs.directives.base import Directive, PathRule

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.comm import prefetching_units, unit_buckets
-from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.communication.comm import prefetching_units, unit_buckets
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, following
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
-from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.replicate import gradient_buckets
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList

@@ -1,4 +1,4 @@
-"""Whether the checkpoints of one plan load under another, as `legoai.runtime.resume` decides it on real tensors."""
+"""Whether checkpoints of one plan load under another, as `legoai.runtime.training.resume` decides on real tensors."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.mesh import mesh_axes, replicating_axes, sharded_axes
+from legoai.dsl.analysis.parallelism.mesh import mesh_axes, replicating_axes, sharded_axes
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.record import Record
@@ -69,7 +69,7 @@ def _groups(analysis: Analysis) -> Iterator[Group]:
     for axes in (*((axis,) for axis in used), *joined):
         yield _group(axes, along(axes), along(axis for axis in sizes if axis not in axes), per_host)
     if mesh.ep > 1:
-        # Neighbours among the ranks that shard parameters, as `legoai.runtime.mesh.split_off_experts` groups them.
+        # Neighbours among the ranks that shard parameters: see `legoai.runtime.parallelism.mesh.split_off_experts`.
         shards = sharded_axes(analysis)
         ranks, others = along(shards), along(axis for axis in sizes if axis not in shards)
         starts = [first + start for start in others for first in ranks[:: mesh.ep]]

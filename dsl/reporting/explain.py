@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fsdp import resharding
 from legoai.dsl.analysis.optimizer import parameter_rules
+from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
@@ -273,7 +273,7 @@ def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[De
 
 def _stage(analysis: Analysis, path: str) -> str:
     """Describe the stage of the pipeline that contains the module."""
-    from legoai.dsl.analysis.pipeline import first_modules, stage_count, stages_of_ranks
+    from legoai.dsl.analysis.stages.pipeline import first_modules, stage_count, stages_of_ranks
 
     plan = analysis.plan
     assert plan.pipeline is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import attention_modules
+from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check

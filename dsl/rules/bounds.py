@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.bounds import idle_share, logits_bytes, shortest_step
-from legoai.dsl.analysis.state import state_bytes
+from legoai.dsl.analysis.magnitudes.bounds import idle_share, logits_bytes, shortest_step
+from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.require import Requirement

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import random_modules, recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.comm import bucket_rules, prefetching_units
+from legoai.dsl.analysis.communication.comm import bucket_rules, prefetching_units
 from legoai.dsl.analysis.facts import following, grouped, replacement, written
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import unshards_selectively
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import unshards_selectively
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label

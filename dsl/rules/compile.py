@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
-from legoai.dsl.analysis.experts import compiled_one_by_one, dtype_of_weights
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import attention_modules
 from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.crossings import cuts
 from legoai.dsl.analysis.facts import written
-from legoai.dsl.analysis.pipeline import has_placeholders, stage_count
+from legoai.dsl.analysis.parallelism.crossings import cuts
+from legoai.dsl.analysis.stages.pipeline import has_placeholders, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.experts import changed_experts, distributed_experts, has_slices
 from legoai.dsl.analysis.facts import below, following, name_of
-from legoai.dsl.analysis.fsdp import fsdp_units, owner
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, has_slices
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor

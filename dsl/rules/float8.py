@@ -8,7 +8,7 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, name_of
-from legoai.dsl.analysis.float8 import converted_layers, gathered_activations, gathered_weights
+from legoai.dsl.analysis.parallelism.float8 import converted_layers, gathered_activations, gathered_weights
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import span_of
 from legoai.dsl.analysis.facts import each_rule, listed, written
-from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
-from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks
-from legoai.dsl.analysis.pipeline import splits_backward
-from legoai.dsl.analysis.shard import last_module
+from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, resharding
+from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks
+from legoai.dsl.analysis.parallelism.shard import last_module
+from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check

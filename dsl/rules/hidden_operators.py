@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, grouped, holders, name_of
-from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
-from legoai.dsl.analysis.pipeline import stage_of
+from legoai.dsl.analysis.stages.pipeline import stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion

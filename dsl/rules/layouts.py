@@ -7,8 +7,8 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement
-from legoai.dsl.analysis.layout import Mismatch
-from legoai.dsl.analysis.tensors import Tensor, as_list
+from legoai.dsl.analysis.layouts.propagation import Mismatch
+from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb

@@ -8,9 +8,9 @@ from typing import ClassVar
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general, span_of
 from legoai.dsl.analysis.facts import listed
-from legoai.dsl.analysis.layout import Mismatch
-from legoai.dsl.analysis.layout_operations import MismatchKind
-from legoai.dsl.analysis.tensors import Tensor
+from legoai.dsl.analysis.layouts.operations import MismatchKind
+from legoai.dsl.analysis.layouts.propagation import Mismatch
+from legoai.dsl.analysis.layouts.tensors import Tensor
 from legoai.dsl.diagnostics.diagnostic import Label
 from legoai.specs.directives.layouts import Layout, Sharded
 from legoai.specs.span import Span

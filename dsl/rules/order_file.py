@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import pass_micro_batches
-from legoai.dsl.analysis.pipeline import order, order_text
+from legoai.dsl.analysis.stages.pipeline import order, order_text
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
@@ -15,7 +15,7 @@ from legoai.dsl.rules.batch import pass_label
 from legoai.specs.directives.pipeline import OrderFile, Pipeline
 
 if TYPE_CHECKING:
-    from legoai.dsl.analysis.orders import Order
+    from legoai.dsl.analysis.stages.orders import Order
 
 
 class OrderFileReadable(Check):
@@ -109,7 +109,7 @@ class OrderFileRuns(Rule):
     @classmethod
     def find(cls, analysis: Analysis, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
         """The first fault."""
-        from legoai.dsl.analysis.orders import order_faults
+        from legoai.dsl.analysis.stages.orders import order_faults
 
         assert isinstance(pipeline.schedule, OrderFile)
         for fault in order_faults(order, sharded=analysis.plan.fsdp is not None):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general
 from legoai.dsl.analysis.facts import decided
-from legoai.dsl.analysis.overlap import idle, overlaps
-from legoai.dsl.analysis.shard import shard_on_tp, tensor_parallel
+from legoai.dsl.analysis.parallelism.overlap import idle, overlaps
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
 

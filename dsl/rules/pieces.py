@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.layout import Mismatch
-from legoai.dsl.analysis.tensors import Tensor, as_list
+from legoai.dsl.analysis.layouts.propagation import Mismatch
+from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb

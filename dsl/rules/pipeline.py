@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
-from legoai.dsl.analysis.bounds import idle_share
 from legoai.dsl.analysis.facts import replacement
-from legoai.dsl.analysis.pipeline import split_points, stage_count
+from legoai.dsl.analysis.magnitudes.bounds import idle_share
+from legoai.dsl.analysis.stages.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label, pass_label

@@ -7,8 +7,8 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.facts import replacement, written
-from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

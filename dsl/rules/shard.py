@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
 from legoai.dsl.analysis.facts import listed
-from legoai.dsl.analysis.shard import (
+from legoai.dsl.analysis.layouts.tensors import as_list
+from legoai.dsl.analysis.parallelism.shard import (
     DISTRIBUTING,
     Placement,
     inputs_of,
@@ -18,7 +19,6 @@ from legoai.dsl.analysis.shard import (
     placement,
     shard_on_tp,
 )
-from legoai.dsl.analysis.tensors import as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule

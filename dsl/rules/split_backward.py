@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, each_rule, replacement
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.pipeline import splits_backward
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Selective

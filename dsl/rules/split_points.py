@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
-from legoai.dsl.analysis.pipeline import (
+from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
     split_points,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed
-from legoai.dsl.analysis.pipeline import is_staged, stage_count, stage_of
+from legoai.dsl.analysis.stages.pipeline import is_staged, stage_count, stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.rules.base import Check

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.replicate import gradient_buckets, replicas
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.replicate import gradient_buckets, replicas
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
-from legoai.dsl.analysis.fsdp import fsdp_units, owner
-from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.fsdp import Unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from legoai.dsl.analysis.batch import micro_batches, ramp_stages, samples_at_once
-from legoai.dsl.analysis.mesh import data_axes
+from legoai.dsl.analysis.parallelism.mesh import data_axes
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, call, literal, sequence
 from legoai.lowering.emit.step import COUNT

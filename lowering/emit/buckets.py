@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from legoai.dsl.analysis.buckets import ModuleBucket
+from legoai.dsl.analysis.parallelism.buckets import ModuleBucket
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Loop, Node, Note, Statement

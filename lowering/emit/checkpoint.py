@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.checkpoint import keeps_random_state, recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import keeps_random_state, recomputed_modules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted

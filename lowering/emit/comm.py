@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
-from legoai.dsl.analysis.comm import prefetching_units, reduces_last
+from legoai.dsl.analysis.communication.comm import prefetching_units, reduces_last
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted

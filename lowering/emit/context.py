@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.attention import attention_modules
+from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Item, Line, Statement, call, quoted
@@ -19,7 +19,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if context is None or lowering.plan.mesh.cp == 1:
         return
     note = lowering.note(context)
-    draft.imports.name("legoai.runtime.attention", "context_parallel_attention")
+    draft.imports.name("legoai.runtime.attention.context", "context_parallel_attention")
     options = {"rotate": quoted(context.rotate), "balance": quoted(context.dealt)}
     body: list[Statement] = []
     for group in lowering.groups(dict.fromkeys(attention_modules(lowering.analysis), note)):

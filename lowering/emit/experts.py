@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.experts import distributed_experts, is_routed, limited_experts
+from legoai.dsl.analysis.parallelism.experts import distributed_experts, is_routed, limited_experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
@@ -32,16 +32,16 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         for path, rule in found.items()
     }
     if ranks == 1:
-        draft.imports.name("legoai.runtime.experts", "limit_capacity")
+        draft.imports.name("legoai.runtime.parallelism.experts", "limit_capacity")
         if any(routed for _, routed, _ in emitted.values()):
             for name in ("give_rows", "take_routed_tokens"):
-                draft.imports.name("legoai.runtime.experts", name)
+                draft.imports.name("legoai.runtime.parallelism.experts", name)
         body = _calls(lowering, emitted)
         draft.apply("apply_expert_capacity", mesh=None, body=body, note=lowering.note(shard), why=_WHY_CAPACITY)
         return
     draft.imports.name("torch.distributed.tensor.parallel", "parallelize_module")
-    draft.imports.name("legoai.runtime.experts", "ExpertParallel")
-    draft.imports.name("legoai.runtime.mesh", "split_off_experts")
+    draft.imports.name("legoai.runtime.parallelism.experts", "ExpertParallel")
+    draft.imports.name("legoai.runtime.parallelism.mesh", "split_off_experts")
     split = call("split_off_experts", sharding_mesh(lowering, draft), ep=literal(ranks)).inline()
     assert split is not None, "a mesh fits on one line"
     draft.parallelize.append(Line(split, f"{EXPERT_MESH} = ", lowering.note(lowering.plan.mesh, "ep")))

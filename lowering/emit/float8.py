@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.dsl.analysis.facts import grouped
-from legoai.dsl.analysis.float8 import converted_layers, gathered_weights
+from legoai.dsl.analysis.parallelism.float8 import converted_layers, gathered_weights
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup
 from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted

@@ -8,12 +8,12 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from legoai.dsl.analysis.buckets import ModuleBucket
-from legoai.dsl.analysis.comm import unit_buckets
-from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sharded_dim
-from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
-from legoai.dsl.analysis.graph import is_traced, keeps_between_micro_batches
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.communication.comm import unit_buckets
+from legoai.dsl.analysis.parallelism.buckets import ModuleBucket
+from legoai.dsl.analysis.parallelism.experts import axes_of_experts, distributed_experts, sharded_dim
+from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced, keeps_between_micro_batches
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.lowering.emit import comm, graph
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression

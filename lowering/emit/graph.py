@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.checkpoint import kept_outputs
-from legoai.dsl.analysis.comm import unit_buckets
-from legoai.dsl.analysis.compile import compiled_modules
-from legoai.dsl.analysis.compiler_buckets import compiler_rule
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
+from legoai.dsl.analysis.communication.comm import unit_buckets
+from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
+from legoai.dsl.analysis.communication.measured_profile import is_measured, prefetches_within_memory
+from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
+from legoai.dsl.analysis.computation.checkpoint import kept_outputs
+from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.limits import memory_limit
-from legoai.dsl.analysis.measured_profile import is_measured, prefetches_within_memory
 from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
-from legoai.dsl.analysis.pipeline import is_staged, splits_backward
-from legoai.dsl.analysis.timed_overlap import overlaps_by_time
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
+from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call, quoted
 from legoai.specs.directives.comm import ByBytes, Proactive
@@ -81,7 +81,7 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
     if placed:
         assert lowering.plan.context is not None, "lint asks for the style of an axis of sequences"
         lines.insert(0, Line(positions, "positions = ", lowering.note(lowering.plan.context)))
-    return lines, draft.imports.name(f"{_PACKAGE}.stage", "GraphStage")
+    return lines, draft.imports.name(f"{_PACKAGE}.step.stage", "GraphStage")
 
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:

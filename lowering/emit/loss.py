@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.shard import parallel_loss
+from legoai.dsl.analysis.parallelism.shard import parallel_loss
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Function, Line, Node, call, literal
 from legoai.lowering.emit.step import context

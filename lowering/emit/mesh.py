@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.mesh import mesh_axes, replicating_axes, sharded_axes
+from legoai.dsl.analysis.parallelism.mesh import mesh_axes, replicating_axes, sharded_axes
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted
 from legoai.specs.directives.mesh import AXES
@@ -37,5 +37,5 @@ def joined(draft: Draft, *groups: tuple[str, ...]) -> Node:
     order = tuple(axis for group in groups for axis in group)
     if all(len(group) == 1 for group in groups) and order == tuple(sorted(order, key=AXES.index)):
         return f"mesh[{', '.join(quoted(axis) for axis in order)}]"
-    draft.imports.name("legoai.runtime.mesh", "join_axes")
+    draft.imports.name("legoai.runtime.parallelism.mesh", "join_axes")
     return call("join_axes", "mesh", *(literal(group) for group in groups))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from legoai.dsl.analysis.flops import DECODERS, flops_per_token, published_peak
+from legoai.dsl.analysis.magnitudes.flops import DECODERS, flops_per_token, published_peak
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values

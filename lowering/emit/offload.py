@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.offload import offloads
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, Node, call
 
-_HOME = "legoai.runtime.offload"
+_HOME = "legoai.runtime.offloading.offload"
 _WHY: Final = "around the whole forward, after the hooks that gather parameters"
 
 

@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 
 from legoai.dsl.analysis.batch import pass_micro_batches
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.crossings import Cuts, crossing_shapes, cuts
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.orders import Order
-from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
-from legoai.dsl.analysis.precision import has_policy
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.precision import has_policy
+from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cuts
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.orders import Order
+from legoai.dsl.analysis.stages.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
 from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence

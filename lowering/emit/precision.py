@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.precision import autocast_dtype
+from legoai.dsl.analysis.computation.precision import autocast_dtype
 from legoai.lowering.emit import float8
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, call

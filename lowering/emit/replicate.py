@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.replicate import gradient_buckets, replica_axes, replicas
+from legoai.dsl.analysis.parallelism.replicate import gradient_buckets, replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Statement, call

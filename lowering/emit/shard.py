@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-from legoai.dsl.analysis.overlap import overlapped
-from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.shard import (
+from legoai.dsl.analysis.parallelism.overlap import overlapped
+from legoai.dsl.analysis.parallelism.shard import (
     inputs_of,
     outputs_of,
     placed_modules,
@@ -15,6 +14,7 @@ from legoai.dsl.analysis.shard import (
     shard_on_tp,
     tensor_parallel,
 )
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
-from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, split_points
+from legoai.dsl.analysis.stages.pipeline import has_placeholders, is_staged, split_points
 from legoai.lowering.emit import blocks as whole
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import BlockGroup, Blocks

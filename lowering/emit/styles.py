@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from legoai.dsl.analysis.float8 import gathered_activations
-from legoai.dsl.analysis.overlap import overlapped
-from legoai.dsl.analysis.shard import inputs_of, outputs_of
+from legoai.dsl.analysis.parallelism.float8 import gathered_activations
+from legoai.dsl.analysis.parallelism.overlap import overlapped
+from legoai.dsl.analysis.parallelism.shard import inputs_of, outputs_of
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, Node, call, dictionary, quoted, sequence
 from legoai.specs.directives.base import PathRule
@@ -15,7 +15,7 @@ from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle
 
 _FLOAT8_MODULE: Final = "legoai.runtime.float8"
-_OVERLAPPED_MODULE: Final = "legoai.runtime.overlapped_backward"
+_OVERLAPPED_MODULE: Final = "legoai.runtime.parallelism.overlapped_backward"
 Layouts = list[Replicated | Sharded | Partial | None]
 
 
@@ -40,7 +40,7 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
         local = "True" if treatment.local else None
         return _made("SequenceParallel", draft, sequence_dim=dim, use_local_output=local)
     if isinstance(treatment, Heads):
-        draft.imports.name("legoai.runtime.styles", "HeadParallel")
+        draft.imports.name("legoai.runtime.parallelism.styles", "HeadParallel")
         return call("HeadParallel")
     if isinstance(treatment, Inputs):
         return _inputs(lowering, path, rule, draft, float8=float8)
@@ -50,7 +50,7 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
 
 def placed(rules: Mapping[str, PathRule[Any]], draft: Draft) -> Group:
     """Return the style of a module with placements of these parameters, by name."""
-    draft.imports.name("legoai.runtime.styles", "PlacedParameters")
+    draft.imports.name("legoai.runtime.parallelism.styles", "PlacedParameters")
     return call("PlacedParameters", **{name: layout(rule.treatment, draft) for name, rule in rules.items()})
 
 

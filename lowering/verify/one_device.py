@@ -19,9 +19,9 @@ from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, 
 from legoai.dsl.frontend.paths import Paths
 from legoai.lowering.verify.compare import InitialDifference, unlike
 from legoai.lowering.verify.watching import sample_digests
+from legoai.runtime.data.samples import open_data
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
-from legoai.runtime.samples import open_data
 from legoai.specs.directives.optimizer import Muon
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.first_values import construct

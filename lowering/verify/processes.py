@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from legoai.runtime.signals import end_with_parent, held_signals, release_signals
+from legoai.runtime.launching.signals import end_with_parent, held_signals, release_signals
 
 
 class Job(Protocol):

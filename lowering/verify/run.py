@@ -35,7 +35,7 @@ from legoai.specs.plan import Plan
 
 ONE_DEVICE: Final = "one device"
 SYNTHETIC: Final = "synthetic"
-"""Name of synthetic data in `legoai.runtime.samples`, which imports torch."""
+"""Name of synthetic data in `legoai.runtime.data.samples`, which imports torch."""
 SEED: Final = 0
 STUCK_SECONDS: Final = 120.0
 """Seconds without a report after which ranks are considered stuck; a waiting collective fails after half of it."""
@@ -257,7 +257,7 @@ class _Rank:
 
         from legoai.lowering.verify.one_device import without_dropout
         from legoai.lowering.verify.watching import Reductions, Watch
-        from legoai.runtime.options import RunOptions
+        from legoai.runtime.launching.options import RunOptions
 
         _settle(self.folder, self.directory)
         tell("building")

@@ -1,1 +1,1 @@
-"""Published weights in a run: folders of safetensors files, the map to a model's tensors, and their reading."""
+"""Published weights in a run: folders of safetensors files, the map to a model's tensors, their reading and export."""

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from legoai.runtime.checkpoint import WEIGHTS, State, cause
+from legoai.runtime.checkpoint.checkpoint import WEIGHTS, State, cause
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import DTYPES, Folder, unreadable
 from legoai.runtime.published.matching import Match

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.distributed.tensor import DTensor
 
-from legoai.runtime.checkpoint import WEIGHTS, State
+from legoai.runtime.checkpoint.checkpoint import WEIGHTS, State
 from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.published.folder import open_folder
 from legoai.runtime.published.matching import check_map, config_warnings, match

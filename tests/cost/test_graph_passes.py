@@ -17,8 +17,8 @@ from legoai.cost.report.pictures import passes_picture
 from legoai.cost.trace.records import Collective, Copy, Kernel
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.graph import StepGraph
-from legoai.lowering.graph.operators import GATHERS, SCATTERS
-from legoai.lowering.graph.passes import watched
+from legoai.lowering.graph.contracts import watched
+from legoai.lowering.graph.step.operators import GATHERS, SCATTERS
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device
 from support.combinations import COMBINATIONS

@@ -7,12 +7,12 @@ import torch
 
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel, Mark
-from legoai.runtime.batches import Batches
-from legoai.runtime.data import SampleBatch
+from legoai.runtime.data.samples import SYNTHETIC, open_data
+from legoai.runtime.data.sequences import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
-from legoai.runtime.samples import SYNTHETIC, open_data
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from support import simulated, zoo
 from support.marks import some_slow
 from support.memory_peaks import exact_peak, tracked_peak_of

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.mesh import mesh_axes
-from legoai.dsl.analysis.pipeline import stage_count
-from legoai.dsl.analysis.state import state_bytes
-from legoai.dsl.analysis.styles import style_of
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.magnitudes.state import state_bytes
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.mesh import mesh_axes
+from legoai.dsl.analysis.parallelism.styles import style_of
+from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan

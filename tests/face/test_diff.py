@@ -15,7 +15,7 @@ from torch import nn
 
 from legoai.dsl.differences.checkpoints import optimizer_state
 from legoai.dsl.lint import lint
-from legoai.runtime.checkpoint import OPTIMIZER, training_state
+from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, training_state
 from support.command_line import GOOD, called, here, started
 
 __all__ = ["here"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.runtime.lock import locked
+from legoai.runtime.launching.lock import locked
 from support.command_line import (
     GOOD,
     called,
@@ -90,7 +90,7 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
         calls.append((program, nproc, arguments))
         return 7
 
-    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", launch)
     Path("good.plan").write_text(
         GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
     )
@@ -124,7 +124,7 @@ def test_run_shows_what_was_predicted_beside_what_was_measured(
         metrics.write_text("\n".join([json.dumps({"event": "start"}), *[step] * 8, ""]), encoding="utf-8")
         return 0
 
-    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", launch)
     status, out, err = called(capsys, "run", "good.plan")
     assert (status, out) == (0, "")
     lines = err.splitlines()
@@ -138,7 +138,7 @@ def test_run_shows_what_was_predicted_beside_what_was_measured(
 
 
 def test_run_notes_the_devices_of_the_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", lambda program, **_: 0)
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", lambda program, **_: 0)
     assert called(capsys, "run", "good.plan", "--no-prediction")[0] == 0
     (line,) = Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify.prepare import Prepared, prepare
 from legoai.specs.models.reads import Images, ImagesWithTexts
 from support.clean_plans import clean_plans

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify import run
 from legoai.lowering.verify.prepare import Prepared, prepare
 from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens

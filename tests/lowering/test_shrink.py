@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis.stages.split_points import SplitPoints
 from legoai.dsl.frontend.paths import Paths, assign
 from legoai.dsl.frontend.sources import read_base, read_source
 from legoai.dsl.lint import lint

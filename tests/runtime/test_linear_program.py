@@ -109,7 +109,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_pulp_is_not_imported_until_a_program_is_solved():
-    code = "import sys, legoai.runtime.recompute_budget; sys.exit('pulp' in sys.modules or 'highspy' in sys.modules)"
+    code = (
+        "import sys, legoai.runtime.recomputation.budget; sys.exit('pulp' in sys.modules or 'highspy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

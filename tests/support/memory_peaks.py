@@ -15,9 +15,9 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
-from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from support import simulated
 
 

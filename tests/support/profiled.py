@@ -9,11 +9,11 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from legoai.lowering.graph.measure import NodeWatch, Sample
-from legoai.lowering.graph.rounds import outline
+from legoai.lowering.graph.measurement.nodes import NodeWatch, Sample
+from legoai.lowering.graph.measurement.rounds import outline
 from legoai.runtime import RunOptions
-from legoai.runtime.loop import TrainingLoop
-from legoai.runtime.training import Training
+from legoai.runtime.training.loop import TrainingLoop
+from legoai.runtime.training.training import Training
 
 
 def train_measured(text: str, data: str, cache: str, *, steps: int, beyond: int) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import (
 
 from legoai.runtime import Trainer, local_value, reduce_loss_and_norm, warmup_schedule
 from legoai.runtime.loss import loss_context
-from legoai.runtime.optim import clip_gradients, reduce_partial_gradients
-from legoai.runtime.overlapped_backward import OverlappedColwise, OverlappedInput
-from legoai.runtime.units import reshard_units
+from legoai.runtime.optimizer.clip import clip_gradients, reduce_partial_gradients
+from legoai.runtime.parallelism.overlapped_backward import OverlappedColwise, OverlappedInput
+from legoai.runtime.parallelism.units import reshard_units
 
 DIM, HEADS, HIDDEN, VOCABULARY, LAYERS = 32, 4, 64, 256, 2
 

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.simulated.recorder import locals_of
-from legoai.runtime.batches import Batches
+from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
-from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import take_step
-from legoai.runtime.training import Training
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
+from legoai.runtime.training.training import Training
 from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
 

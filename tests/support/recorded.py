@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from legoai.cost.simulated.few_batches import FewBatches
 from legoai.runtime import Trainer
-from legoai.runtime.batches import Batches
+from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
-from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from support.simulated import Zeros
 
 STEPS = 2

@@ -17,10 +17,10 @@ from legoai.cost.capture import capture
 from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
-from legoai.runtime.batches import Batches
-from legoai.runtime.data import SequenceBatch
+from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from support import programs
 
 PROGRAMS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from legoai.lowering.graph import rewritten
-from legoai.lowering.graph.passes import watched
+from legoai.lowering.graph.contracts import watched
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
 

@@ -18,13 +18,13 @@ from typing import Any
 from legoai.cost.search.lower_bounds.products import kept_products
 from legoai.cost.search.lower_bounds.sharded_layers import ShardedLayers, children, cut_layers
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.attention import possible_kernels
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.precision import output_bytes
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, holders, modules_inside
-from legoai.dsl.analysis.flops import DECODERS
-from legoai.dsl.analysis.precision import output_bytes
+from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided

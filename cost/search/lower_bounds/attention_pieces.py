@@ -1,7 +1,7 @@
 """Attention kernels of one rank for one sequence, of which it may hold a part.
 
 A context-parallel rank attends from its own queries to its own keys and to those of the other ranks, in the blocks of
-:mod:`legoai.runtime.attention_blocks`, each of which is one kernel; or to whole sequences, with a share of the heads.
+:mod:`legoai.runtime.attention.blocks`, each of which is one kernel; or to whole sequences, with a share of the heads.
 Ranks may hold different parts. They wait for each other's keys, but one rank is simulated, so that each is a case of
 its own.
 """
@@ -13,7 +13,7 @@ from typing import cast
 
 from legoai.cost.search.lower_bounds.local_kernels import AttentionPiece
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.runtime.attention_blocks import Balance, Block, gathered_blocks, ring_blocks
+from legoai.runtime.attention.blocks import Balance, Block, gathered_blocks, ring_blocks
 
 
 def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...]:

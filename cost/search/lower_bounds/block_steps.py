@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from legoai.cost.trace.records import CollectiveKind
-from legoai.dsl.analysis.layout import Propagation, matched
-from legoai.dsl.analysis.overlap import overlaps
-from legoai.dsl.analysis.tensors import ANY, UNKNOWN, Tensor, as_list
+from legoai.dsl.analysis.layouts.propagation import Propagation, matched
+from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor, as_list
+from legoai.dsl.analysis.parallelism.overlap import overlaps
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded

@@ -27,17 +27,17 @@ from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.comm import reduces_last, unit_buckets
-from legoai.dsl.analysis.experts import distributed_experts
+from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
-from legoai.dsl.analysis.pipeline import most_stages
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.dsl.analysis.shard import placement as placed
-from legoai.dsl.analysis.state import state_bytes, summed_gradients
+from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
+from legoai.dsl.analysis.parallelism.experts import distributed_experts
+from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, owner
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks, sharded_axes
+from legoai.dsl.analysis.parallelism.shard import placement as placed
+from legoai.dsl.analysis.stages.pipeline import most_stages
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8

@@ -13,10 +13,10 @@ from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.lower_bounds.collectives import is_cast
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, passes
-from legoai.dsl.analysis.comm import reduces_last
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.communication.comm import reduces_last
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.pipeline import is_staged
 
 
 def adding_up(analysis: Analysis, machine: Machine, summed: float, *, halves: bool) -> float:

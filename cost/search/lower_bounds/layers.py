@@ -9,7 +9,7 @@ from typing import TypeAlias
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.flops import routed_elements
+from legoai.dsl.analysis.magnitudes.flops import routed_elements
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 

@@ -25,10 +25,10 @@ from legoai.cost.trace.records import Kernel, Mark, Record, TensorType
 from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.flops import DECODERS
-from legoai.dsl.analysis.overlap import possibly_overlapped
-from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest

@@ -30,12 +30,12 @@ from legoai.cost.search.lower_bounds.open_styles import Added, OpenStyles
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
-from legoai.dsl.analysis.context import parts_of_heads
-from legoai.dsl.analysis.experts import limited_experts
+from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.facts import modules_inside
-from legoai.dsl.analysis.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.parallelism.context import parts_of_heads
+from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN

@@ -16,14 +16,14 @@ from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.shared_work import DEGREES, MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.pipeline import splits_backward
-from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll
 from legoai.specs.directives.hole import Hole, Undecided

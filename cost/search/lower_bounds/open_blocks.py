@@ -17,8 +17,8 @@ from legoai.cost.search.lower_bounds.style_graph import StyleGraph, style_graph
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.shard import shard_on_tp
-from legoai.dsl.analysis.styles import style_of, styles_for
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.styles import style_of, styles_for
 from legoai.dsl.frontend.paths import assign, pattern
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.hole import Hole

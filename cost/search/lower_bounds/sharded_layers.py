@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.overlap import possibly_overlapped
-from legoai.dsl.analysis.shard import tensor_parallel
-from legoai.dsl.analysis.tensors import as_list
+from legoai.dsl.analysis.layouts.tensors import as_list
+from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
+from legoai.dsl.analysis.parallelism.shard import tensor_parallel
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Rowwise, SequenceStyle

@@ -27,7 +27,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.pipeline import splits_backward
+from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 

@@ -14,16 +14,16 @@ from typing import NamedTuple
 from legoai.cost.search.lower_bounds.collectives import elements_of_units, gathered_for_backward, is_cast, may_reshard
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.comm import reduces_last, unit_buckets
-from legoai.dsl.analysis.experts import distributed_experts
+from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.fsdp import fsdp_units, owner
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.dsl.analysis.shard import placement
-from legoai.dsl.analysis.state import state_bytes, summed_gradients
+from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
+from legoai.dsl.analysis.parallelism.experts import distributed_experts
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.shard import placement
 
 
 class UnitsInBackward(NamedTuple):

@@ -27,15 +27,15 @@ from legoai.cost.search.lower_bounds.local_kernels import (
 )
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.attention import possible_kernels
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.overlap import overlaps
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.dsl.analysis.state import element_bytes
-from legoai.dsl.analysis.tensors import Tensor, as_list
+from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
+from legoai.dsl.analysis.magnitudes.state import element_bytes
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.overlap import overlaps
 from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise

@@ -1,8 +1,9 @@
 """Module graph of a model whose styles on `tp` are open: which styles fit each module, and in which layouts.
 
-The graph follows the model's forward as :mod:`legoai.dsl.analysis.layout` does, and asks it for every result: a style
-fits a module that gets its input in some layout where that finds nothing that disagrees. A tensor has a node for the
-module, operation or change of layout that makes it, and one layout of several; what does not depend on styles has none.
+The graph follows the model's forward as :mod:`legoai.dsl.analysis.layouts.propagation` does, and asks it for every
+result: a style fits a module that gets its input in some layout where that finds nothing that disagrees. A tensor has a
+node for the module, operation or change of layout that makes it, and one layout of several; what does not depend on
+styles has none.
 
 Blocks of a class follow the same rules, so that they share their styles. Of a run of such blocks the first is in the
 graph, and the second, which stands for the rest: it gives what it takes, so that the next can take it too.
@@ -20,8 +21,8 @@ from legoai.cost.search.lower_bounds.local_kernels import AttentionShape
 from legoai.cost.search.placements.costs import Cost, PlacementCosts
 from legoai.cost.search.placements.program import Label, Node, PlacementGraph, Strategy
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.layout import Propagation, matched
-from legoai.dsl.analysis.tensors import ANY, UNKNOWN, Tensor
+from legoai.dsl.analysis.layouts.propagation import Propagation, matched
+from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.models.manifest import Manifest, ModuleInfo, Step

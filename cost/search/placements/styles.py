@@ -20,7 +20,7 @@ from legoai.cost.search.placements.costs import PlacementCosts
 from legoai.cost.search.placements.graph import GraphBuilder
 from legoai.cost.search.placements.program import Label, Placed, PlacementGraph, place
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.shard import Placement, placement, shard_on_tp
+from legoai.dsl.analysis.parallelism.shard import Placement, placement, shard_on_tp
 from legoai.dsl.frontend.paths import assign
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.base import PathRule

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from legoai.cost.search.stages.order_cache import Action, Listed, kept_or_listed
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import pass_micro_batches, passes
-from legoai.dsl.analysis.orders import COMPUTE, Order
-from legoai.dsl.analysis.pipeline import order, stage_count, stages_of_ranks
+from legoai.dsl.analysis.stages.orders import COMPUTE, Order
+from legoai.dsl.analysis.stages.pipeline import order, stage_count, stages_of_ranks
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile
 
 _GATHERED: Final = 3

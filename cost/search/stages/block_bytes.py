@@ -12,12 +12,12 @@ from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stages_of_ranks
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.dsl.analysis.state import summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.dsl.analysis.magnitudes.state import summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.stages.pipeline import split_points, splits_backward, stage_count, stages_of_ranks
 from legoai.specs.directives.hole import Undecided
 
 

@@ -12,8 +12,9 @@ from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.cost.search.stages.stage_times import StageTimes, shape_of, weights_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.pipeline import (
+from legoai.dsl.analysis.magnitudes.state import summed_gradients, unsharded_parameters
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.pipeline import (
     first_modules,
     is_staged,
     most_stages,
@@ -22,7 +23,6 @@ from legoai.dsl.analysis.pipeline import (
     stage_count,
     stages_of_ranks,
 )
-from legoai.dsl.analysis.state import summed_gradients, unsharded_parameters
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, Even, OrderFile
 

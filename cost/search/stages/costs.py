@@ -26,16 +26,20 @@ from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.trace.records import Kernel, Phase
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.pipeline import (
+from legoai.dsl.analysis.magnitudes.state import (
+    state_of_modules,
+    summed_gradients_of_modules,
+    unsharded_parameters_of_modules,
+)
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.pipeline import (
     split_points,
     splits_backward,
     stage_count,
     stage_of,
     stages_of_ranks,
 )
-from legoai.dsl.analysis.split_points import SplitPoints
-from legoai.dsl.analysis.state import state_of_modules, summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.dsl.analysis.stages.split_points import SplitPoints
 from legoai.specs.models.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.code_state import state_of_code
 from legoai.cost.replay.store import keep_bytes, kept_bytes
-from legoai.dsl.analysis.orders import COMPUTE
+from legoai.dsl.analysis.stages.orders import COMPUTE
 
 _FOLDER: Final = "orders"
 _KINDS: Final = tuple(sorted(COMPUTE))

@@ -16,8 +16,8 @@ from legoai.cost.search.lower_bounds.model_layers import ModelLayers
 from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.pipeline import split_points, stages_between
+from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.stages.pipeline import split_points, stages_between
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even
 
 

@@ -90,12 +90,12 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
     import torch
 
     from legoai.lowering.start import run_folder
-    from legoai.runtime.checkpoint import META
+    from legoai.runtime.checkpoint.checkpoint import META
     from legoai.runtime.device import Device
-    from legoai.runtime.export import export
     from legoai.runtime.process_group import process_group
+    from legoai.runtime.published.export import export
     from legoai.runtime.published.matching import check_map
-    from legoai.runtime.resume import named_checkpoint
+    from legoai.runtime.training.resume import named_checkpoint
 
     whole = _whole_model(plan, analysis)
     check_map(whole)

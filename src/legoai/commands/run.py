@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from legoai.cost.report.run import Predicted
     from legoai.dsl.lint import Linted
     from legoai.lowering.program import Program
-    from legoai.runtime.options import RunOptions
+    from legoai.runtime.launching.options import RunOptions
 
 _DESCRIPTION = """\
 Lower a plan and train it on this machine under torchrun, one process per device of its mesh. The program,

@@ -103,7 +103,7 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
 
 def lacks_graph(linted: Linted) -> bool:
     """Whether the step of a plan without errors is no graph; shows the diagnostic then."""
-    from legoai.dsl.analysis.graph import is_traced
+    from legoai.dsl.analysis.parallelism.graph import is_traced
     from legoai.dsl.diagnostics.codes.lowering import NoStepGraph
 
     assert linted.plan is not None

@@ -16,10 +16,10 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import keep_outputs, wait_for_output
-from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.loss import token_cross_entropy
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
 from support import programs, simulated
 

@@ -11,7 +11,7 @@ from legoai.cost.capture import capture
 from legoai.cost.estimate import Estimate, estimate
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.trace.records import Kernel
-from legoai.dsl.analysis.flops import forward_flops_per_token
+from legoai.dsl.analysis.magnitudes.flops import forward_flops_per_token
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.models.load import load_manifest

@@ -15,7 +15,7 @@ from legoai.cost.search.lower_bounds.units_in_backward import UnitsInBackward, u
 from legoai.cost.search.memory_bounds import least_memory
 from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.state import summed_gradients
+from legoai.dsl.analysis.magnitudes.state import summed_gradients
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulated import in_a_fork

@@ -16,8 +16,8 @@ from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.objective import objective_of
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text

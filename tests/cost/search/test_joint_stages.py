@@ -15,7 +15,7 @@ from legoai.cost.search.solve import Solution, solve
 from legoai.cost.search.stages.action_graph import ActionGraph, graph_of
 from legoai.cost.search.stages.costs import StageWork, blocks_of_stages
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text

@@ -18,7 +18,7 @@ from legoai.cost.search.lower_bounds.layers import layers_of
 from legoai.cost.search.lower_bounds.open_blocks import Blocks, open_blocks
 from legoai.cost.search.lower_bounds.open_styles import StyleCosts
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.layout import Propagation
+from legoai.dsl.analysis.layouts.propagation import Propagation
 from legoai.dsl.frontend.paths import assign
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan

@@ -18,9 +18,9 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.records import Allocate, Kernel
 from legoai.cost.trace.trace import Trace
-from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
-from legoai.runtime.step import take_step
+from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.step import take_step
 from support import programs, simulated
 
 

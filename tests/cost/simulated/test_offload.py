@@ -19,7 +19,7 @@ from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
-from legoai.runtime.offload import offload_activations, offload_optimizer_state
+from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
 from support import programs, simulated
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from legoai.dsl.importing.pipelines import _weighted
 from legoai.dsl.importing.translation import import_config
 from legoai.dsl.lint import lint
-from legoai.runtime.optim import warmup_schedule
+from legoai.runtime.optimizer.schedule import warmup_schedule
 
 PIPELINE = """\
 [model]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.analysis.bounds import idle_share, logits_bytes, shortest_step
+from legoai.dsl.analysis.magnitudes.bounds import idle_share, logits_bytes, shortest_step
 from legoai.dsl.lint import lint
 from support.rule_plans import BASE, codes, message
 

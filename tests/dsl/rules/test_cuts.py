@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.analysis.chain import CannotFollow, Chain
+from legoai.dsl.analysis.stages.chain import CannotFollow, Chain
 from legoai.dsl.lint import lint
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.source import ModelSource

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.overlap import possibly_overlapped
+from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules

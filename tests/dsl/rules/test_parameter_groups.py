@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.analysis.state import state_bytes
+from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.lint import lint
 from support.rule_plans import BASE, codes, message
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from legoai.dsl.analysis.orders import OrderError, order_faults, read_order
+from legoai.dsl.analysis.stages.orders import OrderError, order_faults, read_order
 from support.rule_plans import codes, diagnostics, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}

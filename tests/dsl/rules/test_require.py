@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from legoai.dsl.analysis.state import StateBytes, state_bytes
+from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
 from legoai.dsl.lint import lint
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.llama import Llama

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from legoai.runtime.optim import warmup_schedule
+from legoai.runtime.optimizer.schedule import warmup_schedule
 from support.rule_plans import codes
 
 

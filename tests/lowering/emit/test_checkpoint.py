@@ -181,7 +181,7 @@ def kept_and_computed(text: str, data: str) -> tuple[list[Counter[str]], Counter
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legoai.runtime, "RecomputeWithin", Noted)
-        patch.setattr("legoai.runtime.activation.recompute_freely", counted)
+        patch.setattr("legoai.runtime.recomputation.policies.recompute_freely", counted)
         train(text, data)
     names = [
         [operator.name().partition("::")[2].partition(".")[0] for operator, _ in one.kept or ()] for one in policies

@@ -112,7 +112,7 @@ def test_replicas_compute_in_the_dtypes_of_the_plan(gloo, data):
 
 def train_with_a_far_host(text: str, data: str) -> dict:
     """Train where host memory is not the memory of the device, or seems not to be: everything is copied."""
-    from legoai.runtime import offload
+    from legoai.runtime.offloading import offload
 
     near, copies = offload._to_host, Counter[torch.Size]()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint

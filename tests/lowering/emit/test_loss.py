@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from legoai.runtime import trainer
+from legoai.runtime.training import trainer
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.drawn_plans import CONFIGS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from legoai.lowering.emit.run import planned
-from legoai.runtime.options import PLANNED, parse_options
+from legoai.runtime.launching.options import PLANNED, parse_options
 from support.plans import lowered, resolved
 
 PLAN = """plan a

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.dsl.formatting.expand import expand
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint

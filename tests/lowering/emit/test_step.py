@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from legoai.runtime.batches import Batch, Batches
-from legoai.runtime.data import SequenceBatch
+from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError
-from legoai.runtime.options import RunOptions
-from legoai.runtime.step import take_step
-from legoai.runtime.training import StepControl, StepResult, Training
+from legoai.runtime.launching.options import RunOptions
+from legoai.runtime.training.batches import Batch, Batches
+from legoai.runtime.training.step import take_step
+from legoai.runtime.training.training import StepControl, StepResult, Training
 from support.meshed import UNITS
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 

@@ -22,8 +22,8 @@ from legoai.runtime import (
     reduce_loss_and_norm,
     token_cross_entropy,
 )
-from legoai.runtime.attention import context_parallel_attention
-from legoai.runtime.mesh import join_axes
+from legoai.runtime.attention.context import context_parallel_attention
+from legoai.runtime.parallelism.mesh import join_axes
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 

@@ -21,7 +21,7 @@ from legoai.lowering.graph import (
     shard_unit,
     trace_stage,
 )
-from legoai.lowering.graph.stage import GraphStage
+from legoai.lowering.graph.step.stage import GraphStage
 from legoai.runtime import (
     Batches,
     LossFunction,

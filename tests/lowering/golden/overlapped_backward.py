@@ -29,7 +29,7 @@ from legoai.runtime import (
     reduce_partial_gradients,
     token_cross_entropy,
 )
-from legoai.runtime.overlapped_backward import OverlappedColwise, OverlappedInput
+from legoai.runtime.parallelism.overlapped_backward import OverlappedColwise, OverlappedInput
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 

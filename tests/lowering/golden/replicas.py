@@ -23,7 +23,7 @@ from legoai.runtime import (
     reduce_loss_and_norm,
     token_cross_entropy,
 )
-from legoai.runtime.offload import offload_activations
+from legoai.runtime.offloading.offload import offload_activations
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 

@@ -30,7 +30,7 @@ from legoai.runtime import (
     reduce_partial_gradients,
     token_cross_entropy,
 )
-from legoai.runtime.styles import PlacedParameters
+from legoai.runtime.parallelism.styles import PlacedParameters
 from legoai.specs.models.configs import GPTConfig
 from legoai.specs.models.gpt import GPT
 

@@ -31,15 +31,15 @@ from legoai.lowering.graph import (
     schedule_overlap,
     unshard_selectively,
 )
-from legoai.lowering.graph.collectives import shows
-from legoai.lowering.graph.memory import held
-from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
-from legoai.lowering.graph.overlap_by_time import latest_starts, served
-from legoai.lowering.graph.passes import PASSES, ContractError, check
-from legoai.lowering.graph.places import Place, place_of, set_place
-from legoai.lowering.graph.prefetch import units_ahead
-from legoai.lowering.graph.readable import readable
-from legoai.lowering.graph.schedule_overlap import forget_order, order_changes
+from legoai.lowering.graph.contracts import PASSES, ContractError, check
+from legoai.lowering.graph.passes.memory import held
+from legoai.lowering.graph.passes.overlap_by_time import latest_starts, served
+from legoai.lowering.graph.passes.prefetch import units_ahead
+from legoai.lowering.graph.passes.schedule_overlap import forget_order, order_changes
+from legoai.lowering.graph.step.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
+from legoai.lowering.graph.step.places import Place, place_of, set_place
+from legoai.lowering.graph.step.readable import readable
+from legoai.lowering.graph.step.values import shows
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
@@ -186,7 +186,7 @@ def test_replicas_reduce_the_buffer_of_a_bucket_while_others_compute():
 
 def buckets_of_torch(text: str, megabytes: float) -> dict[str, str]:
     """What a step communicates where torch's scheduler begins with buckets of so many megabytes."""
-    place = "legoai.lowering.graph.schedule_overlap"
+    place = "legoai.lowering.graph.passes.schedule_overlap"
     with mock.patch(f"{place}._LEAST", megabytes), mock.patch(f"{place}._MOST", megabytes):
         return after_each_pass(text, communication)
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from legoai.runtime.checkpoint import weights
-from legoai.runtime.export import export
+from legoai.runtime.checkpoint.checkpoint import weights
+from legoai.runtime.published.export import export
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.configs import published_config

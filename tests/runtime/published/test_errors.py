@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from legoai.runtime import RunError, RunErrorCode
-from legoai.runtime.checkpoint import weights
+from legoai.runtime.checkpoint.checkpoint import weights
 from legoai.runtime.published.folder import INDEX, is_published
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel

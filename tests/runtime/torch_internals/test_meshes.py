@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.large_worlds import Chunks
 from legoai.cost.simulated.process import simulated_device
-from legoai.runtime.mesh import join_axes, split_off_experts
+from legoai.runtime.parallelism.mesh import join_axes, split_off_experts
 from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.patching import original
 from support import simulated

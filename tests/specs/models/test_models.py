@@ -192,7 +192,7 @@ def test_tied_embeddings_are_one_parameter():
 
 @pytest.mark.parametrize(("family", "preset"), list(distinct_presets()))
 def test_no_built_in_model_draws_random_numbers_in_its_forward(family, preset):
-    """So that recomputing them needs no random state (`dsl/analysis/checkpoint.py`)."""
+    """So that recomputing them needs no random state (`dsl/analysis/computation/checkpoint.py`)."""
     manifest = load_manifest(ModelSource(kind="builtin", target=family, preset=preset), base_directory=".")
     assert manifest.flow_error is None
     for info in manifest.modules.values():

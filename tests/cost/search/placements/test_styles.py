@@ -13,7 +13,7 @@ from legoai.cost.search.placements.costs import PlacementCosts
 from legoai.cost.search.placements.graph import GraphBuilder
 from legoai.cost.search.placements.program import place
 from legoai.cost.search.placements.styles import Placements
-from legoai.dsl.analysis.layout import Propagation
+from legoai.dsl.analysis.layouts.propagation import Propagation
 from legoai.dsl.frontend.paths import assign
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan

@@ -13,7 +13,7 @@ from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.cost.search.stages.block_bytes import recomputed_by_ranks
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.pipeline import first_modules
+from legoai.dsl.analysis.stages.pipeline import first_modules
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulated import in_a_fork

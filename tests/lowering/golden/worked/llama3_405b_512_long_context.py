@@ -39,7 +39,7 @@ from legoai.runtime import (
     token_cross_entropy,
     warmup_schedule,
 )
-from legoai.runtime.attention import context_parallel_attention
+from legoai.runtime.attention.context import context_parallel_attention
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 

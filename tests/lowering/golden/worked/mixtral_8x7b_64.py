@@ -29,8 +29,8 @@ from legoai.runtime import (
     token_cross_entropy,
     warmup_schedule,
 )
-from legoai.runtime.experts import ExpertParallel
-from legoai.runtime.mesh import split_off_experts
+from legoai.runtime.parallelism.experts import ExpertParallel
+from legoai.runtime.parallelism.mesh import split_off_experts
 from legoai.specs.models.configs import MixtralConfig
 from legoai.specs.models.mixtral import Mixtral
 

@@ -1,0 +1,1 @@
+"""Computation of modules: kernels of attention, recomputation, compilation and dtypes."""

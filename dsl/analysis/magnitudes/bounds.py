@@ -1,0 +1,72 @@
+"""Bounds of memory, time and bubble that follow from a plan without a simulation."""
+
+from __future__ import annotations
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp
+from legoai.dsl.analysis.stages.pipeline import stage_count
+from legoai.specs.directives.loss import EagerLoss
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.reads import Tokens, TwoTexts
+
+_PASSES = 6
+"""Operations of a linear layer for each weight and token: a product and a sum in forward, twice that in backward."""
+
+
+def logits_bytes(analysis: Analysis) -> int | None:
+    """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
+
+    An eager loss holds the logits in the dtype of computation or `output`, a copy in fp32 where that is narrower, and
+    their logarithms in fp32; other losses at least the first.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or manifest.vocab_size is None or not isinstance(manifest.reads, Tokens | TwoTexts):
+        return None
+    size = DTYPE_BYTES[plan.precision.output or plan.precision.param]
+    if isinstance(plan.loss.form, EagerLoss):
+        size += max(4, size) + (4 if size < 4 else 0)
+    ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
+    return local_tokens(plan) * manifest.vocab_size * size // ranks
+
+
+def shortest_step(analysis: Analysis) -> float | None:
+    """A lower bound of a step's seconds: the linear layers of a model of tokens at the peak rate of all devices.
+
+    None where the model is another, or the device has no published rate.
+    """
+    plan, manifest, device = analysis.plan, analysis.manifest, analysis.device
+    if manifest is None or device is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+        return None
+    rates = device.peak_flops_per_second
+    dtypes = {"fp32": ("fp32", "tf32")}.get(plan.precision.param, (plan.precision.param,))
+    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+        dtypes = (*dtypes, "fp8", "mxfp8")
+    peaks = [rate for dtype in dtypes if (rate := getattr(rates, dtype, None)) is not None]
+    if not peaks:
+        return None
+    weights = sum(
+        parameter.numel
+        for module in manifest.modules.values()
+        if module.kind == "linear"
+        for parameter in module.parameters
+        if len(parameter.shape) == 2
+    )
+    tokens = plan.batch.global_batch * plan.batch.length
+    return float(_PASSES * weights * tokens / (max(peaks) * plan.mesh.world_size))
+
+
+def idle_share(analysis: Analysis) -> float | None:
+    """The share of forward and backward in which a pipeline's ranks wait; None for schedules without a closed form."""
+    plan = analysis.plan
+    pipeline, ranks = plan.pipeline, plan.mesh.pp
+    if pipeline is None or isinstance(pipeline.schedule, OrderFile) or pipeline.schedule in SPLIT_BACKWARD:
+        return None
+    count, stages = pass_micro_batches(plan), stage_count(analysis)
+    if count is None or stages is None or stages % ranks:
+        return None
+    each = stages // ranks
+    return (ranks - 1) / (each * count + ranks - 1)

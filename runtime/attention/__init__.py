@@ -1,0 +1,1 @@
+"""Context-parallel attention, its kernels, and the choice of the attention kernel of a run."""

@@ -1,0 +1,235 @@
+"""One checkpoint: its tensors and metadata, its verification, and loading onto any mesh.
+
+A checkpoint is a folder with torch's Distributed Checkpoint files and `meta.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+
+from legoai.runtime.checkpoint.safe_metadata import SafeReader, read_metadata
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.float8 import as_stored
+from legoai.runtime.process_group import gather_objects, on_first_rank
+
+FORMAT = 1
+"""Of `meta.json` and of the names of tensors; a reader refuses a newer one."""
+
+META = "meta.json"
+
+WEIGHTS, OPTIMIZER = "model.", "optimizer."
+"""Begin the names of a checkpoint's tensors."""
+
+State = dict[str, torch.Tensor]
+
+Files = dict[str, tuple[int, int]]
+"""Bytes and CRC-32 per file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMeta:
+    """Content of `meta.json`.
+
+    Attributes:
+        step: optimizer steps done.
+        plan: the plan's name.
+        plan_hash: the plan's hash.
+        model: digest of the names and shapes of the model's tensors, the same on every mesh.
+        seed: the run's seed. With the step it is the whole random state.
+        samples: sequences consumed by all ranks together: the data position.
+        corpus: digest of the corpus in whose order the position is.
+        world: ranks that saved.
+        torch: version that saved.
+        optimizer: the class of the optimizer; empty where the checkpoint does not record it.
+        format: of the checkpoint.
+        files: bytes and CRC-32 per file.
+    """
+
+    step: int
+    plan: str
+    plan_hash: str
+    model: str
+    seed: int
+    samples: int
+    corpus: str
+    world: int
+    torch: str
+    optimizer: str = ""
+    format: int = FORMAT
+    files: Files = field(default_factory=dict)
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Return the tensors of model and optimizer by name, as references.
+
+    Loading into them loads into the training. Names are those of the plain model, on every mesh. The
+    optimizer's options are not among them: the program states them, and the learning rate follows from the
+    step.
+    """
+    state = weights(model)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for name, value in get_optimizer_state_dict(model, optimizer, options=options).items():
+        if name.startswith("state."):
+            if not isinstance(value, torch.Tensor):
+                raise RunError(
+                    RunErrorCode.CHECKPOINT_UNSAFE,
+                    f"{type(optimizer).__name__} keeps {name} as {type(value).__name__}; only tensors can be saved",
+                )
+            state[f"{OPTIMIZER}{name.removeprefix('state.')}"] = value
+    return state
+
+
+def weights(model: nn.Module) -> State:
+    """Return the tensors of a model by name, as references."""
+    return {f"{WEIGHTS}{name}": tensor for name, tensor in _model_tensors(model).items()}
+
+
+def optimizer_state_kinds(names: Iterable[str]) -> set[str]:
+    """Return the names of an optimizer's state of each parameter, such as `exp_avg`, from the names of its tensors."""
+    return {name.rpartition(".")[2] for name in names if name.startswith(OPTIMIZER)}
+
+
+def _model_tensors(model: nn.Module) -> State:
+    tensors = get_model_state_dict(model).items()
+    return {name: as_stored(value) for name, value in tensors if isinstance(value, torch.Tensor)}
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of the names and global shapes of the model's tensors in a checkpoint."""
+    shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+
+
+def verified_meta(path: Path) -> CheckpointMeta:
+    """Read a checkpoint's `meta.json`, and check every file against it, the ranks sharing the reading.
+
+    Raises:
+        RunError: a file is missing, damaged, of a newer format, or carries code.
+    """
+    meta = on_first_rank(lambda: _read_meta(path))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = sorted(meta.files)[rank::world]
+    problems = [problem for part in gather_objects(_damage(path, meta, mine)) for problem in part]
+    if problems:
+        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: {problems[0]}")
+    on_first_rank(lambda: _check_metadata(path))
+    return meta
+
+
+def saved_names(path: Path) -> list[str]:
+    """Return the names of a checkpoint's tensors.
+
+    Raises:
+        RunError: the checkpoint carries code.
+    """
+    return on_first_rank(lambda: list(_saved_shapes(path)))
+
+
+def load(path: Path, state: State, *, other_model: bool = False) -> list[str]:
+    """Load a checkpoint into the tensors of a training, on any mesh.
+
+    Args:
+        path: of a verified checkpoint.
+        state: as `training_state` returns it; written in place.
+        other_model: leave out what the checkpoint does not have with the same name and shape; its tensors
+            of the optimizer start at zero, as fresh ones do.
+
+    Returns:
+        The names that were left out.
+
+    Raises:
+        RunError: the checkpoint carries code, or tensors are missing.
+    """
+    on_first_rank(lambda: _check_metadata(path))
+    wanted: State = dict(state)
+    left_out: list[str] = []
+    if other_model:
+        saved = on_first_rank(lambda: _saved_shapes(path))
+        left_out = [name for name, tensor in state.items() if saved.get(name) != tuple(tensor.shape)]
+        for name in left_out:
+            tensor = wanted.pop(name)
+            if name.startswith(OPTIMIZER):
+                tensor.zero_()
+    try:
+        load_distributed(dict(wanted), storage_reader=SafeReader(path))
+    except CheckpointException as error:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_CORRUPT, f"checkpoint {path} could not be read: {cause(error)}"
+        ) from error
+    return left_out
+
+
+def _read_meta(path: Path) -> CheckpointMeta:
+    try:
+        values: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
+        if values["format"] > FORMAT:
+            raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} was written by a newer LegoAI")
+        files = {str(name): (int(size), int(crc)) for name, (size, crc) in values.pop("files").items()}
+        return CheckpointMeta(files=files, **values)
+    except FileNotFoundError:
+        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} is incomplete: it has no {META}") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path / META} cannot be read: {error}") from None
+
+
+def _check_metadata(path: Path) -> None:
+    with (path / ".metadata").open("rb") as file:
+        read_metadata(file)
+
+
+def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    with (path / ".metadata").open("rb") as file:
+        entries = read_metadata(file).state_dict_metadata
+    return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def _damage(path: Path, meta: CheckpointMeta, names: list[str]) -> list[str]:
+    problems = []
+    for name in names:
+        size, crc = meta.files[name]
+        file = path / name
+        if Path(name).name != name or not file.is_file():
+            problems.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        elif checksum(file) != crc:
+            problems.append(f"{name} is damaged: its checksum differs")
+    return problems
+
+
+def checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def cause(error: BaseException) -> str:
+    """Return a one-line description of an error, and of the rank where torch gathered the ranks' errors."""
+    if isinstance(error, CheckpointException):
+        rank, (inner, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {cause(inner)}"
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -1,0 +1,370 @@
+"""Checkpoints of one run in a folder: atomic writing, lookup, and removal of old ones.
+
+A checkpoint is written as `step-N.tmp`, and renamed to `step-N` when everything in it is on disk, so that a crash at
+any point leaves the last complete one. A run that resumes at an earlier step than the newest saves on a branch of its
+own, as `step-N-branch-B`; the last branch is the current one. The start of a branch is recorded at once, so that a run
+that crashes before its first checkpoint there continues on the branch.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.distributed.tensor import DTensor
+
+from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, State, cause, checksum, verified_meta
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
+
+DRAFT = ".tmp"
+"""Ends the name of a folder that is being written or removed."""
+
+
+BRANCHES = "branches.json"
+"""Beside the folder of the checkpoints: where each branch began, and who began the last."""
+
+
+class SavePoint(NamedTuple):
+    """Position of a checkpoint among those of one folder; the newest is the greatest."""
+
+    branch: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's folder."""
+        return f"step-{self.step}-branch-{self.branch}" if self.branch else f"step-{self.step}"
+
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """Return the point of a checkpoint's folder; None for another folder."""
+        match = re.fullmatch(r"step-(\d+)(?:-branch-(\d+))?", name)
+        return cls(int(match[2] or 0), int(match[1])) if match else None
+
+
+class Checkpoints:
+    """The checkpoints of one run. All methods are collective: every rank calls them.
+
+    Args:
+        root: the folder that holds `step-N` folders; on storage that all ranks see.
+        keep: checkpoints kept that have been read back whole; 0 keeps all.
+
+    Attributes:
+        branch: on which this run saves.
+    """
+
+    def __init__(self, root: Path, *, keep: int = 3) -> None:
+        self.root = root
+        self.keep = keep
+        self.branch = 0
+        self._verified: dict[SavePoint, list[tuple[str, int, int]]] = {}
+
+    def points(self) -> list[SavePoint]:
+        """Return the checkpoints, complete or not, the newest last; the same on every rank."""
+        return on_first_rank(self._points)
+
+    def path(self, point: SavePoint) -> Path:
+        """Return the folder of a checkpoint."""
+        return self.root / point.name
+
+    def sweep(self) -> None:
+        """Remove partially written or partially removed checkpoints; no other run may be using the folder."""
+        on_first_rank(self._sweep)
+
+    def choose_branch(self, path: Path | None, *, newer_are_damaged: bool = False, asked: str | None = None) -> bool:
+        """Choose the branch on which this run saves, and return whether it is a new one.
+
+        Args:
+            path: of the checkpoint from which the run continues, here or elsewhere; None where it starts from the
+                beginning.
+            newer_are_damaged: whether every newer checkpoint here is known to be damaged.
+            asked: the request, such as an option's value, by which this run continues from there, if the folder alone
+                would have it continue elsewhere; it is recorded, for :meth:`was_asked`.
+        """
+        points = self.points()
+        own = None if path is None else on_first_rank(lambda: self._point_of(path))
+        if newer_are_damaged and path is not None and on_first_rank(lambda: path.resolve() in self._descent()):
+            self.branch = on_first_rank(self._last_branch)
+            return False
+        if not points or (own is not None and (newer_are_damaged or own == points[-1])):
+            self.branch, begins = own.branch if own is not None else 0, False
+        else:
+            self.branch, begins = points[-1].branch + 1, True
+        if asked is not None or begins:
+            goes_on = own is not None and own == points[-1]
+            on_first_rank(lambda: self._write_branches(path, asked, goes_on=goes_on))
+        return begins
+
+    def was_asked(self, asked: str) -> bool:
+        """Return whether the run that last chose a branch here did so by this request, in this job of torchrun."""
+        return on_first_rank(lambda: self._read_branches().get("asked") == [asked, _job()])
+
+    def save(self, state: State, meta: CheckpointMeta) -> Path:
+        """Write a checkpoint, publish it at once, and remove those beyond `keep`.
+
+        Nothing is removed before this checkpoint has been read back completely, and only readable checkpoints count.
+
+        Raises:
+            RunError: it could not be written, or the written files are damaged; earlier checkpoints are unchanged.
+        """
+        point = SavePoint(self.branch, meta.step)
+        final, draft = self.path(point), self.root / f"{point.name}{DRAFT}"
+        size = sum(gather_objects(sum(_local_bytes(tensor) for tensor in state.values())))
+        try:
+            on_first_rank(lambda: _make_empty(draft))
+            save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
+            files: Files = {}
+            for part in on_every_rank(lambda: _checksums(draft, _own_files(draft))):
+                files |= part
+            on_first_rank(lambda: self._publish(draft, final, meta, files))
+            self._verified.pop(point, None)
+            self._remove_oldest(point)
+        except (OSError, CheckpointException) as error:
+            raise on_first_rank(partial(self._not_written, draft, final, error, size)) from error
+        return final
+
+    def newest(self, *, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, CheckpointMeta] | None:
+        """Return the newest complete checkpoint, or None where there is no checkpoint at all.
+
+        The newest is that of the last branch, then that from which the branch began, and so on; abandoned ones come
+        last. For each newer one that is damaged there is a warning on rank 0.
+
+        Raises:
+            RunError: a checkpoint contains code, or all are damaged.
+        """
+        problems = []
+        for path in on_first_rank(self._candidates):
+            try:
+                return path, self._verify(path)
+            except RunError as error:
+                if error.code == RunErrorCode.CHECKPOINT_UNSAFE:
+                    raise
+                problems.append(error.message)
+                if dist.get_rank() == 0:
+                    warn(f"checkpoint {path} is skipped: {error.message}")
+        if problems:
+            many = "the only checkpoint" if len(problems) == 1 else f"each of the {len(problems)} checkpoints"
+            raise RunError(
+                RunErrorCode.CHECKPOINT_CORRUPT,
+                f"{many} in {self.root} is damaged; of the newest: {problems[0]}",
+                help="restore one, or pass --restart to train from the first step; they are left as they are",
+            )
+        return None
+
+    def _points(self) -> list[SavePoint]:
+        if not self.root.is_dir():
+            return []
+        found = (SavePoint.named(entry.name) for entry in self.root.iterdir() if entry.is_dir())
+        return sorted(point for point in found if point is not None)
+
+    def _candidates(self) -> list[Path]:
+        """Return all checkpoints from which a run may continue, the best first."""
+        descent = self._descent()
+        left = [path for point in reversed(self._points()) if (path := self.path(point)).resolve() not in descent]
+        return [self._as_given(path) for path in descent] + left
+
+    def _descent(self) -> list[Path]:
+        """Return the history of the last branch, the newest first, as paths: its checkpoints, and its start."""
+        points, beginnings = self._points(), self._read_branches().get("beginnings", {})
+        branch, before, found = self._last_branch(), None, list[Path]()
+        while True:
+            own = [point for point in points if point.branch == branch and (before is None or point.step <= before)]
+            found += (self.path(point).resolve() for point in reversed(own))
+            beginning = beginnings.get(str(branch))
+            if beginning is None:
+                return found
+            path = (self.root / beginning).resolve()
+            point = self._point_of(path)
+            if point is None or point.branch >= branch:
+                return [*found, path]
+            branch, before = point.branch, point.step
+
+    def _as_given(self, path: Path) -> Path:
+        return self.root / path.name if path.parent == self.root.resolve() else path
+
+    def _last_branch(self) -> int:
+        begun = map(int, self._read_branches().get("beginnings", {}))
+        return max((*begun, *(point.branch for point in self._points())), default=0)
+
+    def _read_branches(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.root.with_name(BRANCHES).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write_branches(self, path: Path | None, asked: str | None, *, goes_on: bool) -> None:
+        """Record that the branch starts with, or continues from, a checkpoint; later branches are discarded."""
+        known = self._read_branches().get("beginnings", {})
+        beginnings = {branch: place for branch, place in known.items() if int(branch) < self.branch + goes_on}
+        if path is not None and not goes_on:
+            inside = self._point_of(path)
+            beginnings[str(self.branch)] = str(path.resolve()) if inside is None else inside.name
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.root.with_name(f"{BRANCHES}{DRAFT}")
+        content = {"beginnings": beginnings, "asked": None if asked is None else [asked, _job()]}
+        _write_durably(draft, json.dumps(content, indent=1))
+        draft.rename(self.root.with_name(BRANCHES))
+
+    def _point_of(self, path: Path) -> SavePoint | None:
+        return SavePoint.named(path.resolve().name) if path.resolve().parent == self.root.resolve() else None
+
+    def _sweep(self) -> None:
+        if self.root.is_dir():
+            for entry in self.root.glob(f"step-*{DRAFT}"):
+                shutil.rmtree(entry)
+
+    def _verify(self, path: Path) -> CheckpointMeta:
+        meta = verified_meta(path)
+        point = SavePoint.named(path.name)
+        if point is not None and path == self.path(point):
+            self._verified[point] = on_first_rank(lambda: _listed(path))
+        return meta
+
+    def _is_complete(self, point: SavePoint) -> bool:
+        """Return whether a checkpoint can be read; its files are read once, and then looked at from outside."""
+        known = self._verified.get(point)
+        if known is not None and known == on_first_rank(lambda: _listed(self.path(point))):
+            return True
+        try:
+            self._verify(self.path(point))
+        except RunError:
+            return False
+        return True
+
+    def _publish(self, draft: Path, final: Path, meta: CheckpointMeta, files: Files) -> None:
+        _write_durably(draft / META, json.dumps({**asdict(meta), "files": files}, indent=1))
+        if final.exists():  # damaged: a run does not save a step twice on one branch
+            shutil.rmtree(final)
+        draft.rename(final)
+        sync(self.root)
+
+    def _remove_oldest(self, saved: SavePoint) -> None:
+        points = self.points()
+        if not self.keep or len(points) <= self.keep:
+            return
+        try:
+            self._verify(self.path(saved))
+        except RunError as error:
+            raise RunError(
+                RunErrorCode.CHECKPOINT_NOT_WRITTEN,
+                f"checkpoint {self.path(saved)} was written, but cannot be read back: {error.message}",
+                help="look after the disk; earlier checkpoints are as they were",
+            ) from error
+        complete = 0
+        for point in reversed(points):
+            if complete == self.keep:
+                on_first_rank(partial(self._remove, point))
+                self._verified.pop(point, None)
+            elif self._is_complete(point):
+                complete += 1
+
+    def _remove(self, point: SavePoint) -> None:
+        """Remove a checkpoint such that a crash on the way leaves a folder that is cleaned up later."""
+        doomed = self.root / f"{point.name}{DRAFT}"
+        self.path(point).rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _not_written(self, draft: Path, final: Path, error: BaseException, size: int) -> RunError:
+        """Remove an unfinished draft, and raise an error with the reason."""
+        full = _is_full(error) or _is_disk_full(draft)
+        shutil.rmtree(draft, ignore_errors=True)
+        message, help = f"checkpoint {final} could not be written: {cause(error)}", ""
+        try:
+            free = shutil.disk_usage(self.root if self.root.is_dir() else self.root.parent).free
+        except OSError:
+            free = size
+        if full or free < size:
+            message = (
+                f"checkpoint {final} could not be written: the disk is full, or its quota; {_mebibytes(free)} are free "
+                f"there, and it needs about {_mebibytes(size)}"
+            )
+            help = "free space, keep fewer with --keep, or choose another --out; earlier checkpoints are as they were"
+        return RunError(RunErrorCode.CHECKPOINT_NOT_WRITTEN, message, help=help)
+
+
+def _job() -> str:
+    """Return an identifier of this torchrun job, whose failed ranks it restarts."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _listed(path: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and modification time of a checkpoint's files, to detect changes."""
+    found = ((entry.name, entry.stat()) for entry in path.iterdir()) if path.is_dir() else ()
+    return sorted((name, status.st_size, status.st_mtime_ns) for name, status in found)
+
+
+def _local_bytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.nbytes if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _is_full(error: BaseException) -> bool:
+    """Return whether the cause of an error, on any rank, is a full disk or quota."""
+    if isinstance(error, CheckpointException):
+        return any(_is_full(cause) for cause, _ in error.failures.values())
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _is_disk_full(folder: Path) -> bool:
+    """Return whether a small file does not fit into a folder; torch's writer hides why its own did not."""
+    probe = folder / "probe"
+    try:
+        probe.write_bytes(bytes(1 << 16))
+    except OSError as error:
+        return _is_full(error)
+    probe.unlink()
+    return False
+
+
+def _own_files(draft: Path) -> list[Path]:
+    """Return the files that this rank wrote: `__RANK_n.distcp` is torch's name; rank 0 also wrote the metadata."""
+    rank = dist.get_rank()
+    files = list(draft.glob(f"__{rank}_*.distcp"))
+    return [*files, draft / ".metadata"] if rank == 0 else files
+
+
+def _checksums(draft: Path, files: list[Path]) -> Files:
+    return {file.name: (file.stat().st_size, checksum(file)) for file in files}
+
+
+def _make_empty(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's directory entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,245 @@
+"""Corpora: the texts that a run trains on, as tokens, and their cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legoai.runtime.data import parquet
+from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
+from legoai.runtime.errors import RunError, RunErrorCode
+
+BUILTIN = "python"
+"""The corpus that every machine has: the sources of the Python standard library that runs the program."""
+
+VALIDATION_EVERY = 20
+"""Every 20th document is validation; a corpus of fewer documents gives the last 20th of its tokens."""
+
+TEXT_SUFFIXES = frozenset(
+    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex", parquet.SUFFIX}
+)
+"""The files of a folder that are text; a file that is named itself is taken whatever its suffix."""
+
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
+"""Folders beside the library's own code, which distributions install or leave out as they like."""
+
+FORMAT_VERSION = 1
+"""Part of the cache key; changes with the separator or the split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """A text corpus, divided into a training part and a validation part that share no document.
+
+    Attributes:
+        name: as given on the command line.
+        digest: of the documents' names and sizes, and of their tokenizer; the same on every machine that has the same
+            files.
+        train: [tokens], unsigned, memory-mapped.
+        validation: [tokens], unsigned, memory-mapped.
+        unit: name of a token.
+        vocabulary: number of different tokens.
+    """
+
+    name: str
+    digest: str
+    train: NDArray[Any]
+    validation: NDArray[Any]
+    unit: str = Bytes.unit
+    vocabulary: int = Bytes.count
+
+    def unigram_entropy(self) -> float:
+        """Return the entropy of a token of the training part in nats.
+
+        It is the loss of a model that knows only how often each token occurs.
+        """
+        counts = np.zeros(self.vocabulary, dtype=np.int64)
+        chunk = 1 << 24
+        for start in range(0, len(self.train), chunk):
+            counts += np.bincount(self.train[start : start + chunk], minlength=self.vocabulary)
+        frequencies = counts[counts > 0] / counts.sum()
+        return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
+
+
+def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache: Path | None = None) -> Corpus:
+    """Open a corpus, building its memory-mapped files on first use.
+
+    Args:
+        source: `python`, a text file, a JSONL or Parquet file, or a folder of such files.
+        field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
+        tokenizer: as of `tokens_of`.
+        cache: folder for the files; the user's cache folder by default.
+
+    Raises:
+        RunError: the source is missing, has no text, or does not match its suffix; or the tokenizer is missing.
+    """
+    tokens = tokens_of(tokenizer)
+    files = _library_files() if source == BUILTIN else _local_files(Path(source))
+    if not files:
+        raise RunError(
+            RunErrorCode.DATA_EMPTY,
+            f"{source} has no text files",
+            help=f"text files end in {', '.join(sorted(TEXT_SUFFIXES))}",
+        )
+    digest = _digest(files, field, tokens)
+    folder = (cache or cache_folder()) / "corpora"
+    parts = [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+    if not all(part.exists() for part in parts):
+        _build(files, field, parts, source, tokens)
+    train, validation = (_open_tokens(part, tokens) for part in parts)
+    return Corpus(
+        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
+    )
+
+
+def cache_folder() -> Path:
+    """Return LegoAI's folder in the user's cache, after the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legoai"
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceFile:
+    path: Path
+    name: str  # relative to the corpus
+    identity: str  # changes when the content may have changed
+
+
+def _library_files() -> list[_SourceFile]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in NOT_LIBRARY)
+        for name in names:
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                relative = path.relative_to(root).as_posix()
+                found.append(_SourceFile(path, relative, f"{relative}:{path.stat().st_size}:{sys.version_info[:3]}"))
+    return sorted(found, key=lambda file: file.name)
+
+
+def _local_files(source: Path) -> list[_SourceFile]:
+    if not source.exists():
+        raise RunError(
+            RunErrorCode.DATA_MISSING,
+            f"--data {source}: no such file or folder",
+            help=f"give a text file, a JSONL or Parquet file, a folder of them, or {BUILTIN!r} for the built-in corpus",
+        )
+    if source.is_file():
+        paths = [source]
+    else:
+        paths = [path for path in source.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    base = source.parent if source.is_file() else source
+    files = []
+    for path in paths:
+        status, relative = path.stat(), path.relative_to(base).as_posix()
+        files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
+    return sorted(files, key=lambda file: file.name)
+
+
+def _digest(files: Iterable[_SourceFile], field: str, tokens: Tokens) -> str:
+    digest = hashlib.sha256(f"{FORMAT_VERSION}:{field}".encode())
+    if tokens.identity:
+        digest.update(f"\n{tokens.identity}".encode())
+    for file in files:
+        digest.update(f"\n{file.identity}".encode())
+    return digest.hexdigest()
+
+
+def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[bytes]:
+    if file.path.suffix == parquet.SUFFIX:
+        yield from parquet.column_texts(file.path, field)
+        return
+    if file.path.suffix != ".jsonl":
+        content = file.path.read_bytes()
+        if not is_library:
+            _check_text(file.path, content)
+        yield content
+        return
+    with file.path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_text(line, field, f"{file.path}:{number}")
+
+
+def _check_text(path: Path, content: bytes) -> None:
+    """Reject a file that is not text, since training on its bytes would be useless.
+
+    Raises:
+        RunError: it has a zero byte, or is not UTF-8.
+    """
+    zero = content.find(SEPARATOR)
+    what, where = "has a zero byte", zero
+    if zero < 0:
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what, where = "is no UTF-8", error.start
+        else:
+            return
+    raise RunError(
+        RunErrorCode.DATA_FORMAT,
+        f"{path} is not text: it {what} at offset {where}",
+        help="give UTF-8 text, which is read byte by byte; files of token numbers are not read. "
+        "`iconv -f latin1 -t utf-8` converts text of another encoding",
+    )
+
+
+def _json_text(line: str, field: str, place: str) -> bytes:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunError(RunErrorCode.DATA_FORMAT, f"{place}: not a JSON object ({error})") from None
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{place}: no text in field {field!r}",
+            help="name the field that holds the text with --data-field",
+        )
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str, tokens: Tokens) -> None:
+    """Write both parts under temporary names and rename them; two builders write the same bytes."""
+    parts[0].parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
+        drafts = [Path(temporary, part.name) for part in parts]
+        documents = 0
+        texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN) if text)
+        with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
+            for numbers in tokens.of(texts):
+                documents += 1
+                kept = validation if documents % VALIDATION_EVERY == 0 else train
+                kept.write(numbers.tobytes())
+        if documents == 0:
+            raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file in it is empty")
+        if documents < VALIDATION_EVERY:
+            _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
+        for draft, part in zip(drafts, parts, strict=True):
+            draft.replace(part)
+
+
+def _split_tail(train: Path, validation: Path, size: int) -> None:
+    """Assign the last of the tokens, of ``width`` bytes each, to validation."""
+    content = train.read_bytes()
+    cut = len(content) - len(content) // size // VALIDATION_EVERY * size
+    train.write_bytes(content[:cut])
+    validation.write_bytes(content[cut:])
+
+
+def _open_tokens(path: Path, tokens: Tokens) -> NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype=tokens.dtype)
+    return np.memmap(path, dtype=tokens.dtype, mode="r")

@@ -1,0 +1,106 @@
+"""Translation of any exception that ends a rank into one error with a code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import traceback
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.launching.attendant import silent_ranks
+from legoai.runtime.process_group import patience
+
+_TIMED_OUT: Final = re.compile(r"timed? ?out|wait timeout", re.IGNORECASE)
+_LOST: Final = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket|remote process exited|pair closure|"
+    r"application timeout|nccl.*(?:abort|remote|system error)",
+    re.IGNORECASE,
+)
+_NO_MEMORY: Final = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+
+
+def explained(error: Exception) -> RunError:
+    """Return the error to report for an exception that ended this rank; a `RunError` is returned as it is."""
+    if isinstance(error, RunError):
+        return error
+    who, text = f"rank {os.environ.get('RANK', '0')}", " ".join(str(error).split())
+    if isinstance(error, MemoryError) or _is_out_of_memory(error, text):
+        return RunError(
+            RunErrorCode.NO_MEMORY,
+            f"{who} has no memory left: {_first_sentences(text) or 'the host gives no more'}",
+            help="shard over more devices, recompute more activations, or take a smaller micro batch; "
+            "`legoai cost` shows where a plan's memory goes",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" for {error.filename}" if error.filename else ""
+        return RunError(RunErrorCode.FOLDER_NOT_WRITABLE, f"{who}: the disk is full{where}", help="free space there")
+    if _is_of_a_collective(error):
+        if _LOST.search(text) and not text.lower().startswith("timed out"):
+            return RunError(
+                RunErrorCode.LOST_RANK,
+                f"{who} lost the connection to another rank: {text[:200]}",
+                help="look for what that rank said last",
+            )
+        if _TIMED_OUT.search(text):
+            return _no_answer(who)
+    last = _own_frame(error)
+    return RunError(
+        RunErrorCode.FAILED,
+        f"{who} failed: {type(error).__name__}: {text[:400]}{f' ({last})' if last else ''}",
+    )
+
+
+def _no_answer(who: str) -> RunError:
+    """Return an error that names the ranks that did not respond while this one waited."""
+    silent = silent_ranks()
+    seconds, starting = patience()
+    waited = f"{who} waited {seconds:g} s in a collective{' before the first step was done' if starting else ''}"
+    if silent:
+        ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:16]))}"
+        more = f" and {len(silent) - 16} more" if len(silent) > 16 else ""
+        return RunError(
+            RunErrorCode.NO_ANSWER,
+            f"{waited}, and {ranks}{more} did not answer: stopped, stuck or unreachable",
+            help="look at those processes and their hosts; a run that starts again goes on from the newest checkpoint",
+        )
+    alive = "" if silent is None else "; all ranks are alive, and some are somewhere else, or slow"
+    return RunError(
+        RunErrorCode.NO_ANSWER,
+        f"{waited} that not all ranks entered{alive}",
+        help=f"raise --timeout if a rank may take that long {'to start' if starting else 'in one step'}",
+    )
+
+
+def _is_out_of_memory(error: Exception, text: str) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY.search(text) is not None
+    )
+
+
+def _is_of_a_collective(error: Exception) -> bool:
+    """Whether it comes from a backend of process groups; gloo raises plain runtime errors, from its own sources."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return (
+        "DistError" in names
+        or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+        or (isinstance(error, RuntimeError) and (_LOST.search(str(error)) or _TIMED_OUT.search(str(error))) is not None)
+    )
+
+
+def _first_sentences(text: str) -> str:
+    return ". ".join(re.split(r"\.\s", text)[:3])[:300]
+
+
+def _own_frame(error: Exception) -> str:
+    """The innermost line that is neither of torch nor of this package, as `file:line`."""
+    here = Path(__file__).resolve().parents[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if "torch" not in path.parts and path.is_file() and not path.resolve().is_relative_to(here):
+            return f"{path.name}:{frame.lineno}"
+    return ""

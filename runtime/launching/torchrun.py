@@ -1,0 +1,179 @@
+"""Start of a lowered program on this machine with torchrun, one process per device.
+
+`launch` runs torchrun in a process of its own. That process is this module's `__main__`: torch's own
+`torch.distributed.run`, which differs only in its final output, so that a user's mistake that a rank has reported is
+not buried under the agent's traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import legoai
+from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
+from legoai.runtime.launching.signals import end_with_parent
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SHUTDOWN_SECONDS = 120
+"""Seconds that the ranks have to finish their step and save after a signal; torchrun then kills them."""
+
+FAILURE_SECONDS = 8
+"""Seconds that ranks have to report their errors when another rank has failed, after which none can save."""
+
+_LAUNCHER = "LEGOAI_LAUNCHER"
+"""The process that started the agent, which ends with it."""
+
+
+def launch(program: Path, *, nproc: int, arguments: Sequence[str] = (), directory: Path | None = None) -> int:
+    """Run a program under torchrun on this machine, and wait for it.
+
+    SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. No process
+    outlives this call, and where this process is killed the ranks save and leave as after SIGTERM.
+
+    program: a Python file. It cannot import from its own folder.
+        program: a Python file. Its own folder is not one from which it imports.
+        nproc: processes, one per device.
+        arguments: for the program.
+        directory: from which it imports, the plan's; the program's by default.
+
+    Returns:
+        0, the status of a failed rank, or 128 + n after signal n.
+
+    Raises:
+        RunError: there is no such program, or nproc is not positive.
+    """
+    if not program.is_file():
+        raise RunError(RunErrorCode.PROGRAM_MISSING, f"there is no program {program}")
+    if nproc < 1:
+        raise RunError(RunErrorCode.WRONG_OPTION, f"a program needs at least one process, not {nproc}")
+    command = [sys.executable, "-m", "legoai.runtime.launching.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
+    folders = os.pathsep.join([str((directory or program.parent).resolve()), *filter(None, sys.path)])
+    agent = subprocess.Popen(
+        [*command, "--module", "legoai.runtime.launching.program", folders, str(program), *arguments],
+        env=_environment(nproc),
+        start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
+    )
+    try:
+        with _forward_signals(agent):
+            status = agent.wait()
+    finally:
+        if agent.poll() is None:
+            agent.terminate()
+            agent.wait()
+    return 128 - status if status < 0 else status
+
+
+def threads_per_process(nproc: int) -> int:
+    """Return the threads that each of nproc processes on this machine has for one operator."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // nproc)
+
+
+def _environment(nproc: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(nproc)))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+    environment |= {"PYTHONSAFEPATH": "1", _LAUNCHER: str(os.getpid()), AGENT: "1"}
+    package = Path(legoai.__file__).resolve().parents[1]
+    if package == Path.cwd():  # found there, and a safe path excludes the working folder
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(package))))
+    return environment
+
+
+@contextmanager
+def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    sent = False
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal sent
+        if sent:
+            print(f"still saving; the ranks are ended after {SHUTDOWN_SECONDS} s", file=sys.stderr, flush=True)
+        else:
+            sent = True
+            agent.send_signal(number)
+
+    previous: dict[signal.Signals, Any] = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _agent(arguments: list[str]) -> int:
+    """Run torch's agent, and report in one line what torch reports by a traceback."""
+    import logging
+
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from legoai.runtime.torch_internals.process_groups import grace_after_failure
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if _LAUNCHER in os.environ:
+        end_with_parent(int(os.environ[_LAUNCHER]), signal.SIGTERM)
+    try:
+        with grace_after_failure(FAILURE_SECONDS):
+            run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
+    except SignalException as stop:
+        return 128 + stop.sigval
+    except ChildFailedError as failure:
+        return _report_failure(failure)
+    return 0
+
+
+def _report_failure(failure: Any) -> int:
+    rank, first = _first(failure.failures)
+    text = str(first.message)
+    if CONSEQUENCE in text:
+        print(text.partition(f"{CONSEQUENCE}: ")[2], file=sys.stderr, flush=True)
+    elif not _is_reported(first):
+        cause, help = f"ended with status {first.exitcode}", "its own output is above"
+        if first.exitcode < 0:
+            cause = f"was ended by {_signal_name(-first.exitcode)}"
+            if first.exitcode == -signal.SIGKILL:
+                help = "a host without memory ends processes so: see its kernel log; or someone did"
+        print(RunError(RunErrorCode.RANK_ENDED, f"rank {rank} {cause}", help=help), file=sys.stderr, flush=True)
+    return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _is_reported(failure: Any) -> bool:
+    """Return whether the rank has reported its error."""
+    return MARK in str(failure.message)
+
+
+def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
+    """Return the failure that came first, with its rank; one caused by the agent's own signal does not count.
+
+    The agent ends the other ranks as soon as one fails, and records times of failures in whole seconds. Within a
+    second, a rank with a reported error precedes one without, which precedes one that failed because another had ended.
+    """
+    ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+    def order(item: tuple[int, Any]) -> tuple[Any, ...]:
+        rank, failure = item
+        follows = CONSEQUENCE in str(failure.message)
+        return failure.exitcode in ended, follows, not _is_reported(failure), failure.timestamp, rank
+
+    return min(failures.items(), key=order)
+
+
+if __name__ == "__main__":
+    sys.exit(_agent(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Offloading to host memory: tensors saved for backward, optimizer state, and the copies in a traced step."""

@@ -1,0 +1,441 @@
+"""The training loop: steps, validations and checkpoints, from the newest checkpoint to the last step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, training_state
+from legoai.runtime.checkpoint.folder import Checkpoints
+from legoai.runtime.checkpoint.writer import CheckpointWriter, Writing
+from legoai.runtime.data.samples import Data, Stream, check_vocabulary, open_data
+from legoai.runtime.data.tokens import Bytes
+from legoai.runtime.device import Device
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.float8 import compute_float8_scales
+from legoai.runtime.launching.options import RunOptions
+from legoai.runtime.launching.signals import StopRequest
+from legoai.runtime.loss import add_losses, local_value, loss_context
+from legoai.runtime.metrics.log import MetricsLog, StepRecord
+from legoai.runtime.metrics.profile import profiled, trace_path
+from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
+from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, set_schedule_step
+from legoai.runtime.parallelism.mesh import coordinate_along
+from legoai.runtime.parallelism.units import reshard_units
+from legoai.runtime.process_group import on_first_rank, sum_over_world
+from legoai.runtime.training.batches import Batch, Batches
+from legoai.runtime.training.first_weights import start_with_weights
+from legoai.runtime.training.recipe import Recipe
+from legoai.runtime.training.resume import (
+    differences,
+    find_checkpoint,
+    followed_already,
+    optimizer_name,
+    restore,
+)
+from legoai.runtime.training.step import take_step
+from legoai.runtime.training.training import Notice, StepResult, Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Result of a run.
+
+    Attributes:
+        steps: a record per step of this run, the same losses and norms on every rank.
+        validations: (step, loss) of each validation.
+        training: the objects as the last step left them.
+        resumed_from: the step that this run continued from; 0 for a new one.
+        stopped_by: the signal that ended the run before its last step, or None.
+    """
+
+    steps: tuple[StepRecord, ...]
+    validations: tuple[tuple[int, float], ...]
+    training: Training
+    resumed_from: int
+    stopped_by: int | None
+
+
+class TrainingLoop:
+    """Trains from the newest checkpoint to the last step; every rank has one."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        options: RunOptions,
+        training: Training,
+        device: Device,
+        stop: StopRequest,
+        *,
+        started: Callable[[], None],
+    ) -> None:
+        self.recipe = recipe
+        self.options = options
+        self.training = training
+        self.device = device
+        self.stop = stop
+        self.started = started
+        self.step = 0
+        training.control.asked_to_stop = lambda: stop.signal is not None
+        if options.on_nan == "stop":
+            training.control.on_gradients.insert(0, self._check_finite)
+        self.data_rank = coordinate_along(training.mesh, recipe.data_axes)
+        self.data = _open_data(recipe, options)
+        self.stream = self._stream(validation=False)
+        self.records: list[StepRecord] = []
+        self.validations: list[tuple[int, float]] = []
+        self.checkpoints = (
+            Checkpoints(options.out / "checkpoints", keep=options.keep) if options.out is not None else None
+        )
+        self.writer = (
+            CheckpointWriter(self.checkpoints, pinned=device.type == "cuda")
+            if self.checkpoints is not None and options.save_async
+            else None
+        )
+
+    def run(self) -> History:
+        """Train until the last step or a stop signal, save, and return the result.
+
+        Raises:
+            RunError: a user's mistake, or a loss that is not finite under `--on-nan stop`.
+        """
+        self.device.reset_peak_memory()
+        with self._metrics() as log, self._writing():
+            for warning in self._warnings():
+                log.say(f"warning: {warning}")
+            if self.training.graph is not None:
+                self._report(log, self.training.graph.take_notices())
+            resumed_from = self._resume(log)
+            saved = resumed_from
+            while self.step < self.options.steps and not self._stopping:
+                self._train_step(log)
+                if len(self.records) == 1:
+                    self.started()
+                if self._due(self.options.evaluate_every):
+                    self._validate(log)
+                if self._due(self.options.save_every):
+                    saved = self._save(log)
+            if self.step > saved:
+                self._save(log)
+            self._written(log, None if self.writer is None else self.writer.finish())
+            stopped_by = self._leave(log)
+        return History(
+            steps=tuple(self.records),
+            validations=tuple(self.validations),
+            training=self.training,
+            resumed_from=resumed_from,
+            stopped_by=stopped_by,
+        )
+
+    _stopping = False
+
+    def _train_step(self, log: MetricsLog) -> None:
+        started = time.perf_counter()
+        rate = learning_rate(self.training.optimizer, self.training.scheduler)
+        batches = Batches(self.training, self.stream)
+        with self._profiled(log):
+            result = take_step(self.recipe, self.training, batches, step=self.step)
+        samples = self.recipe.global_batch_at(self.step)
+        if batches.taken * self.recipe.micro_batch * self.training.degree != samples:
+            raise self._wrong_count(batches.taken, samples)
+        self._stopping = result.stops
+        self.step += 1
+        self.device.synchronize()
+        seconds = time.perf_counter() - started
+        rate_of_samples = samples / (seconds * dist.get_world_size())
+        record = StepRecord(
+            step=self.step,
+            loss=result.loss,
+            grad_norm=result.norm,
+            lr=rate,
+            samples_per_second_per_device=rate_of_samples,
+            tokens_per_sample=self.recipe.seq_len,
+            mfu=self.recipe.utilization(rate_of_samples * self.recipe.seq_len) if self.device.type == "cuda" else None,
+            seconds=seconds,
+            data_seconds=batches.seconds,
+            peak_memory=self.device.peak_memory(),
+            epoch=self.stream.epoch,
+            skipped=not result.finite,
+        )
+        self.records.append(record)
+        log.step(record)
+        if self.training.graph is not None:
+            self._report(log, self.training.graph.end_step())
+
+    @contextlib.contextmanager
+    def _profiled(self, log: MetricsLog) -> Iterator[None]:
+        """Profile the step, if it is the one to be profiled."""
+        if self.options.out is None or self.step + 1 != self.options.profile_step:
+            yield
+            return
+        path = trace_path(self.options.out, self.step + 1)
+        with profiled(path, self.device):
+            yield
+        log.event("profile", step=self.step + 1, path=str(path))
+        log.say(f"step {self.step + 1} is profiled, and slower for it: {path}")
+
+    def _report(self, log: MetricsLog, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            log.event(notice.event, step=self.step, **notice.values)
+            for line in notice.lines:
+                log.say(line)
+
+    @torch.no_grad()
+    def _validate(self, log: MetricsLog) -> None:
+        stream = self._stream(validation=True)
+        compute_float8_scales(self.training.parts)  # those of the step are of the weights before its update
+        for part in self.training.parts:
+            part.eval()
+        total, count = self._validation_loss(stream)
+        for part in self.training.parts:
+            part.train()
+            reshard_units(part)  # no backward does it for units that stay unsharded after forward
+        values = torch.stack([total / count, torch.ones_like(total)])
+        summed, ranks = sum_over_world(values if self.training.counts_loss else torch.zeros_like(values))
+        self.validations.append((self.step, summed / ranks))
+        log.event("validation", step=self.step, loss=summed / ranks)
+        log.say(f"step {self.step}: validation loss {summed / ranks:.4f}")
+
+    def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
+        """Return the sum of the micro batches' losses, and their number: full passes where there is a pipeline."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
+        training, count = self.training, self.options.evaluate_batches
+        together = 1 if training.staged is None else training.staged.microbatches
+        count = -(-count // together) * together
+        for batch in Batches(training, stream).take(count, together=together):
+            with loss_context(parallel=self.recipe.loss_parallel):
+                if training.staged is None:
+                    total += local_value(self._loss(batch))
+                else:
+                    losses = training.staged.evaluate_pass(batch.inputs, batch.targets)
+                    add_losses(total, losses, scale=training.accumulation)
+        return total, count
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The loss of one micro batch on the whole model."""
+        recipe, training = self.recipe, self.training
+        arguments = {} if training.positions is None else {"positions": batch.positions}
+        casts: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if recipe.autocast_dtype is not None:
+            casts = torch.autocast(self.device.type, dtype=recipe.autocast_dtype)
+        assert batch.targets is not None, "this rank has the whole model"
+        with casts:
+            return training.loss(training.model(*batch.inputs, **arguments), batch.targets)
+
+    def _resume(self, log: MetricsLog) -> int:
+        """Continue from a checkpoint where the options request it; return its step, or 0."""
+        if self.checkpoints is not None:
+            self.checkpoints.sweep()
+        options, training = self.options, self.training
+        if followed_already(options, self.checkpoints):
+            log.say(f"note: --resume {options.resume} was followed before the restart; the run goes on where it was")
+            options = replace(options, resume="auto")
+        found = find_checkpoint(options, self.checkpoints, warn=lambda text: log.say(f"warning: {text}"))
+        self._choose_branch(None if found is None else found[0], log, resume=options.resume)
+        if found is None:
+            if self.options.load_weights is not None:
+                start_with_weights(self.options.load_weights, training, options, log)
+            return 0
+        path, meta = found
+        left_out = restore(path, meta, training, other_plan=self.options.resume_other_plan)
+        self.step, self.stream.consumed = meta.step, meta.samples
+        if training.scheduler is not None:
+            set_schedule_step(training.scheduler, self.step)
+        log.event("resume", step=self.step, path=str(path), left_out=left_out)
+        log.say(f"resumed from {path}")
+        for notice in differences(
+            meta,
+            plan_hash=self.recipe.plan_hash,
+            optimizer=optimizer_name(training.optimizer),
+            seed=training.seed,
+            data=self.data,
+            left_out=left_out,
+        ):
+            log.say(f"note: {notice}")
+        if self.options.load_weights is not None:
+            log.say(f"note: {options.load_weights} is for a new training, and this one resumes; {path} has its weights")
+        if self.step >= self.options.steps:
+            log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
+        return self.step
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield warnings about this run that would otherwise show only in its numbers."""
+        scheduler, vocabulary = self.training.scheduler, self.recipe.vocab_size
+        end = schedule_end(scheduler) if scheduler is not None else None
+        if end is not None and self.options.steps > end[0]:
+            after = f"stays at {end[1]:.2e}" if end[1] else "is 0, and nothing more is learnt"
+            yield (
+                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: from step "
+                f"{end[0]} on the learning rate {after}"
+            )
+        if vocabulary is not None and self.data.tokens is not None and vocabulary > 4 * self.data.tokens:
+            are = "are bytes," if self.data.unit == Bytes.unit else "have"
+            beyond = ", and losses say nothing about tokenized text" if self.data.unit == Bytes.unit else ""
+            yield (
+                f"the data {are} {self.data.tokens:,} different tokens, and the model's vocabulary has "
+                f"{vocabulary:,}: most of the embedding and the logits is never used{beyond}"
+            )
+
+    def _choose_branch(self, path: Path | None, log: MetricsLog, *, resume: str) -> None:
+        """Save on a branch beside newer checkpoints of another history, and replace damaged ones."""
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return
+        auto = resume == "auto"  # auto skips only damaged checkpoints
+        if checkpoints.choose_branch(path, newer_are_damaged=auto, asked=None if auto else resume):
+            branch = checkpoints.branch
+            log.event("branch", branch=branch, path=None if path is None else str(path))
+            log.say(
+                f"note: {checkpoints.root} has newer checkpoints; this run saves on branch {branch}, which "
+                "--resume auto will follow"
+            )
+
+    def _save(self, log: MetricsLog) -> int:
+        if self.checkpoints is None:
+            return self.step
+        started = time.perf_counter()
+        training = self.training
+        meta = CheckpointMeta(
+            step=self.step,
+            plan=self.recipe.plan,
+            plan_hash=self.recipe.plan_hash,
+            model=training.digest,
+            seed=training.seed,
+            samples=self.stream.consumed,
+            corpus=self.data.digest,
+            world=dist.get_world_size(),
+            torch=torch.__version__,
+            optimizer=optimizer_name(training.optimizer),
+        )
+        state = training_state(training.model, training.optimizer)
+        if self.writer is not None:
+            self._written(log, self.writer.save(state, meta))
+            return self.step
+        path = self.checkpoints.save(state, meta)
+        log.event("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - started)
+        return self.step
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Wait for a pending checkpoint, also where the training ends with an error."""
+        try:
+            yield
+        except BaseException:
+            if self.writer is not None:
+                self.writer.leave()
+            raise
+
+    def _written(self, log: MetricsLog, one: Writing | None) -> None:
+        """Report a checkpoint that was written asynchronously."""
+        if one is not None:
+            log.event("checkpoint", step=one.step, path=str(one.path), seconds=one.seconds, waited=one.waited)
+
+    def _leave(self, log: MetricsLog) -> int | None:
+        """Report how the run ended; return the signal that ended it early, the same on every rank."""
+        if not self._stopping or self.step >= self.options.steps:
+            log.event("end", step=self.step)
+            if self.records and dist.get_rank() == 0:
+                guess, loss = self.data.ignorant_loss(self.recipe.micro_batch)
+                log.say(
+                    f"finished step {self.step}: loss {self.records[-1].loss:.4f} nats; {guess} would cost {loss:.4f}"
+                )
+            return None
+        signals = torch.zeros(1, dtype=torch.int64, device=self.device.torch_device)
+        signals += int(self.stop.signal or 0)
+        dist.all_reduce(signals, op=dist.ReduceOp.MAX)
+        number = int(signals.item())
+        saved = f"saved in {self.checkpoints.root}" if self.checkpoints is not None else "not saved: no --out"
+        log.event("stopped", step=self.step, signal=number)
+        log.say(f"stopped by signal {number} after step {self.step}/{self.options.steps}, {saved}")
+        return number
+
+    def _metrics(self) -> MetricsLog:
+        first = dist.get_rank() == 0
+        board = None
+        if self.options.tensorboard and self.options.out is not None:
+            on_first_rank(check_installed)
+            board = TensorBoard(self.options.out / "tensorboard") if first else None
+        guess, ignorant = self.data.ignorant_loss(self.recipe.micro_batch) if first else ("", 0.0)
+        log = MetricsLog(
+            self.options.out / "metrics.jsonl" if first and self.options.out is not None else None,
+            header={
+                "plan": self.recipe.plan,
+                "plan_hash": self.recipe.plan_hash,
+                "torch": torch.__version__,
+                "world": dist.get_world_size(),
+                "local_world": int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size()),
+                "device": self.device.type,
+                "processor": self.device.name() if first else "",
+                "data": self.data.name,
+                "ignorant_loss": ignorant,
+            },
+            every=self.options.log_every if first else 0,
+            steps=self.options.steps,
+            silent=not first,
+            board=board,
+        )
+        log.say(
+            f"plan {self.recipe.plan} {self.recipe.plan_hash[:19]}: {dist.get_world_size()} x {self.device.type}, "
+            f"data {self.data.name}, {self.data.size()}; {guess} costs {ignorant:.4f} nats"
+        )
+        return log
+
+    def _check_finite(self, result: StepResult) -> None:
+        """Raise where loss or gradient of a step is not finite."""
+        if result.finite:
+            return
+        where = f"checkpoints are in {self.checkpoints.root}" if self.checkpoints is not None else "nothing was saved"
+        raise RunError(
+            RunErrorCode.NOT_FINITE,
+            f"step {self.step + 1}: loss {result.loss}, gradient norm {result.norm}; the update was not made, {where}",
+            help="lower the learning rate, clip the gradient, or pass --on-nan skip",
+        )
+
+    def _wrong_count(self, taken: int, samples: int) -> RunError:
+        wanted = samples // (self.recipe.micro_batch * self.training.degree)
+        return RunError(
+            RunErrorCode.BATCH,
+            f"the program's step takes {taken} micro batches of a rank, and a global batch of {samples} samples has "
+            f"{wanted}",
+            help="change micro_batches, or the ramp of Trainer"
+            if self.recipe.ramp
+            else "change MICRO_BATCHES, or the global_batch of Trainer",
+        )
+
+    def _due(self, every: int) -> bool:
+        return bool(every) and self.step % every == 0
+
+    def _stream(self, *, validation: bool) -> Stream:
+        return self.data.stream(
+            validation=validation,
+            micro_batch=self.recipe.micro_batch,
+            rank=self.data_rank,
+            degree=self.training.degree,
+            seed=None if validation else self.training.seed,
+        )
+
+
+def _open_data(recipe: Recipe, options: RunOptions) -> Data:
+    """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
+
+    def opened() -> Data:
+        data = open_data(
+            options.data,
+            recipe.reads,
+            seq_len=recipe.seq_len,
+            dtype=recipe.master_dtype,
+            field=options.data_field,
+            tokenizer=options.tokenizer,
+        )
+        check_vocabulary(data, recipe.vocab_size)
+        return data
+
+    on_first_rank(lambda: opened().digest)
+    return opened()

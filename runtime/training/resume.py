@@ -1,0 +1,179 @@
+"""Continuation of a run from a checkpoint, and differences since it was saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from legoai.runtime.checkpoint.checkpoint import (
+    META,
+    OPTIMIZER,
+    CheckpointMeta,
+    load,
+    optimizer_state_kinds,
+    saved_names,
+    training_state,
+    verified_meta,
+    weights,
+)
+from legoai.runtime.checkpoint.folder import Checkpoints
+from legoai.runtime.data.samples import Data
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.launching.options import RunOptions
+from legoai.runtime.process_group import gather_objects, on_first_rank
+from legoai.runtime.training.training import Training
+
+
+def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
+    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed.
+
+    They continue where they were, as with `auto`: following the option again would abandon what was saved since.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if options.resume == "auto" or checkpoints is None or not restarts:
+        return False
+    return checkpoints.was_asked(options.resume)
+
+
+def find_checkpoint(
+    options: RunOptions, checkpoints: Checkpoints | None, *, warn: Callable[[str], None]
+) -> tuple[Path, CheckpointMeta] | None:
+    """Return the checkpoint that `--resume` selects, verified, or None to start from the beginning.
+
+    Args:
+        options: of the run.
+        checkpoints: the run's own; None where it saves none.
+        warn: called with a message for each damaged checkpoint that is skipped.
+
+    Raises:
+        RunError: the named checkpoint is missing or damaged, all of the run's own are damaged and `--restart` is not
+            given, or `never` would mix two runs in one folder.
+    """
+    if options.resume == "auto":
+        if checkpoints is None:
+            return None
+        try:
+            return checkpoints.newest(warn=warn)
+        except RunError as error:
+            if not options.restart or error.code != RunErrorCode.CHECKPOINT_CORRUPT:
+                raise
+            return None
+    if options.resume != "never":
+        return named_checkpoint(Path(options.resume), option="--resume", warn=warn)
+    if checkpoints is not None and (points := checkpoints.points()):
+        raise RunError(
+            RunErrorCode.WRONG_OPTION,
+            f"--resume never: {checkpoints.root} already has checkpoints, up to {points[-1].name}",
+            help="choose another --out, or remove them",
+        )
+    return None
+
+
+def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) -> tuple[Path, CheckpointMeta]:
+    """Return the checkpoint at a path, or the newest one of the run at a path, verified.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+    """
+    if on_first_rank((path / META).is_file):
+        return path, verified_meta(path)
+    root = path if path.name == "checkpoints" else path / "checkpoints"
+    found = Checkpoints(root).newest(warn=warn)
+    if found is None:
+        there = on_first_rank(path.exists)
+        raise RunError(
+            RunErrorCode.CHECKPOINT_MISSING,
+            f"{option} {path}: no complete checkpoint there{'' if there else ', and no such folder'}",
+            help="give a step-N folder, or a run's --out folder"
+            + (", or a folder of safetensors files, as `hf download` makes it" if option == "--load-weights" else ""),
+        )
+    return found
+
+
+def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
+    """Load a checkpoint into model and optimizer; return the names of tensors that it lacks.
+
+    Raises:
+        RunError: it is of another model or another optimizer, and `other_plan` does not allow that.
+    """
+    _check_model(path, meta, training, other_plan=other_plan)
+    state = training_state(training.model, training.optimizer)
+    names, kept = set().union(*gather_objects(_of_optimizer(state))), _of_optimizer(saved_names(path))
+    own, saved = optimizer_state_kinds(names), optimizer_state_kinds(kept)
+    if own == saved and not names <= kept and not other_plan and meta.model == training.digest:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
+            f"checkpoint {path} is of an optimizer that keeps other things of some parameters: it has no "
+            f"{sorted(names - kept)[0].removeprefix(OPTIMIZER)}",
+            help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
+            "go on from its step with fresh state where it has none",
+        )
+    if own != saved and not other_plan:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
+            f"checkpoint {path} is of another optimizer: it keeps {_listed(saved)} of each parameter, "
+            f"and {optimizer_name(training.optimizer)} keeps {_listed(own)}",
+            help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
+            "go on from its step with a fresh optimizer",
+        )
+    other = meta.model != training.digest or own != saved or not names <= kept
+    left_out = load(path, state, other_model=other)
+    if not other:
+        return []
+    return sorted({name for names in gather_objects(left_out) for name in names})
+
+
+def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
+    """Load only the weights of a checkpoint; return the names of those that it lacks.
+
+    Raises:
+        RunError: it is of another model, and `other_plan` does not allow that.
+    """
+    _check_model(path, meta, training, other_plan=other_plan)
+    left_out = load(path, weights(training.model), other_model=meta.model != training.digest)
+    return sorted({name for names in gather_objects(left_out) for name in names})
+
+
+def _of_optimizer(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith(OPTIMIZER)}
+
+
+def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> None:
+    if meta.model != training.digest and not other_plan:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_MODEL,
+            f"checkpoint {path} is of another model (plan {meta.plan}): its tensors have other names or shapes",
+            help="pass --resume-other-plan to load what has the same name and shape, or choose another --out",
+        )
+
+
+def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class of an optimizer; for a sharded one, of the inner optimizer; for several, of each."""
+    parts = getattr(optimizer, "parts", (optimizer,))
+    return " and ".join(type(getattr(part, "sliced", part)).__name__ for part in parts)
+
+
+def _listed(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds)) or "nothing"
+
+
+def differences(
+    meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, data: Data, left_out: list[str]
+) -> list[str]:
+    """Return notices about a run that does not continue exactly as it was."""
+    notices = []
+    if meta.plan_hash != plan_hash:
+        notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")
+    if meta.optimizer not in ("", optimizer):
+        notices.append(f"the checkpoint's optimizer was {meta.optimizer}; {optimizer} goes on")
+    if meta.seed != seed:
+        notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
+    if meta.corpus != data.digest:
+        notices.append(f"the checkpoint is of another corpus; {data.name} is read from the same sample number")
+    if left_out:
+        shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        notices.append(f"{len(left_out)} tensors are not in the checkpoint and start afresh: {shown}")
+    return notices

@@ -1,0 +1,143 @@
+"""Offloading of optimizer state under a limit: the choice of state, the place of copies, and the resulting memory."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+
+import pytest
+
+from legoai.cost.capture import capture
+from legoai.cost.memory.storages import memory
+from legoai.cost.trace.records import Copy
+from legoai.cost.trace.trace import Trace
+from legoai.lowering.graph.contracts import watched
+from legoai.lowering.graph.passes.memory import held_without_state
+from legoai.lowering.graph.passes.offload_state import Fragment, backs_under, frees_under
+from legoai.lowering.graph.step.step_graph import StepGraph
+from legoai.runtime.offloading.state_copies import StateCopies
+from support.plans import HEAD, lowered
+from support.simulated import in_a_fork
+from support.step_graphs import BODY
+
+BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")
+
+
+def held(curve: list[int], fragments: list[Fragment], frees: list, backs: list[int]) -> list[int]:
+    """Bytes at each place: of the curve, and of the fragments that are there."""
+    away = {fragment.parameter: (free, back) for (fragment, free), back in zip(frees, backs, strict=True)}
+    found = []
+    for place, rest in enumerate(curve):
+        spans = [(fragment.bytes, *away.get(fragment.parameter, (len(curve), 0))) for fragment in fragments]
+        found.append(rest + sum(size for size, free, back in spans if not free <= place < back))
+    return found
+
+
+def test_what_leaves_is_needed_late_and_back_as_early_as_there_is_room():
+    for seed in range(300):
+        chosen = random.Random(seed)
+        top = chosen.randint(2, 8)
+        curve = [chosen.randint(0, 20) + 10 * min(place, 2 * top - place) for place in range(2 * top + 1)]
+        fragments = [Fragment(str(index), chosen.randint(1, 15)) for index in range(chosen.randint(1, 8))]
+        state = sum(fragment.bytes for fragment in fragments)
+        limit = chosen.randint(max(curve), max(curve) + state)
+        frees = frees_under(curve, fragments, limit)
+        first = min(len(curve) - 1, max([top, *(place + 1 for _, place in frees)]))
+        backs = backs_under(curve, [fragment for fragment, _ in frees], state, limit, first=first)
+        assert max(held(curve, fragments, frees, backs)[:-1]) <= limit
+        resident = state
+        for fragment, place in frees:
+            assert max(curve) + resident > limit, "all that leaves has to"
+            assert curve[place] + resident > limit, "and no earlier"
+            resident -= fragment.bytes
+        assert max(curve) + resident <= limit
+        for (fragment, _), place in zip(reversed(frees), reversed(backs), strict=True):
+            resident += fragment.bytes
+            assert place == first or max(curve[place - 1 :]) + resident > limit, "there was no room before"
+
+
+def taken(text: str) -> tuple[Trace, int]:
+    """The trace of a program, and the peak of all but the state by its graph."""
+    peaks = []
+    with watched(lambda _, graph: peaks.append(max(held_without_state(graph)))):
+        trace = capture(text, world=2, kind="cuda")
+    return trace, peaks[-1]
+
+
+@functools.cache
+def plain_run() -> tuple[Trace, int]:
+    return in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+
+
+def moved(trace: Trace) -> Counter[str]:
+    """Bytes that copies beside computation move in the last step, by direction."""
+    span, found = trace.steps[-1], Counter[str]()
+    for item in trace.records[span.start : span.stop]:
+        if isinstance(item, Copy) and item.stream:
+            found[item.direction] += item.bytes
+    return found
+
+
+@pytest.mark.slow
+def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
+    plain, beside = plain_run()
+    peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
+    numbers = 39 * 512  # of Adam's steps, which stay
+    assert 0 <= beside - (peak - state + numbers) < 8 * 512
+    limit = peak - state // 2
+    text = lowered(f"{BODY_OF_GPUS}offload (optimizer = adaptive)\nrequire peak_memory <= {limit}B\n").text
+    assert f"partial(offload_optimizer_state, limit={limit}, moments=2)" in text
+    trace, _ = in_a_fork(taken, text)
+    found = moved(trace)
+    assert found["device_to_host"] == found["host_to_device"]
+    assert 0.49 * state < found["device_to_host"] < 0.75 * state
+    assert memory(trace).peak <= limit
+
+
+def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
+    plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
+    plain, _ = plain_run()
+    trace, _ = in_a_fork(taken, lowered(plan).text)
+    state = memory(plain).by_category["optimizer_state"]
+    assert moved(trace)["device_to_host"] == moved(trace)["host_to_device"] <= state
+    assert memory(trace).peak <= memory(plain).peak - 0.5 * state
+    assert memory(trace).start == memory(plain).start
+
+
+def test_as_many_activations_leave_as_exceed_the_limit():
+    plain, _ = plain_run()
+    peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
+    adaptive, both = "offload (activations = adaptive)\n", "offload (activations = adaptive, optimizer = adaptive)\n"
+    limit = peak - state - 2**20
+    text = lowered(f"{BODY_OF_GPUS}{both}require peak_memory <= {limit}B\n").text
+    assert f"partial(offload_activations, limit={limit})" in text
+    trace, _ = in_a_fork(taken, text)
+    assert memory(trace).peak <= limit
+    alone = lowered(f"{BODY_OF_GPUS}{adaptive}require peak_memory <= {peak - 2**20}B\n").text
+    assert f"partial(offload_activations, limit={peak - 2**20}, moments=2)" in alone
+    trace, _ = in_a_fork(taken, alone)
+    assert memory(trace).peak <= peak - 2**20
+    assert 2**20 <= moved(trace)["device_to_host"] < 8 * 2**20
+
+
+def ends_of_copies(text: str) -> dict[str, list[str]]:
+    """What is done with each fragment, in the order of the graph."""
+    found: dict[str, list[str]] = {}
+
+    def look(_: str, graph: StepGraph) -> None:
+        found.clear()
+        for node in graph.graph.nodes:
+            if isinstance(getattr(node.target, "__self__", None), StateCopies):
+                found.setdefault(node.args[0], []).append(node.target.__name__)
+
+    with watched(look):
+        capture(text, world=2, kind="cuda")
+    return found
+
+
+def test_a_fragment_is_freed_behind_its_copy_where_activations_leave_too():
+    plan = f"{BODY_OF_GPUS}offload (activations = all, optimizer = all)\n"
+    found = in_a_fork(ends_of_copies, lowered(plan).text)
+    once = ["state_to_host", "free_state", "state_to_device", "wait_for_state"]
+    assert set(map(tuple, found.values())) == {tuple(once)}

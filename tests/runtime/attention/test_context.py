@@ -1,0 +1,241 @@
+"""Attention over pieces of a sequence is attention over the whole of it, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from legoai.runtime import RunError
+from legoai.runtime.attention.blocks import gathered_blocks, ring_blocks
+from legoai.runtime.attention.context import Block as Pairs
+from legoai.runtime.attention.context import context_parallel_attention
+from legoai.runtime.attention.kernels import CpuFlashKernel, Inputs, MathKernel, choose_kernel
+from legoai.runtime.attention.positions import check_takes_positions, local_positions
+
+ROTATIONS = ("allgather", "alltoall")
+BALANCES = ("head_tail", "none")
+
+
+def positions(size: int, length: int, balance: str) -> list[torch.Tensor]:
+    return [local_positions(rank=rank, size=size, length=length, balance=balance) for rank in range(size)]
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_token_is_on_one_rank_and_ranks_hold_theirs_in_order(balance: str, size: int):
+    parts = positions(size, 24, balance)
+    assert torch.cat(parts).sort().values.tolist() == list(range(24))
+    assert all(part.tolist() == sorted(part.tolist()) and len(part) == 24 // size for part in parts)
+
+
+def test_head_and_tail_give_every_rank_as_many_pairs_of_query_and_key():
+    pairs = {int((part + 1).sum()) for part in positions(4, 32, "head_tail")}
+    assert len(pairs) == 1
+    assert len({int((part + 1).sum()) for part in positions(4, 32, "none")}) == 4
+
+
+def test_unequal_pieces_are_refused():
+    with pytest.raises(ValueError, match="12 tokens cannot be cut into 8 equal pieces"):
+        local_positions(rank=0, size=4, length=12, balance="head_tail")
+
+
+def add_pairs(count: torch.Tensor, blocks: list[Pairs], queries: torch.Tensor, keys: torch.Tensor) -> None:
+    """Count how often each pair of query and key, by their places in the sequence, is computed."""
+    for block in blocks:
+        rows, columns = queries[block.queries], keys[block.keys]
+        part = torch.ones(len(rows), len(columns), dtype=torch.int64)
+        count[rows[:, None], columns] += part.tril() if block.causal else part
+
+
+@pytest.mark.parametrize(("size", "balance", "causal"), [*itertools.product((2, 3, 4), BALANCES, (True, False))])
+def test_blocks_cover_every_pair_that_the_mask_leaves_exactly_once(size: int, balance: str, causal: bool):
+    length = 24
+    parts = positions(size, length, balance)
+    for rank, mine in enumerate(parts):
+        expected = torch.zeros(length, length, dtype=torch.int64)
+        expected[mine] = torch.ones(length, length, dtype=torch.int64).tril()[mine] if causal else 1
+        options = {"rank": rank, "length": len(mine), "causal": causal, "balance": balance}
+        at_once, around = torch.zeros_like(expected), torch.zeros_like(expected)
+        add_pairs(at_once, gathered_blocks(size=size, **options), mine, torch.arange(length))
+        for source, theirs in enumerate(parts):
+            add_pairs(around, ring_blocks(source=source, **options), mine, theirs)
+        assert torch.equal(at_once, expected)
+        assert torch.equal(around, expected)
+
+
+def tensors(*, heads: int, key_heads: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, count, length, 8) for count in (heads, key_heads, key_heads, heads)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_kernels_agree_with_autograd(causal: bool, key_heads: int):
+    q, k, v, grad = tensors(heads=4, key_heads=key_heads, length=12, dtype=torch.float64)
+    leaves = [item.clone().requires_grad_() for item in (q, k, v)]
+    whole = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+    whole.backward(grad)
+    for kernel in (CpuFlashKernel(), MathKernel()):
+        inputs = Inputs(q, k, v, causal, 8**-0.5)
+        out, log_sum = kernel.forward(inputs)
+        grads = kernel.backward(inputs, grad, out, log_sum)
+        torch.testing.assert_close(out, whole.detach(), rtol=0, atol=1e-13)
+        for mine, leaf in zip(grads, leaves, strict=True):
+            torch.testing.assert_close(mine, leaf.grad, rtol=0, atol=1e-13)
+
+
+def test_the_kernel_is_flash_unless_it_is_switched_off():
+    q, _, v, _ = tensors(heads=1, key_heads=1, length=2, dtype=torch.float32)
+    assert isinstance(choose_kernel(q, v), CpuFlashKernel)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert isinstance(choose_kernel(q, v), MathKernel)
+    assert isinstance(choose_kernel(q, v[..., :4]), MathKernel)
+    assert isinstance(choose_kernel(q.to("meta"), v.to("meta")), MathKernel)
+
+
+class Attention(nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **self.options)
+
+
+def attend(
+    rotate: str, balance: str, *, causal: bool, key_heads: int = 4, dtype=torch.float64, recompute=False, math=False
+):
+    """Largest differences between the pieces and the whole: result and gradients of queries, keys and values."""
+    size = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
+    q, k, v, grad = tensors(heads=4, key_heads=key_heads, length=24, dtype=dtype)
+    leaves = [item.double().clone().requires_grad_() for item in (q, k, v)]
+    whole = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+    whole.backward(grad.double())
+    mine = local_positions(rank=mesh.get_local_rank(), size=size, length=24, balance=balance)
+    module = Attention(is_causal=causal, enable_gqa=True)
+    context_parallel_attention(module, mesh, rotate=rotate, balance=balance)
+    parts = [item[:, :, mine].clone().requires_grad_() for item in (q, k, v)]
+    with sdpa_kernel(SDPBackend.MATH if math else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        out = checkpoint(module, *parts, use_reentrant=False) if recompute else module(*parts)
+    out.backward(grad[:, :, mine])
+    compared = [(out, whole), *((part.grad, leaf.grad) for part, leaf in zip(parts, leaves, strict=True))]
+    return [float((part.double() - item[:, :, mine]).abs().max()) for part, item in compared]
+
+
+@pytest.mark.parametrize(("rotate", "balance", "causal"), [*itertools.product(ROTATIONS, BALANCES, (True, False))])
+def test_pieces_give_what_the_whole_gives(rotate: str, balance: str, causal: bool, gloo):
+    for options in ({}, {"key_heads": 2}, {"recompute": True}, {"math": True, "key_heads": 1}):
+        for differences in gloo(4)(attend, rotate, balance, causal=causal, **options):
+            assert max(differences) < 1e-13, options
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_heads_of_whole_sequences_give_what_the_whole_gives(causal: bool, gloo):
+    for options in ({}, {"recompute": True}, {"math": True}):
+        for differences in gloo(4)(attend, "heads", "none", causal=causal, **options):
+            assert max(differences) < 1e-13, options
+    for differences in gloo(2)(attend, "heads", "none", causal=causal, key_heads=2):
+        assert max(differences) < 1e-13
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+def test_low_precision_is_merged_in_fp32(rotate: str, gloo):
+    for differences in gloo(4)(attend, rotate, "head_tail", causal=True, key_heads=2, dtype=torch.bfloat16):
+        assert max(differences) < 0.03  # bf16 rounds numbers below 4 by up to 2^-7
+
+
+def attend_under_tensor_parallel(rotate: str, balance: str) -> tuple[bool, float]:
+    """Queries, keys and values as DTensors that are sharded by heads on another axis."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp"))
+    q, k, v, _ = tensors(heads=4, key_heads=4, length=24, dtype=torch.float64)
+    mine = local_positions(rank=mesh.get_local_rank("cp"), size=2, length=24, balance=balance)
+    module = Attention(is_causal=True)
+    context_parallel_attention(module, mesh["cp"], rotate=rotate, balance=balance)
+    out = module(*(distribute_tensor(item[:, :, mine], mesh["tp"], (Shard(1),)) for item in (q, k, v)))
+    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return isinstance(out, DTensor), float((out.full_tensor() - whole[:, :, mine]).abs().max())
+
+
+@pytest.mark.parametrize(("rotate", "balance"), [("allgather", "head_tail"), ("heads", "none")])
+def test_heads_that_are_sharded_on_another_axis_stay_so(rotate: str, balance: str, gloo):
+    for sharded, difference in gloo(4)(attend_under_tensor_parallel, rotate, balance):
+        assert sharded
+        assert difference < 1e-13
+
+
+class Block(nn.Module):
+    """Attention in another module, as in a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention(is_causal=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.attention(x, 2 * x, 3 * x)
+
+
+def compiled(rotate: str) -> bool:
+    """Whether one graph without breaks computes what the module does, bit by bit."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    block = Block()
+    balance = "none" if rotate == "heads" else "head_tail"
+    context_parallel_attention(block.attention, mesh, rotate=rotate, balance=balance)
+    x = torch.randn(1, 2, 8, 4)
+    results = []
+    for function in (block, torch.compile(block, backend="aot_eager", fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        results.append((result.detach(), *torch.autograd.grad(result.sum(), leaf)))
+    torch._dynamo.reset()
+    return all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("rotate", [pytest.param("allgather", marks=pytest.mark.slow), "alltoall", "heads"])
+def test_a_compiled_block_attends_over_all_ranks_too(rotate: str, gloo):
+    assert gloo(2)(compiled, rotate) == [True, True]
+
+
+def refusals() -> list[str]:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    q = torch.randn(1, 1, 4, 8)
+
+    def attempt(module: nn.Module, *args, rotate: str = "allgather") -> str:
+        context_parallel_attention(module, mesh, rotate=rotate, balance="none")
+        with pytest.raises(RunError) as error:
+            module(*args)
+        assert error.value.code == "RUN041"
+        return error.value.message
+
+    return [
+        attempt(nn.Identity(), q),
+        attempt(Attention(attn_mask=torch.zeros(4, 4)), q, q, q),
+        attempt(Attention(dropout_p=0.1), q, q, q),
+        attempt(Attention(), q, q[:, :, :2], q[:, :, :2]),
+        attempt(Attention(), q.expand(1, 4, 4, 8), q, q),
+        attempt(Attention(), q, q, q, rotate="heads"),
+    ]
+
+
+def test_attention_that_would_be_wrong_is_refused(gloo):
+    for none, mask, dropout, cross, heads, alone in gloo(2)(refusals):
+        assert "did not call scaled_dot_product_attention" in none
+        assert "with a mask" in mask
+        assert "with dropout" in dropout
+        assert "4 queries and 2 keys" in cross
+        assert "4 heads of queries and 1 of keys" in heads
+        assert "2 ranks cannot share 1 heads" in alone
+
+
+def test_a_model_that_cannot_be_told_its_positions_is_refused():
+    with pytest.raises(RunError, match="no parameter `positions`"):
+        check_takes_positions(nn.Linear(1, 1))

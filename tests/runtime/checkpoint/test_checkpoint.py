@@ -1,0 +1,346 @@
+"""A crash leaves the last good checkpoint, a damaged one is skipped, and none can run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from legoai.runtime.checkpoint import folder as checkpoint_folder
+from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, checksum, load, verified_meta
+from legoai.runtime.checkpoint.folder import Checkpoints
+from legoai.runtime.errors import RunError, RunErrorCode
+
+SIZE = 1000
+
+
+def meta(step: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        step=step, plan="p", plan_hash="h", model="m", seed=0, samples=8 * step, corpus="c", world=1, torch="2"
+    )
+
+
+def save(root: Path, *steps: int, keep: int = 0) -> None:
+    for step in steps:
+        Checkpoints(root, keep=keep).save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+
+
+def newest(root: Path) -> tuple[int | None, list[str]]:
+    warnings: list[str] = []
+    found = Checkpoints(root).newest(warn=warnings.append)
+    return (found[1].step if found else None), warnings
+
+
+def loaded(path: Path) -> float:
+    state = {"model.w": torch.zeros(SIZE)}
+    load(path, state)
+    assert len(set(state["model.w"].tolist())) == 1
+    return float(state["model.w"][0])
+
+
+def test_what_was_saved_is_loaded(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2)
+    assert gloo(1)(newest, tmp_path) == [(2, [])]
+    assert gloo(1)(loaded, tmp_path / "step-2") == [2.0]
+    assert gloo(1)(verified_meta, tmp_path / "step-1")[0].samples == 8
+
+
+def test_only_the_last_are_kept(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 8, 9, 10, 11, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / "__0_0.distcp", 100)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_damaged_one_is_not_counted_among_the_kept(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 4, 6)
+    truncate(tmp_path / "step-6")
+    gloo(1)(save, tmp_path, 7, keep=2)
+    assert names(tmp_path) == ["step-4", "step-6", "step-7"]
+    gloo(1)(save, tmp_path, 8, keep=2)
+    assert names(tmp_path) == ["step-7", "step-8"]
+
+
+def test_a_damaged_one_that_is_newer_does_not_cost_the_good_ones(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 4, 6)
+    truncate(tmp_path / "step-6")
+    gloo(1)(save, tmp_path, 5, keep=1)
+    [(step, [warning])] = gloo(1)(newest, tmp_path)
+    assert step == 5 and "step-6 is skipped" in warning
+
+
+def save_while_they_are_damaged(root: Path) -> None:
+    checkpoints = Checkpoints(root, keep=2)
+    for step in (1, 2, 3, 4):
+        checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+        if step == 3:
+            flip_a_byte(root / "step-3" / "__0_0.distcp")
+
+
+def test_damage_that_comes_after_the_reading_back_is_noticed(gloo, tmp_path):
+    gloo(1)(save_while_they_are_damaged, tmp_path)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def save_on_a_disk_that_loses_a_bit(root: Path) -> None:
+    def publish(self, draft, final, meta, files):
+        whole(self, draft, final, meta, files)
+        flip_a_byte(final / "__0_0.distcp")
+
+    whole, Checkpoints._publish = Checkpoints._publish, publish
+    try:
+        save(root, 3, keep=1)
+    finally:
+        Checkpoints._publish = whole
+
+
+def test_nothing_is_removed_before_what_is_newer_was_read_back(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2)
+    with pytest.raises(RunError, match=r"step-3 was written, but cannot be read back: .*checksum") as caught:
+        gloo(1)(save_on_a_disk_that_loses_a_bit, tmp_path)
+    assert caught.value.code == RunErrorCode.CHECKPOINT_NOT_WRITTEN
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+    assert gloo(1)(newest, tmp_path)[0][0] == 2
+
+
+def test_where_all_are_damaged_nothing_is_taken_for_a_beginning(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2)
+    for step in (1, 2):
+        truncate(tmp_path / f"step-{step}")
+    with pytest.raises(RunError, match=r"each of the 2 checkpoints .* is damaged; of the newest: .*step-2.*100 bytes"):
+        gloo(1)(newest, tmp_path)
+
+
+def branch_off(root: Path, path: Path | None, step: int, damaged: bool = False) -> tuple[bool, str]:
+    checkpoints = Checkpoints(root)
+    begun = checkpoints.choose_branch(path, newer_are_damaged=damaged)
+    return begun, checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step)).name
+
+
+def test_an_older_one_begins_a_branch_that_is_followed(gloo, tmp_path):
+    root, [pool] = tmp_path / "run", [gloo(1)]
+    assert pool(branch_off, root, None, 2) == [(False, "step-2")]
+    assert pool(branch_off, root, root / "step-2", 4) == [(False, "step-4")]
+    assert pool(branch_off, root, root / "step-2", 3) == [(True, "step-3-branch-1")]
+    assert pool(newest, root) == [(3, [])]
+    assert pool(branch_off, root, root / "step-3-branch-1", 5) == [(False, "step-5-branch-1")]
+    assert pool(branch_off, root, root / "step-3-branch-1", 4) == [(True, "step-4-branch-2")]
+    assert pool(branch_off, root, tmp_path / "other" / "step-9", 10) == [(True, "step-10-branch-3")]
+    truncate(root / "step-10-branch-3")
+    assert pool(branch_off, root, root / "step-4-branch-2", 5, True) == [(False, "step-5-branch-2")]
+
+
+def swept(root: Path) -> None:
+    Checkpoints(root).sweep()
+
+
+def test_what_a_crash_left_half_done_is_swept(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    for name in ("step-2.tmp", "step-7-branch-1.tmp"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    gloo(1)(swept, tmp_path)
+    assert names(tmp_path) == ["step-1"]
+    gloo(1)(swept, tmp_path / "nothing")
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root mounts file systems")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def save_large(root: Path) -> None:
+    Checkpoints(root).save({"model.w": torch.zeros(1 << 20)}, meta(2))
+
+
+def test_a_full_disk_is_told_and_given_back(gloo, small_disk):
+    gloo(1)(save, small_disk, 1)
+    with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full.* about 4\.0 MiB") as caught:
+        gloo(1)(save_large, small_disk)
+    assert caught.value.code == RunErrorCode.CHECKPOINT_NOT_WRITTEN
+    assert names(small_disk) == ["step-1"]
+    assert gloo(1)(newest, small_disk) == [(1, [])]
+
+
+def test_torch_itself_can_read_a_checkpoint(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 3)
+    state = {"model.w": torch.zeros(SIZE)}
+    dcp.load(state, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    assert float(state["model.w"][-1]) == 3.0
+
+
+def save_and_crash(root: Path, at: str) -> None:
+    """Save step 2 while a part of the saving fails."""
+
+    def crash(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    whole = getattr(checkpoint_folder, at)
+    setattr(checkpoint_folder, at, crash)
+    try:
+        save(root, 2)
+    finally:
+        setattr(checkpoint_folder, at, whole)
+
+
+@pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "sync"])
+def test_a_crash_while_saving_leaves_the_last_good_one(gloo, tmp_path, at):
+    gloo(1)(save, tmp_path, 1)
+    with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full"):
+        gloo(1)(save_and_crash, tmp_path, at)
+    assert gloo(1)(newest, tmp_path) == [(1, [])]
+    gloo(1)(save, tmp_path, 2)
+    assert gloo(1)(newest, tmp_path) == [(2, [])]
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "meta.json is missing": lambda path: (path / "meta.json").unlink(),
+    "meta.json is cut short": lambda path: os.truncate(path / "meta.json", 20),
+    "meta.json is of another kind": lambda path: (path / "meta.json").write_text('{"format": 1, "files": {}}'),
+    "meta.json is a list": lambda path: (path / "meta.json").write_text("[]"),
+    "meta.json is newer": lambda path: (path / "meta.json").write_text('{"format": 99}'),
+    "data is missing": lambda path: (path / "__0_0.distcp").unlink(),
+    "data is cut short": lambda path: os.truncate(path / "__0_0.distcp", 100),
+    "a bit of the data flipped": lambda path: flip_a_byte(path / "__0_0.distcp"),
+    "a bit of the metadata flipped": lambda path: flip_a_byte(path / ".metadata"),
+    "metadata is missing": lambda path: (path / ".metadata").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_named(gloo, tmp_path, damage):
+    gloo(1)(save, tmp_path, 1, 2)
+    damage(tmp_path / "step-2")
+    [(step, [warning])] = gloo(1)(newest, tmp_path)
+    assert step == 1 and "step-2 is skipped" in warning
+
+
+def test_a_draft_is_not_a_checkpoint(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    (tmp_path / "step-1").rename(tmp_path / "step-9.tmp")
+    assert gloo(1)(newest, tmp_path) == [(None, [])]
+
+
+def test_tensors_of_another_model_are_left_out_and_its_optimizer_starts_at_zero(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 5)
+    assert gloo(1)(load_part, tmp_path / "step-5") == [(5.0, 7.0, 0.0, ["model.other", "optimizer.other.exp_avg"])]
+
+
+def load_part(path: Path) -> tuple[float, float, float, list[str]]:
+    state = {
+        "model.w": torch.zeros(SIZE),
+        "model.other": torch.full((2,), 7.0),
+        "optimizer.other.exp_avg": torch.ones(2),
+    }
+    left_out = load(path, state, other_model=True)
+    first = [float(tensor[0]) for tensor in state.values()]
+    return first[0], first[1], first[2], left_out
+
+
+class Malice:
+    """Unpickling this writes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+def forge(path: Path, change) -> None:
+    """Replace a checkpoint's metadata, with the checksum that an attacker would also write."""
+    with (path / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    forged = change(metadata)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata if forged is None else forged))
+    recorded = json.loads((path / "meta.json").read_text())
+    content = path / ".metadata"
+    recorded["files"][".metadata"] = [content.stat().st_size, checksum(content)]
+    (path / "meta.json").write_text(json.dumps(recorded))
+
+
+def declare_bytes(metadata) -> None:
+    metadata.state_dict_metadata["model.w"] = BytesStorageMetadata()
+
+
+def point_outside(metadata) -> None:
+    for storage in metadata.storage_data.values():
+        storage.relative_path = "../outside"
+
+
+def ask_for_a_transform(metadata) -> None:
+    for storage in metadata.storage_data.values():
+        storage.transform_descriptors = ["zstd"]
+
+
+@pytest.mark.parametrize("change", [declare_bytes, point_outside, ask_for_a_transform])
+def test_metadata_that_leads_elsewhere_is_refused(gloo, tmp_path, change):
+    gloo(1)(save, tmp_path, 1)
+    forge(tmp_path / "step-1", change)
+    for use in (newest, loaded):
+        with pytest.raises(RunError) as caught:
+            gloo(1)(use, tmp_path if use is newest else tmp_path / "step-1")
+        assert caught.value.code == RunErrorCode.CHECKPOINT_UNSAFE
+
+
+@pytest.mark.parametrize("where", ["whole", "inside"])
+def test_a_malicious_pickle_is_refused_and_does_not_run(gloo, tmp_path, where):
+    mark = tmp_path / "ran"
+    gloo(1)(save, tmp_path / "run", 1)
+
+    def change(metadata):
+        if where == "whole":
+            return Malice(mark)
+        metadata.planner_data = {"x": Malice(mark)}
+        return metadata
+
+    forge(tmp_path / "run" / "step-1", change)
+    for use, path in ((newest, tmp_path / "run"), (loaded, tmp_path / "run" / "step-1")):
+        with pytest.raises(RunError, match="may run code"):
+            gloo(1)(use, path)
+    assert not mark.exists()
+
+
+def test_a_malicious_tensor_is_refused_and_does_not_run(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    mark = tmp_path / "ran"
+    torch.save(Malice(mark), tmp_path / "step-1" / "__0_0.distcp")
+
+    def cover_the_file(metadata) -> None:
+        for storage in metadata.storage_data.values():
+            storage.offset, storage.length = 0, (tmp_path / "step-1" / "__0_0.distcp").stat().st_size
+
+    forge(tmp_path / "step-1", cover_the_file)
+    with pytest.raises(RunError, match="could not be read"):
+        gloo(1)(loaded, tmp_path / "step-1")
+    assert not mark.exists()

@@ -1,0 +1,141 @@
+"""Asynchronous checkpoints equal synchronous ones."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from legoai.runtime import RunError, RunErrorCode, RunOptions, Trainer
+from legoai.runtime.checkpoint import folder as checkpoint_folder
+from legoai.runtime.checkpoint.checkpoint import load, training_state, verified_meta
+from legoai.runtime.device import Device
+from support import corpus, programs
+
+data, own_cache = corpus.data, corpus.own_cache
+
+SECONDS = 60.0
+"""For which something that must happen is waited for."""
+
+
+def trainer() -> Trainer:
+    """The parameters of the model in shards of all ranks."""
+    return programs.trainer(dtype=torch.float32, dp_shard=dist.get_world_size())
+
+
+def fit(**options: Any) -> list[float]:
+    """The losses of a run."""
+    history = trainer().fit(RunOptions(device="cpu", log_every=0, **options))
+    return [record.loss for record in history.steps]
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds, in the shards of this rank."""
+    training = trainer().prepare(Device(type="cpu"), seed=1)
+    state = training_state(training.model, training.optimizer)
+    load(path, state)
+    return {name: (value.to_local() if hasattr(value, "to_local") else value).clone() for name, value in state.items()}
+
+
+def saved(out: Path) -> list[dict[str, Any]]:
+    """What a run tells of its checkpoints."""
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "checkpoint"]
+
+
+def test_what_is_written_beside_the_training_is_what_it_would_have_waited_for(gloo, data, tmp_path):
+    pool, kinds = gloo(2), {"waited": False, "beside": True}
+    losses = {
+        name: pool(fit, steps=5, data=data, out=tmp_path / name, save_every=1, save_async=kind, keep=0)
+        for name, kind in kinds.items()
+    }
+    assert losses["beside"] == losses["waited"]
+    for step in range(1, 6):
+        one, other = (pool(tensors, tmp_path / name / "checkpoints" / f"step-{step}") for name in kinds)
+        for mine, theirs in zip(one, other, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    told = saved(tmp_path / "beside")
+    assert [event["step"] for event in told] == [1, 2, 3, 4, 5]
+    assert all(0.0 < event["waited"] < event["seconds"] for event in told)
+    assert pool(verified_meta, tmp_path / "beside" / "checkpoints" / "step-5")[0].samples > 0
+    assert pool(fit, steps=6, data=data, out=tmp_path / "beside") == pool(
+        fit, steps=6, data=data, out=tmp_path / "waited"
+    )
+
+
+def goes_on(**options: Any) -> bool:
+    """Write only once the training has come to the next step, and return whether it had."""
+    taken, whole, seen = threading.Event(), checkpoint_folder.save_distributed, list[bool]()
+
+    def late(*args: Any, **kwargs: Any) -> object:
+        seen.append(taken.wait(SECONDS))
+        return whole(*args, **kwargs)
+
+    steps: list[None] = []
+
+    def step(_: object) -> None:
+        steps.append(None)
+        if len(steps) > 1:
+            taken.set()
+
+    checkpoint_folder.save_distributed = late  # type: ignore[assignment]
+    try:
+        trainer().fit(RunOptions(device="cpu", log_every=0, **options), observe=step)
+    finally:
+        checkpoint_folder.save_distributed = whole
+    return all(seen)
+
+
+def test_the_training_goes_on_while_a_checkpoint_is_written(gloo, data, tmp_path):
+    found = gloo(2)(goes_on, steps=3, data=data, out=tmp_path / "run", save_every=1, save_async=True)
+    assert found == [True, True]
+
+
+def fails_at_the_second(**options: Any) -> None:
+    whole, calls = checkpoint_folder.save_distributed, list[None]()
+
+    def full(*args: Any, **kwargs: Any) -> object:
+        calls.append(None)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return whole(*args, **kwargs)
+
+    checkpoint_folder.save_distributed = full  # type: ignore[assignment]
+    try:
+        fit(**options)
+    finally:
+        checkpoint_folder.save_distributed = whole
+
+
+def test_one_that_cannot_be_written_ends_the_run_at_the_next_and_leaves_the_others(gloo, data, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RunError, match="step-4 could not be written: the disk is full") as raised:
+        gloo(1)(fails_at_the_second, steps=20, data=data, out=out, save_every=2, save_async=True)
+    assert raised.value.code == RunErrorCode.CHECKPOINT_NOT_WRITTEN
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-2"]
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert max(event["step"] for event in steps if event["event"] == "step") == 6
+    assert len(gloo(1)(fit, steps=20, data=data, out=out)[0]) == 18
+
+
+def not_a_number(**options: Any) -> None:
+    def spoil(training: Any) -> None:
+        if len(seen) == 2:
+            next(training.model.parameters()).data.fill_(float("nan"))
+        seen.append(None)
+
+    seen: list[None] = []
+    trainer().fit(RunOptions(device="cpu", log_every=0, **options), observe=spoil)
+
+
+def test_what_is_on_its_way_is_finished_where_the_training_ends_with_an_error(gloo, data, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RunError, match="not made"):
+        gloo(2)(not_a_number, steps=9, data=data, out=out, save_every=3, save_async=True)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-3"]

@@ -1,0 +1,100 @@
+"""A corpus is the same bytes on every start, and a bad one is reported."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from legoai.runtime.data.corpus import open_corpus
+from legoai.runtime.errors import RunError, RunErrorCode
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_built_in_corpus_is_the_standard_library(tmp_path):
+    corpus = open_corpus("python", cache=tmp_path)
+    text = corpus.train.tobytes() + corpus.validation.tobytes()
+    assert len(text) > 5_000_000
+    for name in ("argparse.py", "json/decoder.py"):
+        assert Path(sysconfig.get_path("stdlib"), name).read_bytes() in text
+    assert 0.02 < len(corpus.validation) / len(corpus.train) < 0.12
+    assert 3.0 < corpus.unigram_entropy() < 3.5
+
+
+def test_a_second_opening_maps_the_cached_file(tmp_path):
+    first = open_corpus("python", cache=tmp_path)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
+    again = open_corpus("python", cache=tmp_path)
+    assert isinstance(again.train, np.memmap) and again.digest == first.digest
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path / "a.txt", "one " * 100)
+    before = open_corpus(str(path), cache=tmp_path / "cache")
+    write(path, "two " * 100)
+    os.utime(path, ns=(1, 1))
+    after = open_corpus(str(path), cache=tmp_path / "cache")
+    assert b"one" in before.train.tobytes() and b"one" not in after.train.tobytes()
+    assert before.digest != after.digest
+
+
+def test_one_file_gives_its_end_to_validation(tmp_path):
+    content = "".join(str(n) for n in range(1000))
+    corpus = open_corpus(str(write(tmp_path / "a.any", content)), cache=tmp_path)
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == content.encode() + b"\0"
+    assert len(corpus.validation) == (len(content) + 1) // 20
+
+
+def test_a_folder_gives_whole_documents_to_one_part(tmp_path):
+    for n in range(40):
+        write(tmp_path / "text" / f"{n:02}.md", f"document {n:02}")
+    write(tmp_path / "text" / "image.png", "not text")
+    corpus = open_corpus(str(tmp_path / "text"), cache=tmp_path)
+    assert corpus.validation.tobytes() == b"document 19\0document 39\0"
+    assert (
+        corpus.train.tobytes().startswith(b"document 00\0document 01\0") and b"not text" not in corpus.train.tobytes()
+    )
+
+
+def test_json_lines_give_a_field(tmp_path):
+    lines = "\n".join(json.dumps({"body": f"café {n}", "id": n}) for n in range(30))
+    corpus = open_corpus(str(write(tmp_path / "a.jsonl", lines)), field="body", cache=tmp_path)
+    assert corpus.train.tobytes().decode().split("\0")[:2] == ["café 0", "café 1"]
+
+
+def test_unigram_entropy_is_that_of_the_frequencies(tmp_path):
+    corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
+    assert corpus.unigram_entropy() == pytest.approx(math.log(4), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("missing.txt", None, RunErrorCode.DATA_MISSING, "no such file"),
+        ("empty.txt", "", RunErrorCode.DATA_EMPTY, "has no text"),
+        ("a.jsonl", "{]", RunErrorCode.DATA_FORMAT, r"a\.jsonl:1: not a JSON object"),
+        ("a.jsonl", '{"text": "x"}\n{"txt": "y"}', RunErrorCode.DATA_FORMAT, r"a\.jsonl:2: no text in field 'text'"),
+        ("a.jsonl", "[1]", RunErrorCode.DATA_FORMAT, "no text in field"),
+        ("folder/image.png", "x", RunErrorCode.DATA_EMPTY, "has no text files"),
+    ],
+)
+def test_data_that_cannot_be_used_is_told(tmp_path, name, content, code, message):
+    path = tmp_path / name
+    if content is not None:
+        write(path, content)
+    source = path.parent if name.startswith("folder/") else path
+    with pytest.raises(RunError, match=message) as caught:
+        open_corpus(str(source), cache=tmp_path / "cache")
+    assert caught.value.code == code
+    assert not [*(tmp_path / "cache").rglob("*.bin")], "nothing half-built is left"

@@ -1,0 +1,145 @@
+"""Texts as the tokens of a tokenizer, in a corpus and in a training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.data.corpus import open_corpus
+from legoai.runtime.data.tokens import Tokenized
+from support import corpus, programs
+
+tokenizers = pytest.importorskip("tokenizers")
+data, own_cache = corpus.data, corpus.own_cache
+
+END = "<|end_of_text|>"
+WORDS = [f"word{number} says {number * number % 97}\nüß {number}" for number in range(60)]
+
+
+def made(folder: Path, *, size: int = 200, end: str = END, configured: object = None) -> Path:
+    """A small tokenizer in a folder of its own."""
+    folder.mkdir(parents=True)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if size > 256 else []
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(WORDS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if configured is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": configured}), encoding="utf-8")
+    return folder
+
+
+def told(path: Path) -> Path:
+    path.write_text("\n".join(json.dumps({"text": text}) for text in WORDS), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_documents_come_back_from_their_tokens(as_folder: bool, tmp_path: Path):
+    folder, source = made(tmp_path / "bpe", size=400), told(tmp_path / "texts.jsonl")
+    given = folder if as_folder else folder / "tokenizer.json"
+    found = open_corpus(str(source), tokenizer=str(given), cache=tmp_path / "cache")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+    texts = {
+        name: [tokenizer.decode(list(map(int, part[:-1] if part[-1] == end else part))) for part in _split(tokens, end)]
+        for name, tokens in (("train", found.train), ("validation", found.validation))
+    }
+    assert texts["validation"] == WORDS[19::20]
+    assert texts["train"] == [text for number, text in enumerate(WORDS, 1) if number % 20]
+    assert (found.unit, found.vocabulary, found.train.dtype) == ("token", tokenizer.get_vocab_size(), np.uint16)
+    assert len(found.train) < sum(map(len, WORDS)) / 2, "fewer than bytes"
+
+
+def _split(tokens: Any, end: int) -> list[Any]:
+    return np.split(tokens, np.flatnonzero(tokens == end)[:-1] + 1)
+
+
+def test_other_tokens_are_another_corpus_and_bytes_are_the_one_that_they_were(tmp_path: Path):
+    source, cache = told(tmp_path / "texts.jsonl"), tmp_path / "cache"
+    found = [
+        open_corpus(str(source), tokenizer=name, cache=cache)
+        for name in ("", str(made(tmp_path / "a", size=300)), str(made(tmp_path / "b", size=310)))
+    ]
+    assert len({one.digest for one in found}) == 3
+    assert (found[0].unit, found[0].vocabulary, found[0].train.dtype) == ("byte", 256, np.uint8)
+
+
+def test_one_short_text_gives_its_last_tokens_to_validation(tmp_path: Path):
+    (tmp_path / "one.txt").write_text(" ".join(WORDS), encoding="utf-8")
+    found = open_corpus(str(tmp_path / "one.txt"), tokenizer=str(made(tmp_path / "bpe", size=400)), cache=tmp_path)
+    whole = np.concatenate([found.train, found.validation])
+    assert len(found.validation) == len(whole) // 20
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
+    assert tokenizer.decode(whole[:-1].tolist()) == " ".join(WORDS)
+
+
+def test_a_long_text_is_encoded_in_pieces_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("legoai.runtime.data.tokens._LONGEST", 50)
+    tokens = Tokenized(made(tmp_path / "bpe", size=400))
+    text = "\n".join(WORDS) + "x" * 120
+    [found] = tokens.of([text.encode()])
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
+    assert tokenizer.decode(found[:-1].tolist()) == text
+
+
+@pytest.mark.parametrize("configured", ["<stop>", {"content": "<stop>"}])
+def test_the_configuration_says_what_ends_a_text(configured: object, tmp_path: Path):
+    tokens = Tokenized(made(tmp_path / "bpe", end="<stop>", configured=configured))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
+    [found] = tokens.of([b"word1"])
+    assert found[-1] == tokenizer.token_to_id("<stop>")
+
+
+def test_what_is_no_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "list.json").write_text("[]")
+    for name, message in (
+        ("empty.json", "is no tokenizer"),
+        ("list.json", "is no tokenizer"),
+        ("none.json", "No such file"),
+    ):
+        with pytest.raises(RunError, match=message) as raised:
+            Tokenized(tmp_path / name)
+        assert raised.value.code == RunErrorCode.TOKENIZER
+    with pytest.raises(RunError, match="nothing ends a text"):
+        Tokenized(made(tmp_path / "bpe", end="<unknown end>"))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(RunError, match="needs the package `tokenizers`") as raised:
+        Tokenized(tmp_path / "bpe")
+    assert "legoai[tokenizers]" in raised.value.help
+
+
+def fit(**options: Any) -> list[float]:
+    trainer = dataclasses.replace(programs.trainer(dtype=torch.float32), vocab_size=256)
+    history = trainer.fit(RunOptions(device="cpu", log_every=0, **options))
+    return [record.loss for record in history.steps]
+
+
+def test_a_training_reads_tokens_and_goes_on_where_it_was(gloo, tmp_path: Path):
+    source, out = str(told(tmp_path / "texts.jsonl")), tmp_path / "run"
+    given = {"data": source, "tokenizer": str(made(tmp_path / "bpe", size=150))}
+    [whole] = gloo(1)(fit, steps=6, out=tmp_path / "whole", **given)
+    [first] = gloo(1)(fit, steps=3, out=out, **given)
+    [then] = gloo(1)(fit, steps=6, out=out, **given)
+    assert first + then == whole
+    [on_bytes] = gloo(1)(fit, steps=6, data=source)
+    assert on_bytes != whole
+
+
+def test_tokens_that_the_model_does_not_know_are_told(gloo, tmp_path: Path):
+    source = str(told(tmp_path / "texts.jsonl"))
+    with pytest.raises(RunError, match=r"has the token \d+, and the model's vocabulary has 256 tokens"):
+        gloo(1)(fit, steps=1, data=source, tokenizer=str(made(tmp_path / "bpe", size=400)))

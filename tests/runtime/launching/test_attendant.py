@@ -1,0 +1,65 @@
+"""The thread of a rank that attends to its launcher ends before the interpreter does."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+import pytest
+
+from legoai.runtime.launching import attendant
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch):
+    """The handlers that `attend` leaves for the exit, and the threads that it starts."""
+    handlers: list = []
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(attendant, "end_with_parent", lambda *_: None)
+    before = set(threading.enumerate())
+
+    def start(store: object) -> tuple[list, list[threading.Thread]]:
+        monkeypatch.setattr(attendant, "launcher_store", lambda: store)
+        attendant.attend()
+        return handlers, [thread for thread in threading.enumerate() if thread not in before]
+
+    yield start
+    for handler in handlers:
+        handler()
+
+
+class SlowStore:
+    """A launcher's store that is asked, and answers later."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers, self.left = threading.Event(), threading.Event(), False
+
+    def check(self, _: list[str]) -> bool:
+        self.asked.set()
+        assert self.answers.wait(10)
+        self.left = True
+        return False
+
+
+def test_the_exit_waits_for_a_thread_that_is_asking_the_store(started, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setattr(attendant, "interval", lambda: 0.001)
+    store = SlowStore()
+    [leave], [thread] = started(store)
+    assert store.asked.wait(10)
+    threading.Timer(0.05, store.answers.set).start()
+    leave()
+    assert store.left and not thread.is_alive()
+
+
+def test_the_exit_does_not_wait_for_the_next_look(started, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setattr(attendant, "interval", lambda: 1000.0)
+    [leave], [thread] = started(SlowStore())
+    leave()
+    assert not thread.is_alive()
+
+
+def test_a_process_that_torchrun_did_not_start_has_no_thread(started, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert started(None) == ([], [])

@@ -1,0 +1,169 @@
+"""Unusual settings of a run are reported before the start, and every failure is one message with a code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from legoai.runtime import RunError, RunErrorCode
+from legoai.runtime.data.corpus import open_corpus
+from legoai.runtime.device import Device
+from legoai.runtime.launching.failures import explained
+from legoai.runtime.launching.options import parse_options
+from legoai.runtime.optimizer.schedule import schedule_end, warmup_schedule
+from legoai.runtime.training.trainer import Trainer
+from support import programs
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {n} of a corpus that says {n * n % 97}\n" for n in range(30)))
+    return path
+
+
+def told(capsys, program: Trainer, *arguments: object) -> tuple[object, str]:
+    """Status of a program in this process, and what it says."""
+    status: object = 0
+    try:
+        program.main([*map(str, arguments), "--log-every", "0"])
+    except SystemExit as stop:
+        status = stop.code
+    return status, capsys.readouterr().err
+
+
+def program(**fields: object) -> Trainer:
+    return dataclasses.replace(programs.trainer(dtype=torch.float32), **fields)
+
+
+def on_cpu(text: Path) -> tuple[object, ...]:
+    return ("--data", text, "--device", "cpu", "--out", text.parent / "out", "--steps", 1)
+
+
+def test_a_run_beyond_the_schedule_is_warned_of_its_learning_rate(capsys, text):
+    status, said = told(capsys, program(), *on_cpu(text)[:-1], 12)
+    assert status == 0
+    assert "warning: the plan's schedule ends at step 10, and this run at step 12" in said
+    assert "from step 10 on the learning rate stays at 1.00e-03" in said
+    none = program(build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=0, steps=1))
+    _, said = told(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "b", "--steps", 2)
+    assert "from step 1 on the learning rate is 0, and nothing more is learnt" in said
+    _, said = told(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "c", "--steps", 1)
+    assert "warning" not in said
+
+
+def test_a_schedule_without_decay_has_no_end():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=3, decay="constant")) is None
+    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=9, floor=0.5)) == (9, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (bytes(range(1, 200)), "is no UTF-8 at offset 127"),
+        (torch.arange(300, 900, dtype=torch.int16).numpy().tobytes(), "has a zero byte at offset"),
+        (b"text and then \x00", "has a zero byte at offset 14"),
+        ("caf\u00e9".encode("latin1"), "is no UTF-8 at offset 3"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(tmp_path, content, what):
+    (tmp_path / "folder").mkdir()
+    for name in ("tokens.bin", "folder/a.txt"):
+        (tmp_path / name).write_bytes(content)
+    for source in ("tokens.bin", "folder"):
+        with pytest.raises(RunError, match=f"is not text: it {what}") as caught:
+            open_corpus(str(tmp_path / source))
+        assert caught.value.code == RunErrorCode.DATA_FORMAT
+
+
+def test_vocabularies_that_do_not_fit_bytes_are_told(capsys, text):
+    status, said = told(capsys, program(vocab_size=128256), *on_cpu(text))
+    assert status == 0
+    assert "warning: the data are bytes, 256 different tokens, and the model's vocabulary has 128,256" in said
+    status, said = told(capsys, program(vocab_size=100), *on_cpu(text))
+    assert status == 1
+    assert said.count("error[RUN015]: ") == 1 and "has the byte 121, and the model's vocabulary has 100 tokens" in said
+    assert "warning" not in told(capsys, program(vocab_size=122), *on_cpu(text))[1], "it has no larger byte"
+
+
+def test_a_plan_for_gpus_does_not_start_on_a_cpu_unless_asked(capsys, text, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for_gpus = program(device_type="cuda")
+    status, said = told(capsys, for_gpus, "--data", text, "--out", text.parent / "out", "--steps", 1)
+    assert status == 1
+    assert said == (
+        "error[RUN003]: the plan is for GPUs, and this torch finds none\n"
+        "  help: pass --device cpu to run it on the CPU all the same\n"
+    )
+    assert not (text.parent / "out").exists()
+    assert told(capsys, for_gpus, *on_cpu(text))[0] == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Device.choose("auto", planned="cpu").type == "cpu", "a plan for a CPU is run on it"
+
+
+def no_memory(model, mesh):
+    torch.empty(1 << 50)
+    return model
+
+
+def a_mistake(model, mesh):
+    return model.no_such_layer
+
+
+def test_whatever_ends_a_run_is_one_error_with_a_code(capsys, text):
+    status, said = told(capsys, program(parallelize=no_memory), *on_cpu(text))
+    assert status == 1 and "error[RUN060]: rank 0 has no memory left" in said and "Traceback" not in said
+    status, said = told(capsys, program(parallelize=a_mistake), *on_cpu(text))
+    assert status == 1 and said.count("error[") == 1
+    assert "error[RUN069]: rank 0 failed: AttributeError: 'TinyLlama' object has no attribute 'no_such_layer'" in said
+    assert "return model.no_such_layer" in said, "where it was, once"
+    (text.parent / "file").write_text("")
+    status, said = told(capsys, program(), "--data", text, "--device", "cpu", "--out", text.parent / "file" / "x")
+    assert status == 1 and said.startswith("error[RUN006]: --out ") and len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:4242", RunErrorCode.LOST_RANK),
+        ("[gloo/transport/tcp/buffer.cc:83] Read error: Connection reset by peer", RunErrorCode.LOST_RANK),
+        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv", RunErrorCode.NO_ANSWER),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB", RunErrorCode.NO_MEMORY),
+        ("mat1 and mat2 shapes cannot be multiplied", RunErrorCode.FAILED),
+    ],
+)
+def test_errors_of_torch_are_told_apart(text, code):
+    assert explained(RuntimeError(text)).code == code
+
+
+def test_a_failure_names_the_last_line_that_is_neither_of_torch_nor_of_this_package(tmp_path):
+    (tmp_path / "mine.py").write_text("from legoai.specs.units import format_bytes\n\nformat_bytes(None)\n")
+    with pytest.raises(TypeError) as caught:
+        runpy.run_path(str(tmp_path / "mine.py"))
+    assert explained(caught.value).message.endswith(" (mine.py:3)")
+
+
+def test_a_full_disk_is_told_whatever_was_written():
+    error = explained(OSError(28, os.strerror(28), "out/metrics.jsonl"))
+    assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "the disk is full for out/metrics.jsonl" in error.message
+
+
+def test_wrong_usage_is_printed_by_the_first_rank_alone(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, times in ((1, 0), (0, 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(SystemExit) as stop:
+            parse_options(["--stepz"], plan="p", steps=1)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.count("usage:") == times

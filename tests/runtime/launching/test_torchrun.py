@@ -1,0 +1,227 @@
+"""Runs under torchrun: training, a user's mistake, a crash, and signals, with no process left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from legoai.runtime import RunError, launch
+from legoai.runtime.launching.torchrun import _first, threads_per_process
+from support.marks import some_slow
+
+PROGRAM = """
+import os, sys, time
+if os.environ.get("CRASH") == os.environ["RANK"]:
+    sys.exit("this rank crashes")
+import torch
+from legoai.runtime import process_group
+from support import programs
+if "STARTUP" in os.environ:
+    process_group.STARTUP_SECONDS = float(os.environ["STARTUP"])
+if os.environ["RANK"] == "1":
+    time.sleep(float(os.environ.get("LATE", "0")))
+programs.trainer(dp_shard=2, dtype=torch.float32).main()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture
+def start(program, tmp_path):
+    """Start `launch` in a process of its own, with a mark in its environment that finds its children."""
+    mark = f"LEGOAI_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    key, value = mark.split("=")
+
+    def run(nproc: int, *arguments: str, **environment: str) -> subprocess.Popen:
+        code = (
+            "import sys, pathlib; from legoai.runtime import launch;"
+            f"sys.exit(launch(pathlib.Path({str(program)!r}), nproc={nproc}, arguments=sys.argv[1:]))"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--device", "cpu", "--out", str(tmp_path / "out"), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {key: value} | environment,
+        )
+
+    run.mark = mark
+    yield run
+    left = [pid for pid in processes_with(mark) if pid != os.getpid()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes are left behind"
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def ends(process: subprocess.Popen) -> tuple[int, str]:
+    _, stderr = process.communicate(timeout=90)
+    return process.returncode, stderr
+
+
+def test_a_program_trains_and_continues(start, tmp_path):
+    status, told = ends(start(2, "--steps", "2", "--log-every", "1"))
+    assert status == 0, told
+    assert "step 2/2  loss" in told and "\x1b" not in told and "Traceback" not in told
+    records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["world"] == 2 and records[-1]["event"] == "end"
+
+
+def test_a_mistake_is_told_once_without_a_traceback(start):
+    status, told = ends(start(2, "--data", "/nowhere"))
+    assert status == 1
+    assert told.count("error[RUN010]: --data /nowhere: no such file") == 1
+    assert "Traceback" not in told and "failed" not in told
+    assert len(told.splitlines()) == 2, told
+
+
+@pytest.mark.slow
+def test_wrong_usage_is_told_once(start):
+    status, told = ends(start(4, "--stepz", "2"))
+    assert status == 2
+    assert told.count("usage: ") == told.count("unrecognized arguments: --stepz 2") == 1, told
+    assert "Traceback" not in told and "error[" not in told
+
+
+@pytest.mark.slow
+def test_a_short_timeout_does_not_cover_the_start(start):
+    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="8"))
+    assert status == 0, told
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_start_is_named(start):
+    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="80", STARTUP="6"))
+    assert status == 1
+    assert "error[RUN061]: rank 0 waited 6 s in a collective before the first step was done, and rank 1 did" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+
+
+def test_a_crash_names_the_rank_that_failed_first(start):
+    status, told = ends(start(2, "--steps", "1", CRASH="1"))
+    assert status == 1
+    assert "this rank crashes" in told and "error[RUN063]: rank 1 ended with status 1" in told
+
+
+def running(process: subprocess.Popen) -> None:
+    """Wait for the third step."""
+    assert any(re.match(r"step +3/", line) for line in process.stderr)
+
+
+def ranks_of(mark: str) -> list[int]:
+    """The processes of the ranks, in the order of their ranks."""
+    found = {}
+    for pid in processes_with(mark):
+        environment = dict(
+            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+        )
+        if "RANK" in environment:
+            found[int(environment["RANK"])] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+def gone_within(seconds: float, mark: str) -> None:
+    until = time.monotonic() + seconds
+    while processes_with(mark):
+        assert time.monotonic() < until, "the ranks go on"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_named_and_ended_within_the_timeout(start):
+    process = start(2, "--steps", "100000", "--log-every", "1", "--timeout", "20")
+    running(process)
+    [_, stopped] = ranks_of(start.mark)
+    stopped_at = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    status, told = ends(process)
+    assert status == 1
+    assert "error[RUN061]: rank 0 waited 20 s in a collective, and rank 1 did not answer" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+    assert time.monotonic() - stopped_at < 60
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(start):
+    process = start(2, "--steps", "100000", "--log-every", "1")
+    running(process)
+    os.kill(ranks_of(start.mark)[1], signal.SIGKILL)
+    status, told = ends(process)
+    assert status == 128 + signal.SIGKILL
+    assert "error[RUN063]: rank 1 was ended by signal 9 (SIGKILL)" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("killed", some_slow(("the launcher", "the agent"), "the launcher", "the agent"))
+def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, killed):
+    process = start(2, "--steps", "100000", "--log-every", "1")
+    running(process)
+    agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(process.pid if killed == "the launcher" else agent, signal.SIGKILL)
+    gone_within(60, start.mark)
+    [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
+    assert int(saved.removeprefix("step-")) >= 3
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_saves_and_leaves(start, tmp_path, number):
+    process = start(2, "--steps", "2000", "--log-every", "1")
+    assert any(re.match(r"step +3/", line) for line in process.stderr)
+    process.send_signal(number)
+    status, told = ends(process)
+    assert status == 128 + number, told
+    [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
+    step = int(saved.removeprefix("step-"))
+    assert step >= 3 and f"stopped by signal {int(number)} after step {step}/2000, saved in" in told
+    assert "Traceback" not in told
+
+
+def test_threads_share_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_process(1) == cores
+    assert threads_per_process(10 * cores) == 1
+
+
+def test_a_missing_program_is_told(tmp_path):
+    with pytest.raises(RunError, match="there is no program"):
+        launch(tmp_path / "nothing.py", nproc=1)
+
+
+def test_a_rank_that_the_agent_ended_is_not_the_first_that_failed():
+    def failures(**codes: int) -> dict[int, SimpleNamespace]:
+        return {
+            int(rank[1:]): SimpleNamespace(
+                exitcode=code, timestamp=7, message="legoai.RunError: no" if code == 1 else ""
+            )
+            for rank, code in codes.items()
+        }
+
+    assert _first(failures(r0=143, r1=1))[0] == 1
+    assert _first(failures(r0=-15, r1=-9, r2=3))[0] == 1
+    assert _first(failures(r2=143, r3=-15))[0] == 2
+    assert _first(failures(r0=-6, r1=1))[0] == 1

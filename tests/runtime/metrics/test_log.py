@@ -1,0 +1,81 @@
+"""Lines of the terminal, and records of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+from legoai.runtime.metrics.log import MetricsLog, StepRecord, step_line
+
+
+def record(step: int, loss: float = 2.5) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=loss,
+        grad_norm=0.75,
+        lr=3e-4,
+        samples_per_second_per_device=12345.6 / 64,
+        tokens_per_sample=64,
+        seconds=0.5,
+        data_seconds=0.001,
+        peak_memory=3 * 1024**3,
+        epoch=0.1,
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_says_everything():
+    assert step_line(record(7), steps=100) == (
+        "step   7/100  loss 2.5000  grad norm 0.750  lr 3.00e-04  12,346 tokens/s/device  "
+        "step 0.500 s  data 0.001 s  peak 3.00 GiB"
+    )
+
+
+def test_a_line_says_how_much_of_the_device_the_model_uses_where_that_is_known():
+    line = step_line(dataclasses.replace(record(7), mfu=0.3821), steps=100)
+    assert "12,346 tokens/s/device  MFU 38.2%  step 0.500 s" in line
+
+
+def test_the_terminal_shows_the_first_every_nth_and_the_last():
+    out = io.StringIO()
+    log = MetricsLog(None, header={}, every=4, steps=10, stream=out)
+    for step in range(1, 11):
+        log.step(record(step))
+    assert [line.split("/")[0] for line in out.getvalue().splitlines()] == ["step  1", "step  4", "step  8", "step 10"]
+
+
+def test_colour_is_for_terminals_without_no_color(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def shown(out: io.StringIO) -> bool:
+        MetricsLog(None, header={}, every=1, steps=1, stream=out).step(record(1))
+        return "\x1b[" in out.getvalue()
+
+    assert shown(Terminal()) and not shown(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not shown(Terminal())
+
+
+def test_every_step_is_one_json_object_even_where_the_loss_is_not_a_number(tmp_path):
+    path = tmp_path / "deep" / "metrics.jsonl"
+    for start in (1, 3):
+        with MetricsLog(path, header={"plan": "p"}, every=0, steps=4, silent=True) as log:
+            log.step(record(start))
+            log.step(record(start + 1, loss=float("nan")))
+    records = [json.loads(line, parse_constant=lambda name: 1 / 0) for line in path.read_text().splitlines()]
+    assert [record["event"] for record in records] == ["start", "step", "step"] * 2
+    assert [record["loss"] for record in records if record["event"] == "step"] == [2.5, "nan"] * 2
+
+
+def test_importing_the_runtime_does_not_import_torch():
+    code = "import sys; from legoai.runtime import launch, RunError, RunOptions; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "False"

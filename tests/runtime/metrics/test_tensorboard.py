@@ -1,0 +1,57 @@
+"""Figures of a run are there for TensorBoard, those of a training that resumes too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from legoai.runtime.errors import RunError
+from legoai.runtime.metrics.tensorboard import check_installed
+from support import corpus
+from support.plans import HEAD, lowered
+from support.staged import train
+
+data, own_cache = corpus.data, corpus.own_cache
+
+PLAN = f"""{HEAD}
+batch     (global = 8, micro = 2, seq_len = 32)
+optimizer adamw(lr = 1e-2)
+clip      (norm = 1.0)
+mesh      (dp_shard = 2)
+fsdp on dp_shard {{ layers.* = unit, root = unit }}
+"""
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard itself reads, by title."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(item.step, item.value) for item in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_the_figures_of_steps_and_validations_are_shown_once_for_each_step(gloo, data, tmp_path):
+    pytest.importorskip("tensorboard")
+    text = lowered(PLAN).text
+    options = {"out": tmp_path, "tensorboard": True, "evaluate_every": 2, "evaluate_batches": 1, "save_every": 1}
+    first = gloo(2)(train, text, data, steps=3, keep=0, **options)[0]
+    again = gloo(2)(train, text, data, steps=4, resume=str(tmp_path / "checkpoints" / "step-1"), **options)[0]
+    assert again["resumed_from"] == 1
+    found = scalars(tmp_path / "tensorboard")
+    expected = [first["loss"][0], *again["loss"]]
+    assert [step for step, _ in found["loss"]] == [1, 2, 3, 4]
+    assert [value for _, value in found["loss"]] == pytest.approx(expected, rel=1e-6)
+    assert [value for _, value in found["gradient/norm"]] == pytest.approx([first["norm"][0], *again["norm"]], rel=1e-6)
+    assert found["loss of validation"] == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in again["validations"]]
+    assert all(value > 0 for _, value in found["speed/tokens per second and device"])
+    assert {"learning rate", "speed/seconds of a step", "memory/peak bytes of rank 0"} <= found.keys()
+
+
+def test_without_the_package_a_run_ends_with_a_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match=r"RUN051") as raised:
+        check_installed()
+    assert "legoai[tensorboard]" in raised.value.help

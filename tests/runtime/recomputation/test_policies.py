@@ -1,0 +1,307 @@
+"""Selective checkpointing and budgets: the saved operators, no more memory than allowed, exact gradients."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legoai.runtime import RecomputeWithin, RunError, keep_outputs
+from legoai.runtime.recomputation.budget import measure
+from legoai.runtime.recomputation.policies import operators
+from legoai.specs.models.random_operators import is_random
+from support.marks import NEEDS_SOLVER
+
+DIM, TOKENS = 64, 96
+AMOUNTS = [0.0, 0.37, 1.0]
+METHODS = ["greedy", "knapsack", pytest.param("ilp", marks=NEEDS_SOLVER)]
+
+
+class Block(nn.Module):
+    """Attention, a gated feed-forward, dropout before and behind it, and an operator that works in place."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM, dtype=torch.float64)
+        self.qkv = nn.Linear(DIM, 3 * DIM, dtype=torch.float64)
+        self.up = nn.Linear(DIM, 4 * DIM, dtype=torch.float64)
+        self.down = nn.Linear(4 * DIM, DIM, dtype=torch.float64)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(2, TOKENS, 3, 4, DIM // 4).permute(2, 0, 3, 1, 4)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        hidden = F.dropout(self.up(x), self.dropout)
+        return x + F.dropout(self.down(F.gelu(hidden).neg_()), self.dropout)
+
+
+def block(dropout: float = 0.0) -> Block:
+    torch.manual_seed(0)
+    return Block(dropout)
+
+
+def inputs() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(2, TOKENS, DIM, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor]:
+    x = inputs()
+    torch.manual_seed(2)
+    module(x).square().sum().backward()
+    return [x.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that this process holds, each storage once."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, nn.Parameter)]
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def held(module: nn.Module) -> int:
+    """Bytes that stay from a forward until its backward, the output not counted."""
+    x = inputs()
+    output = module(x)
+    del output
+    before = live_bytes()
+    output = module(x)
+    kept = live_bytes() - before - output.untyped_storage().nbytes()
+    output.sum().backward()
+    return kept
+
+
+@pytest.mark.parametrize("names", [(), ("attention",), ("matmul",), ("alternate_matmul", "aten.native_layer_norm")])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_are_those_without_checkpointing(names: tuple[str, ...], dropout: float):
+    plain = gradients(block(dropout))
+    kept = gradients(checkpoint_wrapper(block(dropout), context_fn=keep_outputs(*names)))
+    assert_close(kept, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("amount", AMOUNTS)
+def test_gradients_under_a_budget_are_those_without_checkpointing(amount: float, by: str, dropout: float):
+    plain = gradients(block(dropout))
+    kept = gradients(checkpoint_wrapper(block(dropout), checkpoint_fn=RecomputeWithin(amount, by=by)))
+    assert_close(kept, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("amount", AMOUNTS)
+def test_a_budget_beside_autocast_counts_the_same_calls_in_every_forward(amount: float):
+    def steps(module: nn.Module) -> list[torch.Tensor]:
+        module, x = module.float(), inputs().float()
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = module(module(x)).square().sum()  # whose second forward finds the casts of the first
+            assert torch.is_autocast_cache_enabled()
+            loss.backward()
+        return [parameter.grad for parameter in module.parameters()]
+
+    kept = checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(amount, by="knapsack"))
+    assert_close(steps(kept), steps(block()), rtol=1e-2, atol=1e-2)
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """What is there before is left out of what the garbage collector looks through for tensors."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("amount", AMOUNTS)
+def test_a_share_of_the_memory_is_kept_to_within_one_operator(amount: float, by: str):
+    full = held(checkpoint_wrapper(block()))
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # Python then sees what is saved
+        everything = held(block())
+    kept = held(checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(amount, by=by)))
+    measured = measure(block(), inputs())
+    largest = max(item.size for item in measured.operators)
+    random_state = torch.get_rng_state().nbytes
+    assert measured.total == everything
+    assert full == random_state
+    assert kept - full <= amount * (everything - (full - random_state))
+    keepable = sum(item.size for item in measured.operators)
+    assert kept - full >= min(amount * everything, keepable) - largest
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_bytes_are_kept_as_bytes():
+    budget = 100_000
+    kept = held(checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(budget, by="knapsack")))
+    assert budget // 2 < kept - torch.get_rng_state().nbytes <= budget
+
+
+def test_a_larger_budget_recomputes_less():
+    class Products(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.count += operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+            return operator(*args, **(kwargs or {}))
+
+    counts = []
+    for amount in (0.0, 0.5, 1.0):
+        module = checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(amount, by="knapsack"))
+        gradients(module)
+        with Products() as products:
+            gradients(module)
+        counts.append(products.count)
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_what_is_changed_in_place_is_not_kept():
+    calls = {item.call[0].name() for item in measure(block(), inputs()).operators}
+    assert "aten::gelu" not in calls
+    assert {"aten::addmm", "aten::native_layer_norm", "aten::_scaled_dot_product_flash_attention_for_cpu"} <= calls
+
+
+def test_views_and_what_nothing_needs_again_are_no_choice():
+    calls = [item.call for item in measure(block(), inputs()).operators]
+    names = [operator.name() for operator, _ in calls]
+    assert not {"aten::view", "aten::t", "aten::permute", "aten::transpose.int"} & set(names)
+    assert names.count("aten::addmm") == 2  # of three: recomputation ends before the last
+
+
+class Dropped(nn.Module):
+    """Two layers and two dropouts, by the operator that GPUs drop with; `in_place` adds a random operator in place."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = (nn.Linear(DIM, DIM, dtype=torch.float64) for _ in range(2))
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.native_dropout(self.up(x), 0.3, True)[0]
+        if self.in_place:
+            x = x * torch.empty_like(x).bernoulli_(0.5)
+        return torch.native_dropout(self.down(F.gelu(x)), 0.3, True)[0].sin()
+
+
+def kept_calls(module: RecomputeWithin) -> list[str]:
+    return sorted(operator.name().partition("::")[2] for operator, _ in module.kept or ())
+
+
+@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("amount", [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_random_operators_are_kept_together_or_not_at_all(amount: float, by: str):
+    chosen = RecomputeWithin(amount, by=by)
+    kept = gradients(checkpoint_wrapper(Dropped(), checkpoint_fn=chosen))
+    assert_close(kept, gradients(Dropped()), rtol=0, atol=0)
+    assert kept_calls(chosen).count("native_dropout") in (0, 2)
+
+
+def test_random_operators_are_kept_where_there_is_room():
+    chosen = RecomputeWithin(2**30, by="knapsack")
+    gradients(checkpoint_wrapper(Dropped(), checkpoint_fn=chosen))
+    assert kept_calls(chosen).count("native_dropout") == 2
+
+
+def test_no_random_operator_is_kept_where_one_of_them_cannot_be():
+    chosen = RecomputeWithin(2**30, by="knapsack")
+    kept = gradients(checkpoint_wrapper(Dropped(in_place=True), checkpoint_fn=chosen))
+    assert_close(kept, gradients(Dropped(in_place=True)), rtol=0, atol=0)
+    assert kept_calls(chosen).count("native_dropout") == 0
+    assert "addmm" in kept_calls(chosen)
+
+
+@pytest.mark.parametrize("by", METHODS)
+def test_on_real_tensors_the_kept_operators_are_those_of_the_policy(by: str):
+    class Computed(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counts: Counter[str] = Counter()
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.counts[operator.name().partition("::")[2]] += 1
+            return operator(*args, **(kwargs or {}))
+
+    def computed(module: nn.Module) -> Counter[str]:
+        gradients(module)
+        with Computed() as seen:
+            gradients(module)
+        return seen.counts
+
+    nothing, chosen = RecomputeWithin(0.0, by=by), RecomputeWithin(0.5, by=by)
+    without = computed(checkpoint_wrapper(block(), checkpoint_fn=nothing))
+    within = computed(checkpoint_wrapper(block(), checkpoint_fn=chosen))
+    assert nothing.kept == frozenset()
+    assert len(kept_calls(chosen)) > 1
+    spared = without - within
+    assert {name: spared[name] for name in spared if name != "detach"} == Counter(kept_calls(chosen))
+
+
+def test_an_integer_program_without_a_solver_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("legoai.runtime.linear_program.find_spec", lambda _: None)
+    with pytest.raises(RunError, match=r"RUN046.*by = ilp.*\n.*legoai\[solvers\]"):
+        RecomputeWithin(0.5, by="ilp")
+    RecomputeWithin(0.5, by="knapsack")
+
+
+def test_measuring_leaves_the_random_state_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    measure(block(0.3), x := inputs())
+    assert x.grad is None
+    torch.manual_seed(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_measuring_leaves_no_memory_behind():
+    module, x = block(), inputs()
+    before = live_bytes()
+    measure(module, x)
+    assert live_bytes() == before
+
+
+def test_attention_is_random_only_where_it_drops():
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert not is_random(flash, (None, None, None), {})
+    assert not is_random(flash, (None, None, None, 0.0), {})
+    assert is_random(flash, (None, None, None, 0.1), {})
+    assert is_random(flash, (None, None, None), {"dropout_p": 0.1})
+    assert is_random(torch.ops.aten.native_dropout.default, (), {})
+    assert not is_random(torch.ops.aten.mm.default, (), {})
+
+
+def test_names_are_found_with_and_without_their_overloads():
+    assert operators("aten.mm.default") == {torch.ops.aten.mm.default}
+    assert torch.ops.aten.mm.default in operators("aten.mm")
+    assert torch.ops.aten.mm.out not in operators("aten.mm")
+
+
+@pytest.mark.parametrize("name", ["aten.nm", "aten.mm.defualt", "aten", "nowhere.mm", "aten.mm.default.more", ""])
+def test_a_name_of_no_operator_is_said_at_the_start(name: str):
+    with pytest.raises(RunError, match=rf'RUN043.*no operator "{name}"'):
+        keep_outputs("matmul", name)
+
+
+@pytest.mark.parametrize("name", ["aten.relu_", "aten.bernoulli_.float", "aten.native_dropout", "aten.rand_like"])
+def test_what_changes_its_input_or_is_random_cannot_be_kept(name: str):
+    with pytest.raises(RunError, match=r"RUN043.*(in place|random numbers), and what it computes cannot be kept"):
+        keep_outputs(name)
+
+
+def test_evaluation_neither_measures_nor_checkpoints():
+    module = RecomputeWithin(0.5, by="greedy")
+    with torch.no_grad():
+        checkpoint_wrapper(block(), checkpoint_fn=module)(inputs())
+    assert module.kept is None

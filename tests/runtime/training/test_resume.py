@@ -1,0 +1,176 @@
+"""Runs that go back, start with other weights or find damage, in a folder that one run holds at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from legoai.runtime import RunError, RunErrorCode, RunOptions
+from support import corpus, programs
+
+data, own_cache = corpus.data, corpus.own_cache
+
+OPTIMIZERS = {
+    "AdamW": None,
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+}
+
+
+def fit(optimizer: str = "AdamW", **options) -> tuple[int, list[float]]:
+    """The step that a run continued from, and its losses."""
+    program = programs.trainer(dtype=torch.float32)
+    build = OPTIMIZERS[optimizer]
+    if build is not None:
+        program = dataclasses.replace(program, build_optimizer=build)
+    history = program.fit(RunOptions(device="cpu", log_every=0, **options))
+    return history.resumed_from, [record.loss for record in history.steps]
+
+
+def saved(out: Path) -> set[str]:
+    return {path.name for path in (out / "checkpoints").iterdir()}
+
+
+def damage(out: Path, step: str) -> None:
+    os.truncate(out / "checkpoints" / step / "__0_0.distcp", 50)
+
+
+def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
+    [pool], out = [gloo(1)], tmp_path / "run"
+    [(_, losses)] = pool(fit, steps=4, data=data, out=out, save_every=2)
+    [(back, again)] = pool(fit, steps=3, data=data, out=out, resume=str(out / "checkpoints" / "step-2"), seed=7)
+    assert back == 2 and again != losses[2:3]
+    assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
+    assert pool(fit, steps=4, data=data, out=out, seed=7)[0][0] == 3, "not step 4 of the past that was left"
+    assert "step-4-branch-1" in saved(out)
+
+
+def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, data, tmp_path):
+    [pool], out = [gloo(1)], tmp_path / "run"
+    pool(fit, steps=4, data=data, out=out, save_every=2)
+    pool(fit, steps=2, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))
+    assert saved(out) == {"step-2", "step-4"}, "nothing was saved on the branch"
+    assert pool(fit, steps=3, data=data, out=out)[0][0] == 2
+    assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
+    other = tmp_path / "other"
+    pool(fit, steps=2, data=data, out=other, resume=str(out / "checkpoints" / "step-2"))
+    assert pool(fit, steps=3, data=data, out=other)[0][0] == 2, "a run in a folder of its own, too"
+    assert saved(other) == {"step-3"}
+
+
+def test_a_damaged_branch_goes_on_from_where_it_began_not_from_what_was_left(gloo, data, tmp_path):
+    pool = gloo(1)
+    pool(fit, steps=4, data=data, out=tmp_path, save_every=2)
+    pool(fit, steps=3, data=data, out=tmp_path, resume=str(tmp_path / "checkpoints" / "step-2"))
+    damage(tmp_path, "step-3-branch-1")
+    assert pool(fit, steps=3, data=data, out=tmp_path)[0][0] == 2
+    assert saved(tmp_path) == {"step-2", "step-4", "step-3-branch-1"}
+    assert pool(fit, steps=3, data=data, out=tmp_path)[0][0] == 3, "it was saved again, and is good"
+
+
+def fit_in_job(job: str, restarts: int, **options) -> int:
+    """The step that a run continued from whose ranks torchrun has started again some times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RUN_ID", job)
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return fit(**options)[0]
+
+
+def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path):
+    [pool], out = [gloo(1)], tmp_path / "run"
+    pool(fit, steps=4, data=data, out=out, save_every=2)
+    back = {"data": data, "out": out, "resume": str(out / "checkpoints" / "step-2"), "save_every": 1}
+    assert pool(fit_in_job, "a", 0, steps=2, **back) == [2], "and crashes before its first checkpoint"
+    assert pool(fit_in_job, "a", 1, steps=3, **back) == [2]
+    assert pool(fit_in_job, "a", 2, steps=5, **back) == [3]
+    assert pool(fit_in_job, "a", 3, steps=5, **back) == [5]
+    branch = {"step-3-branch-1", "step-4-branch-1", "step-5-branch-1"}
+    assert saved(out) <= {"step-2", "step-4", *branch} and saved(out) >= branch
+    assert pool(fit_in_job, "b", 1, steps=3, **{**back, "resume": str(out / "checkpoints" / "step-3-branch-1")}) == [3]
+    assert pool(fit_in_job, "b", 2, steps=4, **{**back, "resume": str(out / "checkpoints" / "step-3-branch-1")}) == [3]
+    assert "step-4-branch-2" in saved(out), "another job was asked to go back once more"
+    new = {"data": data, "out": tmp_path / "new", "resume": "never"}
+    assert [pool(fit_in_job, "c", restarts, steps=restarts + 1, **new) for restarts in (0, 1)] == [[0], [1]]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_stops_unless_told_to_start_again(gloo, data, tmp_path):
+    pool = gloo(1)
+    [(_, losses)] = pool(fit, steps=2, data=data, out=tmp_path, save_every=1)
+    for step in ("step-1", "step-2"):
+        damage(tmp_path, step)
+    with pytest.raises(RunError, match="each of the 2 checkpoints") as caught:
+        pool(fit, steps=2, data=data, out=tmp_path)
+    assert "--restart" in caught.value.help
+    assert pool(fit, steps=2, data=data, out=tmp_path, restart=True) == [(0, losses)]
+    assert pool(fit, steps=2, data=data, out=tmp_path, restart=True) == [(2, [])], "it has what is good"
+
+
+def test_weights_alone_start_a_new_training(gloo, data, tmp_path):
+    pool, first, second = gloo(1), tmp_path / "first", tmp_path / "second"
+    [(_, losses)] = pool(fit, steps=5, data=data, out=first)
+    for optimizer, place in (("SGD", first), ("AdamW", first / "checkpoints" / "step-5")):
+        [(begun, after)] = pool(fit, optimizer, steps=1, data=data, out=second / optimizer, load_weights=place)
+        assert begun == 0 and after[0] < losses[0] - 0.5, "the same samples as in the first step, and trained weights"
+    [(resumed, after)] = pool(fit, steps=2, data=data, out=second / "AdamW", load_weights=first)
+    assert resumed == 1, "what was begun goes on"
+    with pytest.raises(RunError, match=r"--load-weights .*: no complete checkpoint"):
+        pool(fit, steps=1, data=data, load_weights=tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "SGD with momentum"])
+def test_another_optimizer_is_told_in_one_line(gloo, data, tmp_path, optimizer):
+    pool = gloo(1)
+    pool(fit, steps=1, data=data, out=tmp_path)
+    with pytest.raises(
+        RunError, match=r"of another optimizer: it keeps exp_avg, exp_avg_sq, step .* SGD keeps"
+    ) as error:
+        pool(fit, optimizer, steps=2, data=data, out=tmp_path)
+    assert error.value.code == RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER
+    assert "--load-weights" in error.value.help
+    [(resumed, losses)] = pool(fit, optimizer, steps=2, data=data, out=tmp_path, resume_other_plan=True)
+    assert resumed == 1 and len(losses) == 1
+
+
+def test_an_optimizer_that_keeps_the_same_goes_on(gloo, data, tmp_path):
+    gloo(1)(fit, steps=1, data=data, out=tmp_path)
+    assert gloo(1)(fit, "Adam", steps=2, data=data, out=tmp_path)[0][0] == 1
+
+
+HOLDER = """
+import pathlib, sys, time
+from legoai.runtime.launching.lock import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_runs_do_not_write_into_one_folder_and_a_killed_one_lets_go(gloo, data, tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        (tmp_path / "checkpoints" / "step-1.tmp").mkdir(parents=True)
+        with pytest.raises(RunError, match=rf"another run \(process {holder.pid} on .*\) writes into") as caught:
+            gloo(1)(fit, steps=1, data=data, out=tmp_path)
+        assert caught.value.code == RunErrorCode.FOLDER_IN_USE
+        assert saved(tmp_path) == {"step-1.tmp"}, "it may be what the other run is writing"
+        holder.send_signal(signal.SIGKILL)
+    assert gloo(1)(fit, steps=1, data=data, out=tmp_path)[0][0] == 0
+    assert saved(tmp_path) == {"step-1"}
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_built(gloo, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"--out .*file/run: nothing can be written there") as caught:
+        gloo(1)(fit, steps=1, data=data, out=tmp_path / "file" / "run")
+    assert caught.value.code == RunErrorCode.FOLDER_NOT_WRITABLE
+    assert time.monotonic() - started < 10
