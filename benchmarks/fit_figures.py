@@ -44,23 +44,34 @@ SUSTAINED = {
     ("b200", "bf16"): (0.6466, f"{SIMUMAX}: the best of its training shapes"),
 }
 
+DECODING = 1 / 25.5 / 1646
+"""Seconds of the host for a kernel that modules issue in Python without autograd's records."""
+LAUNCH = 3.8e-6
+"""Of these, seconds of the launch at most."""
+OF_DECODING = (
+    "The ratio is of the host's work on an EPYC, without the launch: benchmarks/host_time.py. Decoding: Llama 2 7B, "
+    "25.5 tokens per second in eager mode on an A100, bound by the host: "
+    "https://pytorch.org/blog/accelerating-generative-ai-2/. Its model, of https://github.com/pytorch-labs/gpt-fast, "
+    "issues 1646 kernels for a token: 51 in each of 32 blocks, 14 around. The launch takes at most 3.8 microseconds of "
+    "this, in which a V100 gets one queued kernel after another: https://developer.nvidia.com/blog/cuda-graphs/ "
+    "(not re-read)"
+)
+
+
+def _like_decoding(ratio: float, what: str) -> tuple[float, str]:
+    """Seconds of the host for a kernel whose work, beside the launch, is so many times that of decoding."""
+    return LAUNCH + ratio * (DECODING - LAUNCH), f"The host's work for {what}: {ratio} times decoding's. {OF_DECODING}"
+
+
 CONSTANTS: dict[str, tuple[float, str]] = {
     "kernel_gap_seconds": (
         0.9e-6,
         "Between two queued kernels, 3.8 less 2.9 microseconds on a V100: "
         "https://developer.nvidia.com/blog/cuda-graphs/ (not re-read)",
     ),
-    "dispatch_seconds": (
-        6e-6,
-        "The host's work for an eager operator, the lower ends of six layers added up; 5 to 25 microseconds are given: "
-        "https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html",
-    ),
-    "python_seconds": (
-        1 / 25.5 / 1646,
-        "The host's work for a kernel that modules issue in Python: Llama 2 7B decodes 25.5 tokens per second in eager "
-        "mode on an A100, bound by the host: https://pytorch.org/blog/accelerating-generative-ai-2/. Its model, of "
-        "https://github.com/pytorch-labs/gpt-fast, issues 1646 kernels for a token: 51 in each of 32 blocks, 14 around",
-    ),
+    "dispatch_seconds": _like_decoding(1.13, "a kernel that a node of autograd issues"),
+    "python_seconds": _like_decoding(1.25, "a kernel that modules issue in training, with autograd's records"),
+    "function_seconds": _like_decoding(2.66, "a kernel that a Python autograd function issues in backward"),
     "nccl_connection_bytes": (
         10_485_760,
         "Buffers of one connection of one channel: https://github.com/NVIDIA/nccl/issues/1685",

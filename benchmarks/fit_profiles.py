@@ -63,7 +63,7 @@ from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
-MADE = "2026-11-22"
+MADE = "2026-11-26"
 
 EFFICIENT_ON_H100 = "FlashAttention-1 on the H100, by the ratio of the two on an A100 at equal widths and masks"
 

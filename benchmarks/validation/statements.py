@@ -154,6 +154,20 @@ def kept_units(reshard: str, *, tied: bool) -> str:
     return f"  layers.* = unit(reshard = {reshard})\n{apart}  root = unit(reshard = {reshard})"
 
 
+def kept(pp: int) -> str:
+    """The reshard policy under which parameters stay whole for as long as their pipeline lets them."""
+    return "after_backward" if pp > 1 else "never"
+
+
+def whole_parameters(units: str, *, dp: int) -> str:
+    """Replicas whose parameters stay whole in bf16 between optimizer steps, beside fp32 copies that it alone writes.
+
+    Stated as units over one rank, replicated: `replicate` would cast the fp32 parameters again for each micro batch.
+    """
+    axes = "dp_replicate, dp_shard" if dp > 1 else "dp_shard"
+    return f"fsdp on {axes} {{  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16\n{units}\n}}"
+
+
 def mesh(**sizes: int) -> str:
     """The mesh statement, without the axes of one rank; empty where all have one."""
     named = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)

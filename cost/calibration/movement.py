@@ -49,15 +49,10 @@ def movements(
         trial = {**three_segments(points[::2]), "points": points[::2]}
         answers = [_movement_seconds(trial, moved) for moved, _ in points[1::2]]
         held[f"movement {kind}"] = error_of([time for _, time in points[1::2]], answers)
-        curves[kind] = {
-            **three_segments(points), "points": points, "floor": 0.0, "derived": "", "least": points[0][1],
-        }  # fmt: skip
+        curves[kind] = {**three_segments(points), "points": points, "floor": 0.0, "derived": ""}
     for kind in MOVEMENTS:
         if kind not in curves:
             curves[kind] = {**curves["elementwise"], "derived": "an elementwise operator's; not measured"}
-    for kind, curve in curves.items():
-        if kind != "elementwise":
-            curve.pop("least", None)
     return curves["elementwise"]["rate"], curves, held
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from legoai.cost.calibration.host import GAP_SOURCE, gap_seconds, issue_constants
 from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products
 from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
-from legoai.cost.simulated.operators import operator
 from legoai.runtime.device import processor_name
-from legoai.runtime.torch_internals.operators import TorchDispatchMode
 
 
 def calibrate(
@@ -64,16 +63,15 @@ def calibrate(
         progress(f"attention {direction}, {rate}")
         rows = attention_rows(timer, rate, backward=backward, seconds=share / (2 * len(measured)))
         attentions[f"flash2 {direction} {rate}"] = attention_model(rows, products[rate]["curve"]["peak"], bandwidth)
-    gap = moves["elementwise"].pop("least")
-    constants = {
-        "dispatch_seconds": {"value": gap, "source": "measured here: the least time of an addition of one element"},
-        "kernel_gap_seconds": {"value": 0.0, "source": "part of every time that was measured here"},
-    }
+    progress("host time")
     if device == "cpu":
-        progress("host time between two kernels")
-        constants["dispatch_seconds"] = {"value": 0.0, "source": "on a cpu an operation is its own dispatch"}
-        constants["kernel_gap_seconds"] = {"value": host_seconds(timer, share / 4), "source": HOST_SOURCE}
-    if device == "cuda":
+        constants = {
+            "dispatch_seconds": {"value": 0.0, "source": "on a cpu an operation is its own dispatch"},
+            "kernel_gap_seconds": {"value": gap_seconds(timer, share / 4), "source": GAP_SOURCE},
+        }
+    else:
+        constants = issue_constants(device)
+        constants["kernel_gap_seconds"] = {"value": 0.0, "source": "part of every time that was measured here"}
         products["fp16"] = {"like": "bf16", "derived": "the rate of bf16, which the tensor cores share"}
     for key in list(attentions):
         *kind, rate = key.split()
@@ -105,41 +103,6 @@ def machine(device: str, *, ranks: int) -> dict[str, Any]:
         "dated": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "torch": torch.__version__,
     }
-
-
-HOST_SOURCE: Final = (
-    "measured here: forward and backward of a layer of two features over the operators that it runs, less what the "
-    "same operators take when they are called alone"
-)
-
-
-def host_seconds(timer: Timer, budget: float) -> float:
-    """Return the seconds of modules, autograd and Python for each operator, beyond the operator itself."""
-    layer = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SiLU(), torch.nn.Linear(2, 2), torch.nn.SiLU())
-    inputs = torch.ones(2, 2)
-
-    def step() -> None:
-        layer(inputs).sum().backward()
-
-    step()
-    with _Operators() as seen:
-        step()
-    alone = torch.ones(2, 2)
-    least = timer.seconds(lambda: torch.add(alone, alone), budget / 2)
-    each: float = timer.seconds(step, budget / 2) / seen.count
-    return max(0.0, each - least)
-
-
-class _Operators(TorchDispatchMode):
-    """Counts operators that compute."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += operator(func).treatment in ("kernel", "copy")
-        return func(*args, **(kwargs or {}))
 
 
 def _silent(text: str) -> None:

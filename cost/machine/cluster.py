@@ -51,6 +51,7 @@ class Machine:
         return Host(
             dispatch_seconds=self.constant("dispatch_seconds") or 0.0,
             python_seconds=self.constant("python_seconds"),
+            function_seconds=self.constant("function_seconds"),
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
         )
 

@@ -17,7 +17,7 @@ from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, Wor
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import Progress, SearchResult
-from legoai.cost.search.timed_out import TimedOut
+from legoai.cost.search.results_cache import CachedResult
 from legoai.cost.search.tree import Search
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
@@ -171,7 +171,7 @@ def solve(
     profile: str | None = None,
     time_limit: float | None = None,
     progress: Progress | None = None,
-    stopped: TimedOut | None = None,
+    cached: CachedResult | None = None,
 ) -> Solution:
     """Find the answers of a plan's holes that are best for its objective, and meet its requirements.
 
@@ -181,7 +181,7 @@ def solve(
         profile: of other devices than the plan's.
         time_limit: seconds after which the best so far is the result.
         progress: called with the state of the search.
-        stopped: what an earlier search found, which is the result where it had no less time.
+        cached: what an earlier search found, which is the result where it had no less time.
 
     Raises:
         CannotSolveError: nothing is known of the speed of the devices, a process was killed, or styles are open and
@@ -200,17 +200,18 @@ def solve(
             first_feasible=first_feasible, deadline=deadline, progress=progress,
         ).run()  # fmt: skip
 
-    known = stopped is not None and time_limit is not None and time_limit <= stopped.time_limit
+    earlier = cached if cached is not None and cached.answers(time_limit) else None
     try:
-        if stopped is not None and known:
-            found, deadline = stopped.again(plan), begin  # no time is left, as there was none
-        else:
+        if earlier is None:
             found = search()
+        else:
+            found = earlier.again(plan)
+            deadline = deadline if earlier.time_limit is None else begin  # no time is left, as there was none
         solution = Solution(plan=plan, objective=objective, result=found, seconds=0.0)
         _compare(solution, search, evaluator, Costs(objective, bounds), deadline)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
-    solution.simulated = stopped.simulated if stopped is not None and known else evaluator.simulated
+    solution.simulated = evaluator.simulated if earlier is None else earlier.simulated
     solution.seconds = time.monotonic() - begin
     return solution
 

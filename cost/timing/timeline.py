@@ -66,19 +66,26 @@ class Host:
             the bottleneck, as in a replayed graph.
         python_seconds: of one that Python issues, including Python's time between two operations; None where it is not
             known, so that `dispatch_seconds` is used.
+        function_seconds: of one that Python issues in backward, as Python autograd functions do; None where it is not
+            known, so that `python_seconds` is used.
         compute_slowdown: the time of a kernel beside a collective divided by its time alone, at least 1, where it is
             not known for the kernel's class.
     """
 
     dispatch_seconds: float = 0.0
     python_seconds: float | None = None
+    function_seconds: float | None = None
     compute_slowdown: float = 1.0
 
     def dispatch(self, record: Kernel | Collective | Copy) -> float:
         """Return the seconds to issue an operation; 0 in a CUDA graph, whose kernels are launched together."""
         if type(record) is Kernel and "replayed" in record.attributes:
             return 0.0
-        return self.python_seconds if record.python and self.python_seconds is not None else self.dispatch_seconds
+        if not record.python or self.python_seconds is None:
+            return self.dispatch_seconds
+        if record.phase == "backward" and self.function_seconds is not None:
+            return self.function_seconds
+        return self.python_seconds
 
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
         """Return the time of a kernel beside collectives, divided by its time alone."""

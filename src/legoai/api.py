@@ -127,8 +127,8 @@ def solve(
         settings: values for `let` names.
         variant: solve this variant.
         profile: other devices than the plan's; see :func:`estimate`.
-        time_limit: seconds after which the best candidate so far is the result; it is cached, and an equal search with
-            no higher limit returns it.
+        time_limit: seconds after which the best candidate so far is the result. Results are cached, and an equal
+            search with no higher limit returns them.
         refresh: repeat the search and its simulations although their results are cached.
 
     Raises:
@@ -164,8 +164,8 @@ def solved(
     """
     from legoai.cost.search.evaluator import Simulation
     from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
+    from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
     from legoai.cost.search.solve import profile_of, solve
-    from legoai.cost.search.timed_out import TimedOut, read_timed_out, timed_out_file, write_timed_out
 
     plan = opened.resolution.plan
     # The key of a cached result is the program, which does not contain the modules of a factory.
@@ -173,16 +173,17 @@ def solved(
     device = profile_of(opened, profile)
     file = None if imports else figures_file(device)
     kept = {} if refresh else read_cache(file)
-    stops = None if imports or time_limit is None else timed_out_file(opened, device)
-    stopped = None if refresh else read_timed_out(stops)
+    results = None if imports else result_file(opened, device)
+    cached = None if refresh else read_result(results)
     with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:
             solution = solve(
-                opened, evaluator, profile=profile, time_limit=time_limit, progress=progress, stopped=stopped
+                opened, evaluator, profile=profile, time_limit=time_limit, progress=progress, cached=cached
             )
-            if time_limit is not None and (stopped is None or stopped.time_limit < time_limit):
-                found, simulated = solution.result, solution.simulated
-                write_timed_out(stops, TimedOut.of(opened, found, time_limit=time_limit, simulated=simulated))
+            if cached is None or not cached.answers(time_limit):
+                found, simulated, seconds = solution.result, solution.simulated, solution.seconds
+                answer = CachedResult.of(opened, found, seconds=seconds, time_limit=time_limit, simulated=simulated)
+                write_result(results, answer)
             return solution
         finally:
             write_cache(file, evaluator.kept)

@@ -8,7 +8,8 @@ fp32 parameters and Adam's moments: 6 + 12 / n bytes. A plan states that by unit
 that are reduced once. With sequence parallelism column-wise layers save their sharded input; SwiGLU is one kernel that
 saves its input and not the sigmoid's result. Attention is cuDNN's, by Transformer Engine.
 
-Megatron-DeepSpeed of 2023 trains in fp16 with whole replicas, reduces all gradients after the last micro batch,
+Megatron-DeepSpeed of 2023 trains in fp16 with whole replicas, whose parameters the optimizer alone writes
+(`FP16_Optimizer.step`), and reduces all gradients after the last micro batch: one unit, over one rank, replicated. It
 computes attention step by step, and checkpoints whole blocks; `megatron_models.py` has its layers.
 """
 
@@ -22,10 +23,12 @@ from benchmarks.validation.statements import (
     Draft,
     Stated,
     keeping_sharded_inputs,
+    kept,
     kept_units,
     mesh,
     name_of,
     one_forward_one_backward,
+    whole_parameters,
 )
 
 MEGATRON_KEEPS = """checkpoint {
@@ -55,12 +58,7 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     )
     if tp > 1:
         draft.say(TENSOR_PARALLEL_GPT.replace("layers.*.attention.{wq, wk, wv} =", "layers.*.attention.wqkv         ="))
-    if dp == 1:
-        draft.say("replicate on dp_replicate  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16")
-    elif pp > 1:
-        draft.say("replicate on dp_replicate")
-    else:
-        draft.say("replicate on dp_replicate (bucket = 1TiB)  # legoai: ignore[LP805] all gradients at the end")
+    draft.say(whole_parameters(f"  root = unit(reshard = {kept(pp)})", dp=dp))
     if accumulates:
         draft.say("comm (reduce = last_micro_batch)")
     if pp > 1:
@@ -88,7 +86,6 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     pp, tp, cp = row.whole("pp", 1), row.whole("tp", 1), row.whole("cp", 1)
     dp = row.whole("dp_replicate", 1) * row.whole("dp_shard", 1)
     shards = [axis for axis, size in (("dp_shard", dp), ("cp", cp)) if size > 1] or ["dp_shard"]
-    reshard = "after_backward" if pp > 1 else "never"
     draft.say(
         llama_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp)),
         cluster_of(row, device, fabric="infiniband_ndr"),
@@ -98,7 +95,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     if tp > 1:
         draft.say(TENSOR_PARALLEL_LLAMA_LOCAL)
     idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
-    units = kept_units(reshard, tied=False)
+    units = kept_units(kept(pp), tied=False)
     draft.say(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
     if pp > 1:
         draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")

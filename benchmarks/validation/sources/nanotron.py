@@ -32,12 +32,14 @@ from benchmarks.validation.statements import (
     Draft,
     Stated,
     keeping_sharded_inputs,
+    kept,
     kept_units,
     mesh,
     name_of,
     one_forward_one_backward,
     overlapping,
     sending_norm,
+    whole_parameters,
 )
 
 
@@ -62,9 +64,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     if tp > 1:
         styles = overlapping(TENSOR_PARALLEL_LLAMA if tied and pp == 1 else TENSOR_PARALLEL_LLAMA_LOCAL)
         draft.say(sending_norm(styles) if points[-1:] == ("output",) else styles)
-    draft.say(
-        *_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1, tied=tied and pp == 1)
-    )
+    draft.say(*_data_parallel(dp, pp, sharded=sharded, accumulates=micro_batches > 1, tied=tied and pp == 1))
     if pp > 1:
         schedule = one_forward_one_backward(micro_batches, pp)
         draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
@@ -85,19 +85,14 @@ def convert(row: Row, device: str | None = None) -> Stated:
     )
 
 
-def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool, tied: bool) -> list[str]:
+def _data_parallel(dp: int, pp: int, *, sharded: bool, accumulates: bool, tied: bool) -> list[str]:
     """Units that hold whole bf16 parameters from one optimizer step to the next, in shards or replicas of fp32 copies.
 
-    Replicas are stated as units over one rank, replicated: `replicate` would cast the fp32 parameters again for each
-    micro batch, where nanotron's model has bf16 parameters that only the optimizer writes
-    (`FP32GradientAccumulator.step`).
+    nanotron's model has bf16 parameters that only the optimizer writes (`FP32GradientAccumulator.step`).
     """
-    reshard = "after_backward" if pipeline else "never"
-    axes = "dp_shard" if sharded or dp == 1 else "dp_replicate, dp_shard"
-    idle = "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
-    head = f"fsdp on {axes} {{{'' if sharded and dp > 1 else idle}"
+    units = kept_units(kept(pp), tied=tied)
     reduced = f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"
-    return [f"{head}\n{kept_units(reshard, tied=tied)}\n}}", reduced]
+    return [f"fsdp on dp_shard {{\n{units}\n}}" if sharded and dp > 1 else whole_parameters(units, dp=dp), reduced]
 
 
 def stage_starts(row: Row) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", metavar="S", type=_seconds, help="stop after so many seconds with the best so far"
     )
-    parser.add_argument("--refresh", action="store_true", help="simulate anew what an earlier search has simulated")
+    parser.add_argument("--refresh", action="store_true", help="ignore cached results and figures")
     parser.add_argument("--json", action="store_true", help="print the solution as JSON")
     parser.add_argument("--all", action="store_true", help="with --json, every candidate that was evaluated")
     add_profile(parser)

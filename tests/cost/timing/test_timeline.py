@@ -158,6 +158,9 @@ def test_what_python_issues_takes_the_host_longer_in_whichever_phase():
     ]
     assert seconds == pytest.approx([100 * 1e-5 + 1e-6, 100 * 3e-5 + 1e-6, 100 * 3e-5 + 1e-6, 1e-4])
     assert run(*by_python, dispatch_seconds=1e-5).end == seconds[0]
+    times = {"dispatch_seconds": 1e-5, "python_seconds": 3e-5, "function_seconds": 5e-5}
+    functions = [run(*records, **times).end for records in (by_code, by_python, in_backward, replayed)]
+    assert functions == pytest.approx([*seconds[:2], 100 * 5e-5 + 1e-6, seconds[3]])
 
 
 @pytest.mark.parametrize("record", [collective(1, 1e-6), copy(1e-6, blocking=False, direction="host_to_device")])

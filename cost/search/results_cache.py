@@ -1,7 +1,8 @@
-"""On-disk record of searches that their time limit stopped, so that the same search is not repeated in less time.
+"""On-disk cache of the results of searches.
 
-A search that ends by itself is quick the second time, as all figures are cached. One that was stopped would take its
-whole limit again, and find slightly more, or on a busy machine slightly less.
+Figures of candidates are cached too, but what bounds the other candidates takes seconds where many holes are open. A
+search that its time limit stopped would take the whole limit again, and find slightly more, or on a busy machine
+slightly less.
 """
 
 from __future__ import annotations
@@ -35,24 +36,34 @@ _SCALARS: Final = ("optimizer", "clip", "schedule")
 """Statements whose numbers are scalars of a step's kernels."""
 
 
+_QUICK: Final = 1.0
+"""Seconds; the results of searches that end by themselves within this time are not cached."""
+
+
 @dataclass(frozen=True, slots=True)
-class TimedOut:
-    """What a stopped search found.
+class CachedResult:
+    """The result of a search.
 
     Attributes:
-        time_limit: seconds after which it was stopped.
+        time_limit: seconds after which the search was stopped; None if it ended by itself.
         simulated: different programs among the evaluated candidates.
         found: what it found, as plain data.
     """
 
-    time_limit: float
+    time_limit: float | None
     simulated: int
     found: dict[str, Any]
 
     @classmethod
-    def of(cls, plan: OpenPlan, found: SearchResult, *, time_limit: float, simulated: int) -> TimedOut | None:
-        """What is kept of a search; None of one that was not stopped by its limit, or has found nothing."""
-        if found.status != "time_limit" or found.best is None or found.bucketings:
+    def of(
+        cls, plan: OpenPlan, found: SearchResult, *, seconds: float, time_limit: float | None, simulated: int
+    ) -> CachedResult | None:
+        """What is cached of a search that took so long; None if it was quick, was interrupted, or found nothing."""
+        if found.status == "time_limit":
+            cached = time_limit is not None
+        else:
+            cached, time_limit = found.status in ("optimal", "bounded") and seconds > _QUICK, None
+        if not cached or found.best is None or found.bucketings:
             return None
         place = {item.choices: index for index, item in enumerate(found.evaluated)}
 
@@ -63,6 +74,7 @@ class TimedOut:
             time_limit,
             simulated,
             {
+                "status": found.status,
                 "bound": found.bound,
                 "best": place[found.best.choices],
                 "evaluated": [[_texts(plan, item.choices), item.figures.document()] for item in found.evaluated],
@@ -75,6 +87,10 @@ class TimedOut:
                 ],
             },
         )
+
+    def answers(self, time_limit: float | None) -> bool:
+        """Whether a search with this limit would have no more time."""
+        return self.time_limit is None or (time_limit is not None and time_limit <= self.time_limit)
 
     def again(self, plan: OpenPlan) -> SearchResult:
         """What was found, for the same plan."""
@@ -89,7 +105,7 @@ class TimedOut:
             return Tried(choices=_choices(plan, texts), predicted=predicted, found=found)
 
         return SearchResult(
-            status="time_limit",
+            status=held["status"],
             best=items[held["best"]],
             bound=held["bound"],
             evaluated=items,
@@ -103,8 +119,8 @@ class TimedOut:
         )
 
 
-def timed_out_file(plan: OpenPlan, profile: str) -> Path | None:
-    """The file of what a stopped search of a plan found, whatever answers it has; None where nothing can be kept."""
+def result_file(plan: OpenPlan, profile: str) -> Path | None:
+    """The file of the result for a plan, whatever answers it has; None where nothing can be kept."""
     if plan.analysis is None:
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
@@ -112,7 +128,7 @@ def timed_out_file(plan: OpenPlan, profile: str) -> Path | None:
     wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
     objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
     question = json.dumps([profile, _what_costs(asked), wanted, objective, holes, str(installed())], sort_keys=True)
-    return state_file("stopped", question)
+    return state_file("results", question)
 
 
 def _what_costs(plan: Plan) -> dict[str, Any]:
@@ -137,22 +153,22 @@ def _whether_zero(value: Any, kinds: tuple[type, ...]) -> Any:
     return bool(value) if isinstance(value, kinds) else value
 
 
-def read_timed_out(path: Path | None) -> TimedOut | None:
-    """What is kept in a file; None where there is nothing that can be read."""
+def read_result(path: Path | None) -> CachedResult | None:
+    """The result in a file; None where there is nothing that can be read."""
     if path is None:
         return None
     try:
         checked, held = path.read_text(encoding="utf-8").split("\n", 1)
-        return TimedOut(**json.loads(held)) if checked == _digest(held) else None
+        return CachedResult(**json.loads(held)) if checked == _digest(held) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def write_timed_out(path: Path | None, stopped: TimedOut | None) -> None:
-    """Keep what a stopped search found, if there is a place for it."""
-    if path is None or stopped is None:
+def write_result(path: Path | None, result: CachedResult | None) -> None:
+    """Cache the result of a search, if there is a place for it."""
+    if path is None or result is None:
         return
-    held = json.dumps({"time_limit": stopped.time_limit, "simulated": stopped.simulated, "found": stopped.found})
+    held = json.dumps({"time_limit": result.time_limit, "simulated": result.simulated, "found": result.found})
     with contextlib.suppress(OSError):
         replace_newest(path, f"{_digest(held)}\n{held}")
 

@@ -1,4 +1,4 @@
-"""What a stopped search has found is found again on disk: the same candidates, bound and counts, and joint answers."""
+"""The result of a search is found again on disk: the same candidates, bound and counts, and joint answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointAnswers, Tried
+from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
 from legoai.cost.search.solve import Solution, solve
-from legoai.cost.search.timed_out import TimedOut, read_timed_out, timed_out_file, write_timed_out
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -78,21 +78,22 @@ def stopped_solution(text: str = TEXT) -> Solution:
     return solution
 
 
-def kept(solution: Solution) -> TimedOut:
-    found = TimedOut.of(solution.plan, solution.result, time_limit=30.0, simulated=solution.simulated)
-    assert found is not None
-    return found
+def cached(solution: Solution, *, seconds: float = 30.0, time_limit: float | None = 30.0) -> CachedResult | None:
+    return CachedResult.of(
+        solution.plan, solution.result, seconds=seconds, time_limit=time_limit, simulated=solution.simulated
+    )
 
 
-def test_what_is_kept_is_what_was_found(tmp_path: Path):
+def test_a_cached_result_is_the_result(tmp_path: Path):
     solution = stopped_solution()
     found, best = solution.result, solution.best
     assert best is not None
     group = (None, *best.choices[1:])
     found.joint[group] = JointAnswers(programs=2, program=Tried(choices=best.choices, predicted=1.5, found=best))
-    write_timed_out(tmp_path / "kept.json", kept(solution))
-    held = read_timed_out(tmp_path / "kept.json")
-    assert held == kept(solution)
+    write_result(tmp_path / "kept.json", cached(solution))
+    held = read_result(tmp_path / "kept.json")
+    assert held is not None
+    assert held == cached(solution)
     again = held.again(opened())
     assert (again.status, again.bound, again.best) == ("time_limit", found.bound, found.best)
     assert (again.evaluated, again.failed) == (found.evaluated, found.failed)
@@ -104,15 +105,29 @@ def test_a_search_with_no_more_time_is_not_repeated():
     earlier = stopped_solution()
     for limit, asks in ((10.0, False), (30.0, False), (31.0, True)):
         evaluator = Drawn()
-        again = solve(opened(), evaluator, time_limit=limit, stopped=kept(earlier))
+        again = solve(opened(), evaluator, time_limit=limit, cached=cached(earlier))
         assert bool(evaluator.asked) is asks
         assert asks or again.value == earlier.value
         assert again.result.status == ("optimal" if asks else "time_limit")
 
 
-def test_what_was_searched_to_its_end_is_not_kept():
-    solution = solve(opened(), Drawn())
-    assert TimedOut.of(solution.plan, solution.result, time_limit=30.0, simulated=1) is None
+@pytest.mark.parametrize("limit", [10.0, None])
+def test_a_search_that_ended_is_not_repeated_whatever_the_limit(limit: float | None, tmp_path: Path):
+    earlier = solve(opened(), Drawn())
+    write_result(tmp_path / "kept.json", cached(earlier))
+    evaluator = Drawn()
+    again = solve(opened(), evaluator, time_limit=limit, cached=read_result(tmp_path / "kept.json"))
+    assert evaluator.asked == 0
+    assert (again.result.status, again.value, again.gap) == ("optimal", earlier.value, earlier.gap)
+    assert [item.name for item in again.baselines] == [item.name for item in earlier.baselines]
+
+
+def test_results_that_time_may_change_are_not_cached():
+    ended, stopped = solve(opened(), Drawn()), stopped_solution()
+    assert cached(ended, seconds=0.5) is None
+    assert cached(stopped, time_limit=None) is None
+    ended.result.status = "interrupted"
+    assert cached(ended) is None
 
 
 def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
@@ -124,18 +139,18 @@ def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
     other = TEXT.replace("global = 32", "global = 64")
     bounded, aimed = f"{TEXT}\nrequire reserved_memory <= 7GiB\n", f"{TEXT}\nmaximize mfu\n"
     asked = (TEXT, answered, narrowed, other, bounded, aimed)
-    files = {text: timed_out_file(opened(text), "profile@1") for text in asked}
+    files = {text: result_file(opened(text), "profile@1") for text in asked}
     assert files[TEXT] == files[answered] is not None
     assert len(set(files.values())) == len(asked) - 1
-    assert timed_out_file(opened(), "profile@2") not in files.values()
+    assert result_file(opened(), "profile@2") not in files.values()
 
 
 def test_what_is_damaged_counts_as_none(tmp_path: Path):
     file = tmp_path / "kept.json"
-    write_timed_out(file, kept(stopped_solution()))
+    write_result(file, cached(stopped_solution()))
     file.write_text(file.read_text(encoding="utf-8").replace("30.0", "99.0"), encoding="utf-8")
-    assert read_timed_out(file) is None
-    assert read_timed_out(None) is read_timed_out(tmp_path / "other.json") is None
+    assert read_result(file) is None
+    assert read_result(None) is read_result(tmp_path / "other.json") is None
 
 
 def test_the_time_limit_is_part_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -144,17 +159,20 @@ def test_the_time_limit_is_part_of_the_command(tmp_path: Path, monkeypatch: pyte
     plan = tmp_path / "test.plan"
     plan.write_text(TEXT, encoding="utf-8")
     solution = stopped_solution()
-    asked: list[TimedOut | None] = []
+    asked: list[CachedResult | None] = []
 
-    def fake(*_: object, stopped: TimedOut | None, **__: object) -> Solution:
-        asked.append(stopped)
+    def fake(*_: object, cached: CachedResult | None, **__: object) -> Solution:
+        asked.append(cached)
         return solution
 
     monkeypatch.setattr("legoai.cost.search.solve.solve", fake)
     for limit, refresh in ((30.0, False), (20.0, False), (20.0, True), (20.0, False)):
         legoai.solve(plan, time_limit=limit, refresh=refresh)
     assert [item and item.time_limit for item in asked] == [None, 30.0, None, 20.0]
-    assert json.loads(json.dumps(asked[1].found)) == kept(solution).found if asked[1] else False
+    found = cached(solution)
+    assert asked[1] is not None
+    assert found is not None
+    assert json.loads(json.dumps(asked[1].found)) == found.found
 
 
 LEARNED = """\
@@ -168,18 +186,18 @@ OTHERS = (("lr = 1e-3", "lr = 2e-4"), ("norm = 1.0", "norm = 0.5"), ("warmup = 1
 
 def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    own = timed_out_file(opened(TEXT + LEARNED), "profile@1")
+    own = result_file(opened(TEXT + LEARNED), "profile@1")
     assert own is not None
     for old, new in (*OTHERS, ("weight_decay = 0.1", "weight_decay = 0.3")):
-        assert timed_out_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") == own, new
+        assert result_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") == own, new
     for old, new in (("weight_decay = 0.1", "weight_decay = 0.0"), ("adamw", "adam"), ("cosine", "linear")):
-        assert timed_out_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") != own, new
+        assert result_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") != own, new
     muon = LEARNED.replace("weight_decay = 0.1)", "weight_decay = 0.1) { layers.* = muon(lr = 1e-3, ns_steps = 5) }")
-    iterated = timed_out_file(opened(TEXT + muon), "profile@1")
-    assert timed_out_file(opened(TEXT + muon.replace("muon(lr = 1e-3", "muon(lr = 2e-3")), "profile@1") == iterated
-    assert timed_out_file(opened(TEXT + muon.replace("ns_steps = 5", "ns_steps = 9")), "profile@1") != iterated
+    iterated = result_file(opened(TEXT + muon), "profile@1")
+    assert result_file(opened(TEXT + muon.replace("muon(lr = 1e-3", "muon(lr = 2e-3")), "profile@1") == iterated
+    assert result_file(opened(TEXT + muon.replace("ns_steps = 5", "ns_steps = 9")), "profile@1") != iterated
     renamed = (TEXT + LEARNED).replace("plan test", "plan other")
-    assert timed_out_file(opened(renamed), "profile@1") == own
+    assert result_file(opened(renamed), "profile@1") == own
 
 
 def test_what_costs_nothing_costs_nothing():

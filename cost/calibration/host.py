@@ -1,0 +1,165 @@
+"""Host time of kernels, by what issues them: modules, nodes of autograd, or Python autograd functions.
+
+Tensors are so small that only the host's work takes time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from legoai.cost.calibration.timing import Timer
+from legoai.cost.simulated.operators import operator
+from legoai.runtime.torch_internals.operators import TorchDispatchMode
+from legoai.specs.models.families import resolve_config
+from legoai.specs.models.gpt import GPT
+
+GAP_SOURCE: Final = (
+    "measured here: forward and backward of a layer of two features over the operators that it runs, less what the "
+    "same operators take when they are called alone"
+)
+SMALL: Final = {"dim": 16, "n_layers": 8, "n_heads": 4, "hidden_dim": 32, "vocab_size": 16, "max_seq_len": 8}
+"""Dimensions of a decoder that computes next to nothing."""
+_DEPTH: Final = 50
+_TIMES: Final = 60
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operators that are kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operator(func).treatment in ("kernel", "copy")
+        return func(*args, **(kwargs or {}))
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.aten.gelu_backward(grad, *ctx.saved_tensors)
+        return found
+
+
+class _Activation(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the function."""
+        found: torch.Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+def chain(make: Callable[[], nn.Module]) -> nn.Module:
+    """A sequence of equal modules, so many that what surrounds them takes no time in comparison."""
+    return nn.Sequential(*(make() for _ in range(_DEPTH)))
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimer:
+    """Timer of the host's work.
+
+    Attributes:
+        clock: seconds.
+        settle: waits until a device that computes concurrently is idle.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    settle: Callable[[], object] = lambda: None
+
+    def forward(self, model: nn.Module, x: torch.Tensor, *, records: bool = True) -> float:
+        """Seconds of a kernel in a forward pass, with autograd's records as in training, or without."""
+        with torch.set_grad_enabled(records):
+            with _Kernels() as kernels:
+                model(x)
+            each: float = self._least(lambda: None, lambda _: model(x)) / kernels.count
+            return each
+
+    def backward(self, model: nn.Module, x: torch.Tensor) -> float:
+        """Seconds of a kernel in a backward pass, gradients being new."""
+
+        def loss() -> torch.Tensor:
+            model.zero_grad()
+            out: torch.Tensor = model(x).sum()
+            return out
+
+        def run(out: torch.Tensor) -> None:
+            out.backward()  # type: ignore[no-untyped-call]
+
+        run(loss())
+        out = loss()
+        with _Kernels() as kernels:
+            run(out)
+        each: float = self._least(loss, run) / kernels.count
+        return each
+
+    def _least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
+        return min(self._once(prepare(), run) for _ in range(_TIMES))
+
+    def _once(self, prepared: Any, run: Callable[[Any], object]) -> float:
+        self.settle()
+        begin = self.clock()
+        result = run(prepared)  # kept: its release is no part of the pass
+        seconds = self.clock() - begin
+        del result
+        return seconds
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable the cyclic garbage collector, whose passes come at any time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def issue_constants(device: str) -> dict[str, dict[str, Any]]:
+    """Return a profile's constants for the host time of a kernel on a device that computes concurrently."""
+    timer = HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None)
+    tokens = torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64, device=device)
+    decoder = GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device)  # type: ignore[arg-type]
+    functions, x = chain(_Activation), torch.ones(1, 16, device=device, requires_grad=True)
+    with without_collector():
+        measured = {
+            "python_seconds": (timer.forward(decoder, tokens), "forward of a small decoder, with autograd's records"),
+            "dispatch_seconds": (timer.backward(decoder, tokens), "backward of a small decoder"),
+            "function_seconds": (timer.backward(functions, x), "backward of a chain of Python autograd functions"),
+        }
+    return {
+        name: {"value": seconds, "source": f"measured here: {what}, over its kernels"}
+        for name, (seconds, what) in measured.items()
+    }
+
+
+def gap_seconds(timer: Timer, budget: float) -> float:
+    """Return the seconds of modules, autograd and Python for each operator on a cpu, beyond the operator itself."""
+    layer = nn.Sequential(nn.Linear(2, 2), nn.SiLU(), nn.Linear(2, 2), nn.SiLU())
+    inputs = torch.ones(2, 2)
+
+    def step() -> None:
+        layer(inputs).sum().backward()
+
+    step()
+    with _Kernels() as kernels:
+        step()
+    alone = torch.ones(2, 2)
+    least = timer.seconds(lambda: torch.add(alone, alone), budget / 2)
+    each: float = timer.seconds(step, budget / 2) / kernels.count
+    return max(0.0, each - least)

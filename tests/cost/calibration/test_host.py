@@ -1,0 +1,62 @@
+"""Host time of kernels: measured by what issues them, on this processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from legoai.cost.calibration.host import HostTimer, chain, issue_constants, without_collector
+from legoai.cost.timing.timeline import Host
+
+
+def test_constants_of_the_host_are_those_that_a_machine_reads() -> None:
+    constants = issue_constants("cpu")
+    assert set(constants) == {"python_seconds", "dispatch_seconds", "function_seconds"}
+    assert all(1e-7 < one["value"] < 1e-2 for one in constants.values())
+    assert set(constants) <= {field.name for field in dataclasses.fields(Host)}
+
+
+def test_a_python_function_takes_the_host_longer_than_a_node() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    class Functions(nn.Module):
+        def forward(self, x):
+            return Double.apply(x)
+
+    class Nodes(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    timer, x = HostTimer(clock=time.process_time), torch.ones(4, requires_grad=True)
+    with without_collector():
+        nodes, functions = timer.backward(chain(Nodes), x), timer.backward(chain(Functions), x)
+        decoding, forward = (timer.forward(chain(Nodes), x, records=records) for records in (False, True))
+    assert functions > 1.2 * nodes
+    assert forward > decoding
+
+
+def test_what_a_pass_returns_is_released_outside_of_its_time() -> None:
+    order: list[str] = []
+
+    class Result:
+        def __del__(self) -> None:
+            order.append("released")
+
+    def clock() -> float:
+        order.append("clock")
+        return float(len(order))
+
+    timer = HostTimer(clock=clock, settle=lambda: order.append("settled"))
+    assert timer._once(None, lambda _: Result()) == pytest.approx(1.0)
+    assert order == ["settled", "clock", "clock", "released"]
