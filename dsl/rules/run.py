@@ -11,6 +11,7 @@ from legoai.dsl.analysis.facts import written
 from legoai.dsl.analysis.schedule import floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.directives.run import HF_DATASET
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.reads import Images, ImagesWithTexts
 
@@ -53,7 +54,7 @@ class DataKind(Check):
 
 
 class IdleField(Check):
-    """The field of a JSONL object, or the column of a Parquet file, where the data are neither.
+    """The field of a JSONL object, or the column of a Parquet file or a dataset, where the data are neither.
 
     ## Example
     ```
@@ -73,6 +74,8 @@ class IdleField(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         data = analysis.plan.data
         if data is None or not written(data, "field"):
+            return
+        if data.source.startswith(HF_DATASET):
             return
         suffix = PurePath(data.source).suffix
         folder = suffix == "" and data.source not in ("python", _SYNTHETIC)

@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legoai.runtime.data import parquet
+from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.specs.directives.run import HF_DATASET
 
 BUILTIN = "python"
 """The corpus that every machine has: the sources of the Python standard library that runs the program."""
@@ -45,8 +47,8 @@ class Corpus:
 
     Attributes:
         name: as given on the command line.
-        digest: of the documents' names and sizes, and of their tokenizer; the same on every machine that has the same
-            files.
+        digest: of the documents' names and sizes, or a dataset's fingerprint, and of their tokenizer; the same on every
+            machine that has the same files.
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
         unit: name of a token.
@@ -73,19 +75,51 @@ class Corpus:
         return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
 
 
-def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache: Path | None = None) -> Corpus:
+def open_corpus(
+    source: str, *, field: str = "text", tokenizer: str = "", cache: Path | None = None, built: str = ""
+) -> Corpus:
     """Open a corpus, building its memory-mapped files on first use.
 
     Args:
-        source: `python`, a text file, a JSONL or Parquet file, or a folder of such files.
-        field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
+        source: `python`, a text file, a JSONL or Parquet file, or a folder of such files; or a dataset, as of
+            `HFDataset`.
+        field: the field of a JSONL object, or the column of a Parquet file or a dataset, that holds the text.
         tokenizer: as of `tokens_of`.
         cache: folder for the files; the user's cache folder by default.
+        built: digest of the corpus that another process has built of the same arguments; if it is in the cache, the
+            source is not read.
 
     Raises:
         RunError: the source is missing, has no text, or does not match its suffix; or the tokenizer is missing.
     """
-    tokens = tokens_of(tokenizer)
+    tokens, digest = tokens_of(tokenizer), built
+    folder = (cache or cache_folder()) / "corpora"
+    if not digest or not all(part.exists() for part in _parts(folder, digest)):
+        identities, documents = _read(source, field)
+        digest = _digest(identities, field, tokens)
+        if not all(part.exists() for part in _parts(folder, digest)):
+            _build(documents, _parts(folder, digest), source, tokens)
+    parts = _parts(folder, digest)
+    train, validation = (_open_tokens(part, tokens) for part in parts)
+    return Corpus(
+        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
+    )
+
+
+def _parts(folder: Path, digest: str) -> list[Path]:
+    """The files of a corpus."""
+    return [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+
+
+def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes]]:
+    """Return what identifies a source, and its documents, which are read when they are iterated over.
+
+    Raises:
+        RunError: there is no such source.
+    """
+    if source.startswith(HF_DATASET):
+        dataset = HFDataset(source)
+        return [dataset.identity], dataset.texts(field)
     files = _library_files() if source == BUILTIN else _local_files(Path(source))
     if not files:
         raise RunError(
@@ -93,15 +127,8 @@ def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache:
             f"{source} has no text files",
             help=f"text files end in {', '.join(sorted(TEXT_SUFFIXES))}",
         )
-    digest = _digest(files, field, tokens)
-    folder = (cache or cache_folder()) / "corpora"
-    parts = [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
-    if not all(part.exists() for part in parts):
-        _build(files, field, parts, source, tokens)
-    train, validation = (_open_tokens(part, tokens) for part in parts)
-    return Corpus(
-        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
-    )
+    texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN))
+    return [file.identity for file in files], texts
 
 
 def cache_folder() -> Path:
@@ -148,12 +175,12 @@ def _local_files(source: Path) -> list[_SourceFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def _digest(files: Iterable[_SourceFile], field: str, tokens: Tokens) -> str:
+def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
     digest = hashlib.sha256(f"{FORMAT_VERSION}:{field}".encode())
     if tokens.identity:
         digest.update(f"\n{tokens.identity}".encode())
-    for file in files:
-        digest.update(f"\n{file.identity}".encode())
+    for identity in identities:
+        digest.update(f"\n{identity}".encode())
     return digest.hexdigest()
 
 
@@ -211,21 +238,20 @@ def _json_text(line: str, field: str, place: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str, tokens: Tokens) -> None:
+def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: Tokens) -> None:
     """Write both parts under temporary names and rename them; two builders write the same bytes."""
     parts[0].parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
         drafts = [Path(temporary, part.name) for part in parts]
-        documents = 0
-        texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN) if text)
+        number = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
-            for numbers in tokens.of(texts):
-                documents += 1
-                kept = validation if documents % VALIDATION_EVERY == 0 else train
+            for numbers in tokens.of(text for text in documents if text):
+                number += 1
+                kept = validation if number % VALIDATION_EVERY == 0 else train
                 kept.write(numbers.tobytes())
-        if documents == 0:
-            raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file in it is empty")
-        if documents < VALIDATION_EVERY:
+        if number == 0:
+            raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file or row in it is empty")
+        if number < VALIDATION_EVERY:
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         for draft, part in zip(drafts, parts, strict=True):
             draft.replace(part)

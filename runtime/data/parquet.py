@@ -1,8 +1,8 @@
-"""Texts of Parquet files: one column, read in batches of rows."""
+"""Texts of columns of Arrow, and of Parquet files: one column, read in batches of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,25 +32,41 @@ def column_texts(path: Path, column: str) -> Iterator[bytes]:
         ) from None
     try:
         with parquet.ParquetFile(path) as file:
-            _check_column(path, column, file.schema_arrow, pyarrow)
-            number = 0
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    if text is None:
-                        raise RunError(RunErrorCode.DATA_FORMAT, f"{path}: row {number} has no text in {column!r}")
-                    yield text.encode("utf-8", errors="surrogateescape")
+            check_column(str(path), column, file.schema_arrow)
+            batches = file.iter_batches(batch_size=_ROWS, columns=[column])
+            yield from texts_of(str(path), column, (batch.column(0) for batch in batches))
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         said = " ".join(str(error).split())[:200]
         raise RunError(RunErrorCode.DATA_FORMAT, f"{path} is damaged, or no Parquet file: {said}") from None
 
 
-def _check_column(path: Path, column: str, schema: Any, pyarrow: Any) -> None:
-    """Check that a column exists and contains texts, in any encoding."""
+def texts_of(source: str, column: str, pieces: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the texts of a column that is given in pieces.
+
+    Raises:
+        RunError: a row has no text.
+    """
+    number = 0
+    for piece in pieces:
+        for text in piece.to_pylist():
+            number += 1
+            if text is None:
+                raise RunError(RunErrorCode.DATA_FORMAT, f"{source}: row {number} has no text in {column!r}")
+            yield text.encode("utf-8", errors="surrogateescape")
+
+
+def check_column(source: str, column: str, schema: Any) -> None:
+    """Check that a column exists and contains texts, in any encoding.
+
+    Raises:
+        RunError: it does not.
+    """
+    import pyarrow
+
     if column not in schema.names:
         raise RunError(
             RunErrorCode.DATA_FORMAT,
-            f"{path} has no column {column!r}: it has {', '.join(schema.names) or 'none'}",
+            f"{source} has no column {column!r}: it has {', '.join(schema.names) or 'none'}",
             help="name the column that holds the text with --data-field",
         )
     kind = schema.field(column).type
@@ -60,6 +76,6 @@ def _check_column(path: Path, column: str, schema: Any, pyarrow: Any) -> None:
     if not any(check(kind) for name in texts if (check := getattr(pyarrow.types, name, None)) is not None):
         raise RunError(
             RunErrorCode.DATA_FORMAT,
-            f"{path}: the column {column!r} has {kind}, and no text",
+            f"{source}: the column {column!r} has {kind}, and no text",
             help="name the column that holds the text with --data-field",
         )

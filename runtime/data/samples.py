@@ -17,6 +17,7 @@ from legoai.runtime.data.corpus import Corpus, open_corpus
 from legoai.runtime.data.sequences import MicroBatch, SampleBatch, TokenStream
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import seed_of
+from legoai.specs.directives.run import HF_DATASET
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, TwoTexts
 
 SYNTHETIC = "synthetic"
@@ -93,6 +94,23 @@ def check_vocabulary(data: Data, vocabulary: int | None) -> None:
         )
 
 
+def check_equal(data: Data, digest: str) -> Data:
+    """Check that a dataset is the one of rank 0, and return it; it may have changed on the Hub between two hosts.
+
+    Files of several hosts may have different times, so that their digests are not compared.
+
+    Raises:
+        RunError: it is another one.
+    """
+    if data.name.startswith(HF_DATASET) and data.digest != digest:
+        raise RunError(
+            RunErrorCode.DATA_DIFFERS,
+            f"{data.name} is another dataset on this host than on that of rank 0",
+            help="name its revision, as in NAME@REVISION, or give the hosts one folder as HF_HOME",
+        )
+    return data
+
+
 def open_data(
     source: str,
     reads: Reads,
@@ -101,6 +119,7 @@ def open_data(
     dtype: torch.dtype = torch.float32,
     field: str = "text",
     tokenizer: str = "",
+    built: str = "",
 ) -> Data:
     """Open data for a model with the given inputs.
 
@@ -111,12 +130,13 @@ def open_data(
         dtype: of images.
         field: as of `open_corpus`.
         tokenizer: as of `open_corpus`.
+        built: as of `open_corpus`.
 
     Raises:
         RunError: there is nothing of that name, or the model has other inputs.
     """
     if not isinstance(reads, Images | ImagesWithTexts):
-        return TextData(open_corpus(source, field=field, tokenizer=tokenizer), reads, seq_len=seq_len)
+        return TextData(open_corpus(source, field=field, tokenizer=tokenizer, built=built), reads, seq_len=seq_len)
     if source != SYNTHETIC:
         raise RunError(
             RunErrorCode.DATA_KIND,

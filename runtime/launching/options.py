@@ -22,8 +22,8 @@ class RunOptions:
     Attributes:
         steps: optimizer steps of the whole training, those before a resume included.
         data: `python` (the standard library's sources), a text file, a JSONL or Parquet file, or a folder;
-            `synthetic` for a model of images.
-        data_field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
+            `hf:NAME[@REVISION][:CONFIG[:SPLIT]]` for a dataset; `synthetic` for a model of images.
+        data_field: the field of a JSONL object, or the column of a Parquet file or a dataset, that holds the text.
         tokenizer: the file of a Hugging Face tokenizer, or its folder; empty trains on bytes.
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
@@ -159,13 +159,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         default="python",
         help="text to train on: 'python' for the standard library's sources, a text file, a JSONL or "
-        "Parquet file, or a folder of them; 'synthetic' for made patterns, where the model reads images",
+        "Parquet file, or a folder of them; 'hf:NAME[@REVISION][:CONFIG[:SPLIT]]' for a dataset of Hugging Face, or a "
+        "folder of a saved one as NAME; 'synthetic' for made patterns, where the model reads images",
     )
     group.add_argument(
         "--data-field",
         metavar="NAME",
         default="text",
-        help="field of a JSONL object, or column of a Parquet file, that holds the text",
+        help="field of a JSONL object, or column of a Parquet file or a dataset, that holds the text",
     )
     group.add_argument(
         "--tokenizer",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, training_state
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.checkpoint.writer import CheckpointWriter, Writing
-from legoai.runtime.data.samples import Data, Stream, check_vocabulary, open_data
+from legoai.runtime.data.samples import Data, Stream, check_equal, check_vocabulary, open_data
 from legoai.runtime.data.tokens import Bytes
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -425,7 +425,7 @@ class TrainingLoop:
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
-    def opened() -> Data:
+    def opened(built: str = "") -> Data:
         data = open_data(
             options.data,
             recipe.reads,
@@ -433,9 +433,10 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             dtype=recipe.master_dtype,
             field=options.data_field,
             tokenizer=options.tokenizer,
+            built=built,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data
 
-    on_first_rank(lambda: opened().digest)
-    return opened()
+    digest = on_first_rank(lambda: opened().digest)
+    return check_equal(opened(digest), digest)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from legoai.specs.directives.base import Directive, option
 from legoai.specs.directives.kinds import Boolean, Integer, Text
+
+HF_DATASET: Final = "hf:"
+"""Prefix of a source that is a dataset of Hugging Face."""
 
 
 class Data(Directive):
@@ -16,13 +19,15 @@ class Data(Directive):
     source: str = option(
         Text("a quoted name"),
         doc='`"python"` (the standard library\'s sources), a text file, a JSONL or Parquet file or a folder of them, '
-        'relative to where the program is started; `"synthetic"` for made patterns, where the model reads images.',
+        'relative to where the program is started; `"hf:NAME[@REVISION][:CONFIG[:SPLIT]]"`, a dataset of Hugging Face, '
+        "or in place of NAME the folder of a saved one, which needs `pip install 'legoai[datasets]'`; "
+        '`"synthetic"` for made patterns, where the model reads images.',
     )
     field: str = option(
         Text(),
         doc=(
-            "The field of a JSONL object that holds its text, or the column of a Parquet file; that needs "
-            "`pip install 'legoai[parquet]'`."
+            "The field of a JSONL object that holds its text, or the column of a dataset or a Parquet file; the last "
+            "needs `pip install 'legoai[parquet]'`."
         ),
         default="text",
     )

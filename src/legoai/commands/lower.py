@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, note_profile, output_file
 from legoai.dsl.frontend.sources import replace_file
+from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
 
 if TYPE_CHECKING:
     from legoai.cost.simulated.device import Kind
@@ -29,7 +30,7 @@ examples:
   legoai lower plan.tiny                       to standard output
   legoai lower plan.tiny -o tiny.py            to a file
   legoai lower plan.tiny --set hosts=4 -o -    with another value of a `let` name
-  legoai lower plan.llama3_70b_256 -o llama.py --slurm llama.sbatch
+  legoai lower plan.llama3_70b_256 -o llama.py --launch slurm    also llama.sbatch
   legoai lower plan.g --dump-graphs graphs     of `backend = graph`, also the step's graph after each pass
 """
 
@@ -47,10 +48,10 @@ def configure(parser: ArgumentParser) -> None:
         help="write it to this file (default: -, the terminal)",
     )
     parser.add_argument(
-        "--slurm",
-        metavar="SCRIPT",
-        type=output_file,
-        help="with -o, also write a batch script of Slurm that starts the program on all hosts of the plan",
+        "--launch",
+        choices=tuple(KINDS),
+        help="with -o, also write the file with which this scheduler starts the program on all hosts of the plan, "
+        "beside OUT",
     )
     parser.add_argument(
         "--dump-graphs",
@@ -96,8 +97,8 @@ def run(arguments: Namespace) -> int:
             return 1
         _dump(linted, program, arguments.dump_graphs)
     if arguments.output == Path("-"):
-        if arguments.slurm is not None:
-            raise WrongUsage("--slurm starts a program that is in a file: name it with -o")
+        if arguments.launch is not None:
+            raise WrongUsage("--launch starts a program that is in a file: name it with -o")
         sys.stdout.write(program.text)
         return 0
     assert linted.plan is not None
@@ -109,13 +110,25 @@ def run(arguments: Namespace) -> int:
             f"{arguments.output} would be imported in the place of {whose} `{arguments.output.stem}`, since torchrun "
             "looks for modules beside a program first; choose another name"
         )
+    launch = _launch(linted, program, arguments) if arguments.launch is not None else None
     _write(arguments.output, program.text)
-    if arguments.slurm is not None:
-        from legoai.lowering.slurm import batch_script
-
-        assert linted.analysis is not None
-        _write(arguments.slurm, batch_script(linted.analysis, arguments.output))
+    if launch is not None:
+        _write(*launch)
     return 0
+
+
+def _launch(linted: Linted, program: Program, arguments: Namespace) -> tuple[Path, str]:
+    """Return the file that `--launch` asks for, and its content."""
+    from legoai.lowering.launch.job import Job
+
+    assert linted.analysis is not None
+    path = launch_path(arguments.launch, arguments.output)
+    if path == arguments.output:
+        raise WrongUsage(f"{path} is also the file of --launch {arguments.launch}: choose another name for the program")
+    try:
+        return path, launch_text(arguments.launch, Job.of(linted.analysis, program, arguments.output))
+    except LaunchError as error:
+        raise WrongUsage(f"--launch {arguments.launch}: {error}") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -42,7 +42,14 @@ def test_a_run_ends_with_its_schedule_or_after_its_warm_up(text: str, found: boo
 
 @pytest.mark.parametrize(
     ("source", "found"),
-    [("a.txt", True), ("a.jsonl", False), ("a.parquet", False), ("folder", False), ("python", True)],
+    [
+        ("a.txt", True),
+        ("a.jsonl", False),
+        ("a.parquet", False),
+        ("folder", False),
+        ("python", True),
+        ("hf:a/b-1.5:en", False),
+    ],
 )
 def test_a_field_is_of_objects_or_columns(source: str, found: bool) -> None:
     assert ("LP695" in codes(f'data (source = "{source}", field = "body")')) == found

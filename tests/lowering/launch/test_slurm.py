@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from legoai.cli import main
+from legoai.lowering.launch.job import GRACE_SECONDS
+from legoai.runtime.launching.torchrun import SHUTDOWN_SECONDS
 
 PLAN = """plan small
 model   llama3("tiny")
@@ -37,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def script(cluster: str, ranks: int) -> str:
     Path("small.plan").write_text(PLAN.format(cluster=cluster, ranks=ranks), encoding="utf-8")
-    assert main(["lower", "small.plan", "-o", "small.py", "--slurm", "small.sbatch"]) == 0
+    assert main(["lower", "small.plan", "-o", "small.py", "--launch", "slurm"]) == 0
     return Path("small.sbatch").read_text(encoding="utf-8")
 
 
@@ -49,11 +51,11 @@ def test_hosts_gpus_and_processes_are_those_of_the_plan():
     assert "--gpus-per-node" not in script("cpu(devices = 2)", 2)
 
 
-def test_a_script_needs_a_program_in_a_file(capsys: pytest.CaptureFixture[str]):
-    Path("small.plan").write_text(PLAN.format(cluster="cpu(devices = 2)", ranks=2), encoding="utf-8")
-    assert main(["lower", "small.plan", "--slurm", "small.sbatch"]) == 2
-    assert "name it with -o" in capsys.readouterr().err
-    assert not Path("small.sbatch").exists()
+def test_ranks_have_time_to_save_before_the_job_is_killed():
+    text = script("cpu(devices = 2)", 2)
+    assert f"#SBATCH --signal=TERM@{GRACE_SECONDS}\n" in text
+    assert f"\nexport TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SHUTDOWN_SECONDS}\n" in text
+    assert GRACE_SECONDS > SHUTDOWN_SECONDS
 
 
 def test_two_hosts_train_together(here: Path):

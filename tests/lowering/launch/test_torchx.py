@@ -1,0 +1,82 @@
+"""Component of TorchX: what its function passes to `dist.ddp`, and the job that TorchX makes of it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from legoai.cli import main
+from legoai.runtime.launching.torchrun import SHUTDOWN_SECONDS
+
+PLAN = """plan small
+model   llama3("tiny")
+cluster {cluster}
+batch   (global = 32, micro = 1, seq_len = 64)
+mesh    (dp_shard = {ranks})
+fsdp blocks on dp_shard
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(cluster: str = "h100_sxm(hosts = 4, fabric = infiniband_ndr)", ranks: int = 32) -> str:
+    Path("small.plan").write_text(PLAN.format(cluster=cluster, ranks=ranks), encoding="utf-8")
+    assert main(["lower", "small.plan", "-o", "small.py", "--launch", "torchx"]) == 0
+    return Path("small_torchx.py").read_text(encoding="utf-8")
+
+
+def loaded(text: str) -> Any:
+    """The component's function, where `dist.ddp` returns what it is given."""
+    found: dict[str, Any] = {}
+    exec(compile(text, "small_torchx.py", "exec"), found)
+    return found["train"]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {name: ModuleType(name) for name in ("torchx", "torchx.components")}
+    modules["torchx"].specs = SimpleNamespace(AppDef=dict)
+    modules["torchx.components"].dist = SimpleNamespace(
+        ddp=lambda *arguments, **options: {"arguments": arguments, **options}
+    )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("stub")
+def test_the_plan_decides_hosts_processes_and_gpus():
+    job = loaded(written())("--steps", "5", image="ours:1")
+    assert (job["j"], job["gpu"], job["script"], job["name"]) == ("4x8", 8, "small.py", "/small")
+    assert (job["arguments"], job["image"]) == (("--steps", "5"), "ours:1")
+    assert job["env"] == {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}
+    assert loaded(written("cpu(devices = 2)", 2))(image=".")["gpu"] == 0
+
+
+@pytest.mark.usefixtures("stub")
+def test_the_function_is_one_that_torchx_takes():
+    """Each parameter has a type and a line of documentation, of which TorchX makes options."""
+    text = written()
+    train = loaded(text)
+    documented = inspect.getdoc(train).partition("Args:\n")[2]
+    for name, parameter in inspect.signature(train).parameters.items():
+        assert parameter.annotation is not parameter.empty
+        assert f"    {name}: " in documented
+    assert f"{Path('small_torchx.py')}:train" in ast.get_docstring(ast.parse(text))
+
+
+def test_torchx_makes_a_job_of_it():
+    pytest.importorskip("torchx", reason="torchx is not installed, and needs an old urllib3")
+    (role,) = loaded(written())("--steps", "5", image="ours:1").roles
+    assert (role.num_replicas, role.resource.gpu, role.resource.memMB) == (4, 8, -1)
+    assert "--nnodes 4 --nproc_per_node 8" in role.args[1]
+    assert role.args[1].endswith("small.py --steps 5")
