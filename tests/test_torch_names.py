@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCANNED = ("specs", "dsl", "lowering", "runtime", "cost", "src/legoai", "benchmarks")
 ALLOWED = ("runtime/torch_internals/", "specs/models/torch_internals.py")
 # The arguments of an `argparse.ArgumentParser`, for which it has no public name.
-NOT_OF_TORCH = {"_actions"}
+NOT_OF_TORCH = {"_actions", "_fingerprint"}
 SETTERS = {"setattr", "delattr", "patched_attribute"}
 
 
