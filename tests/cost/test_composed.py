@@ -21,26 +21,26 @@ attention flash
 WAYS = {
     "sharded": (
         24, 1,
-        "batch (global = 64, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n",
+        "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n",
     ),
     "kept gathered": (
         25, 1,
-        "batch (global = 104, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\n"
+        "batch (global = 104, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\n"
         "fsdp blocks on dp_shard { layers.* = unit(reshard = never) }\ncheckpoint { layers.* = full }\n",
     ),
     "over hosts": (
         24, 4,
-        "batch (global = 128, micro = 2, seq_len = 2048)\nmesh (dp_shard = 4, tp = 8)\n"
+        "batch (global = 128, micro = 4, seq_len = 8192)\nmesh (dp_shard = 4, tp = 8)\n"
         "shard standard on tp (sequence)\nfsdp blocks on dp_shard\ncheckpoint { layers.* = every(2) }\n",
     ),
     "reduced once": (
         24, 1,
-        "batch (global = 96, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "batch (global = 96, micro = 1, seq_len = 4096)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
         "comm (reduce = last_micro_batch)\ncheckpoint { layers.* = selective([attention, matmul]) }\n",
     ),
     "two treatments": (
         24, 1,
-        "batch (global = 64, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
         "checkpoint { layers.* = first(9, selective([attention, matmul]), others = full) }\n",
     ),
 }  # fmt: skip
