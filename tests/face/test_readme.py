@@ -1,6 +1,8 @@
 """The README's plan, program and diagnostics are those of the tool."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +36,13 @@ def test_the_program_is_what_the_plan_becomes():
     text = legoai.lower(ROOT / "plans" / "tiny.plan").text
     for function in block("The program that it becomes").split("\n\n\n"):
         assert function.strip() in text
+
+
+def test_the_costs_are_those_of_the_tool(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "legoai", "cost", "plans/llama3_8b_8.plan"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=250)
+    assert found.stdout == block("What it costs")
 
 
 def test_the_diagnostics_are_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):
