@@ -217,7 +217,7 @@ SPLIT = """\
 plan test
 model   llama3("1b", n_layers = 6, tie_embeddings = false)
 cluster h100_sxm(devices = 4)
-batch   (global = 16, micro = 1, seq_len = 1024)
+batch   (global = 16, micro = 1, seq_len = 4096)
 mesh    (pp = 2, dp_shard = 2)
 fsdp blocks on dp_shard {{ layers.* = unit(reshard = after_backward) }}
 pipeline on pp (schedule = {schedule}, split = auto)
