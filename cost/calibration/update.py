@@ -308,12 +308,23 @@ def _host_parts(document: Document, found: KernelTimes, *, on_device: bool) -> I
             "between two operators of the profiled step, the profiler's own time included; not where it waited",
         )  # fmt: skip
         return
+    base = dict(document["constants"])
     for kind in ("dispatch", "python"):
         yield from _host_part(
             document, f"{kind}_seconds", found.host.get(kind, []), statistics.median,
             "from one operator to the next on the host of the profiled step, the profiler's own time included",
             only_less=True,
         )  # fmt: skip
+    _scale_functions(document["constants"], base)
+
+
+def _scale_functions(constants: dict[str, Any], base: Mapping[str, Any]) -> None:
+    """Change the time of a Python autograd function as that of modules: a trace does not tell them from nodes."""
+    python, functions = "python_seconds", "function_seconds"
+    if functions in base and python in base and constants[python] is not base[python]:
+        ratio = constants[python]["value"] / base[python]["value"]
+        source = f"{base[functions]['source']}; scaled like {python}"
+        constants[functions] = {"value": ratio * base[functions]["value"], "source": source}
 
 
 def _host_part(

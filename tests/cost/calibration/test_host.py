@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from legoai.cost.calibration.host import HostTimer, chain, issue_constants, without_collector
+from legoai.cost.calibration.observed.kernels import KernelTimes
+from legoai.cost.calibration.update import _host_parts
 from legoai.cost.timing.timeline import Host
 
 
@@ -60,3 +62,17 @@ def test_what_a_pass_returns_is_released_outside_of_its_time() -> None:
     timer = HostTimer(clock=clock, settle=lambda: order.append("settled"))
     assert timer._once(None, lambda _: Result()) == pytest.approx(1.0)
     assert order == ["settled", "clock", "clock", "released"]
+
+
+def test_a_function_takes_less_where_modules_are_seen_to_take_less() -> None:
+    constants = {
+        name: {"value": value, "source": "base"}
+        for name, value in (("python_seconds", 3e-5), ("dispatch_seconds", 2e-5), ("function_seconds", 6e-5))
+    }
+    for typical, expected in ((1e-5, 2e-5), (4e-5, 6e-5)):
+        document = {"constants": dict(constants)}
+        found = KernelTimes()
+        found.host["python"] = [typical] * 40
+        list(_host_parts(document, found, on_device=True))
+        assert document["constants"]["function_seconds"]["value"] == pytest.approx(expected)
+        assert document["constants"]["dispatch_seconds"] is constants["dispatch_seconds"]
