@@ -1,22 +1,21 @@
 """Lower bounds of the search against costs of random candidates: `python -m benchmarks.bounds --minutes 10`.
 
-Open plans are drawn (model, devices, length, which statements there are and which holes these have) in families: plans
-of a family differ in depth, global batch, devices and limit of memory, so that few programs have to be captured for
-each of them. From every family some complete candidates are drawn. Each candidate's cost comes from the search's
-evaluator, whose trace is composed of captured parts; where a bound comes within 0.5% of its time, which is how far
-composition may be off, all of its blocks and micro batches are timed instead. The candidate's own bound, and those of
-every plan on a random path from it to the plan with all holes open, must not exceed that cost, in time and in memory.
-Bounds are computed as in the search, from the compute and communication of the candidates before. Where memory is
-limited they hold for candidates that fit.
-Printed are how many plans were drawn and checked, which bounds were violated, and how tight the bounds are: the nearer
-a bound's share of the true cost is to 1, the better it is.
-nearer its share of the true cost is to 1.
+Open plans are drawn in families: model, devices, sequence length, statements, and the holes of these. Plans of a family
+differ in depth, global batch, devices and memory limit, so that they share most captured programs. From every family
+some complete candidates are drawn. Each candidate's cost comes from the search's evaluator, which composes its trace of
+captured parts; where a bound is within 0.5% of its time, the tolerance of that composition, all of its blocks and micro
+batches are timed instead. The candidate's own bound, and those of every plan on a random path from it to the plan with
+all holes open, must not exceed that cost, in time and in memory. Bounds are computed as in the search, from the
+compute and communication of earlier candidates. Under a memory limit they hold for candidates that fit.
 
-Each family is drawn from the seed and its number, and checked in a process of its own, two of them at a time. With
-`--resume FILE` each family's results are appended to that file, and a later run of the same seed and code continues
-after the last family: `python -m benchmarks.bounds --minutes 25 --resume bounds.jsonl --write`.
+The output has the numbers of drawn and checked plans, the violated bounds, and the tightness of bounds: a bound's share
+of the true cost, at best 1.
 
-`--write` adds the run to `results/bounds.json`; each row there names its seed and the state of the code.
+Each family is drawn from the seed and its number, and checked in a process of its own, two at a time. With `--resume
+FILE` each family's results are appended to that file, and a later run of the same seed and code continues after the
+last family: `python -m benchmarks.bounds --minutes 25 --resume bounds.jsonl --write`.
+
+`--write` adds the run to `results/bounds.json`; each row there names its seed and the version of the code.
 """
 
 from __future__ import annotations
@@ -58,19 +57,19 @@ from legoai.specs.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "bounds.json"
 CHOSEN = 4
-"""Ways to fill the holes that are drawn of each family."""
+"""Complete candidates drawn from each family."""
 LIMITED = 5
-"""Limits of memory of each of these."""
+"""Memory limits of each of these."""
 LIMITS = (0.8, 0.9, 0.97, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3)
-"""Of the peak of some candidate."""
+"""Memory limits, as shares of the peak of some candidate."""
 STYLES = 40
-"""Open styles that are looked at for each candidate."""
+"""Open styles checked for each candidate."""
 JOBS = 2
-"""Families that are checked at once."""
+"""Families checked at once."""
 ROUNDING = 1e-9
-"""Share of a time by which sums in another order may differ."""
+"""Relative difference of sums in another order."""
 COMPOSED = 0.005
-"""Share by which a time that is composed of a few equal blocks may differ from that of all of them."""
+"""Relative tolerance of a time composed of a few equal blocks, against the time of all of them."""
 
 
 @dataclass(slots=True)
@@ -81,17 +80,17 @@ class Tally:
         families: families whose plan has no errors.
         plans: open plans among them.
         candidates: complete plans whose cost is known.
-        costs: computed costs of candidates; a limit of memory does not change them.
+        costs: computed costs of candidates, which do not depend on memory limits.
         captured: different programs among them that were executed on the simulated device.
         bounds: bounds that were compared with these costs.
-        beyond: candidates that exceed their limit of memory; only their bounds of memory are compared.
-        illegal: candidates that the linter refuses.
+        beyond: candidates that exceed their memory limit; only their memory bounds are compared.
+        illegal: candidates that the linter rejects.
         failed: candidates that cannot be simulated.
         taught: candidates whose bounds used the block costs of another candidate.
         kinds: candidates by feature: more than one rank on an axis, or an option that is not the default.
-        violations: bounds above the cost, described in words.
-        time: share of the step that each candidate's own bound is.
-        memory: likewise of the peak.
+        violations: descriptions of bounds above the cost.
+        time: each candidate's own time bound, as a share of its step time.
+        memory: each candidate's own memory bound, as a share of its peak.
     """
 
     families: int = 0
@@ -125,7 +124,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A candidate's cost, and the figures that the search learns from it."""
+    """A candidate's cost, and the figures that the search uses for later bounds."""
 
     seconds: float
     peak: int
@@ -155,11 +154,11 @@ class Cost:
 
 
 Costs = dict[tuple[int, ...], Cost | None]
-"""Costs of the candidates of a plan, which are the same under every limit of memory."""
+"""Costs of the candidates of a plan, which do not depend on the memory limit."""
 
 
 def check(draw: random.Random, tally: Tally) -> Iterator[None]:
-    """Draw a family, and compare bounds with the costs of some candidates of its plans, one at each step."""
+    """Draw a family, and compare bounds with the costs of some candidates of its plans; yield after each."""
     family = drawn_family(draw)
     plans = [(variant, plan) for variant in family.variants if (plan := opened(family, variant)) is not None]
     if not plans:
@@ -181,7 +180,7 @@ def check(draw: random.Random, tally: Tally) -> Iterator[None]:
 
 
 def legal(draw: random.Random, plan: OpenPlan) -> Iterator[tuple[int, ...]]:
-    """Ways to fill the holes that the linter allows, or a few of the others where it allows hardly any."""
+    """Choices for the holes that the linter accepts, or a few others where it accepts hardly any."""
     for tried in range(10 * CHOSEN):
         choices = tuple(draw.randrange(len(hole.choices)) for hole in plan.holes)
         if any(hole.line is not None for hole in plan.holes):
@@ -200,7 +199,7 @@ def compare(  # noqa: PLR0917
     costs: Costs,
     limit: float = math.inf,
 ) -> Iterator[None]:
-    """Compare the bounds of some candidates of a plan, and of plans with fewer answers, with their costs."""
+    """Compare the bounds of some candidates of a plan, and of plans with more open holes, with their costs."""
     bounds, taught = BoundsOf(), False
     for choices in chosen:
         candidate = plan.candidate(choices)
@@ -243,7 +242,7 @@ def compare(  # noqa: PLR0917
 
 
 def path_to(draw: random.Random, choices: Sequence[int]) -> Iterator[list[int | None]]:
-    """A candidate, then the same plan with one hole more reopened each time, up to all holes."""
+    """Yield a candidate, and then the plan with one more hole open each time, up to all holes."""
     kept: list[int | None] = list(choices)
     yield list(kept)
     for index in draw.sample(range(len(kept)), len(kept)):
@@ -252,7 +251,7 @@ def path_to(draw: random.Random, choices: Sequence[int]) -> Iterator[list[int | 
 
 
 def kinds_of(plan: Plan) -> list[str]:
-    """What a candidate has that not every one has."""
+    """Features of a candidate for `Tally.kinds`."""
     mesh = plan.mesh
     degrees = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
     statements = plan.canonical()
@@ -263,7 +262,7 @@ def kinds_of(plan: Plan) -> list[str]:
 
 
 def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
-    """The result of a run, as it is written to the file."""
+    """Row of a run in the file of results."""
     shares = {
         f"{name}_share": {
             "mean": statistics.fmean(values),
@@ -291,7 +290,7 @@ def checked(work: tuple[int, int]) -> tuple[int, dict[str, Any]]:
 
 
 def before(file: Path | None, seed: int) -> tuple[dict[int, Any], float]:
-    """What the families of a seed gave in earlier runs of the same code, and how many minutes these took."""
+    """Results of a seed's families in earlier runs of the same code, and the minutes of these runs."""
     lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
     rows = [row for row in map(json.loads, lines) if (row["seed"], row["code"]) == (seed, code_digest())]
     return {row["number"]: row["found"] for row in rows}, sum(row["minutes"] for row in rows)
@@ -299,12 +298,12 @@ def before(file: Path | None, seed: int) -> tuple[dict[int, Any], float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounds", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=JOBS, help="families that are checked at once")
-    parser.add_argument("--candidates", type=int, default=10_000, help="after which to stop")
+    parser.add_argument("--minutes", type=float, default=5.0, help="limit of the run in minutes (default: 5)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the families (default: 1)")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"families checked at once (default: {JOBS})")
+    parser.add_argument("--candidates", type=int, default=10_000, help="limit of candidates (default: 10000)")
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="append the results of families, and continue after them"
+        "--resume", type=Path, metavar="FILE", help="append results of families to FILE, and skip those already there"
     )
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Time of a step and exposed communication under buckets by module, group and bytes, and under solved ones.
+"""Step time and exposed communication under buckets by module, group and bytes, and under solved buckets.
 
 Llama 3 8B on the graph backend, fully sharded over the H100s of one host and of eight. `legoai solve` fills
 `comm { layers.* = auto }`; Algorithm 1 is SimpleFSDP's, `least` the exact dynamic programme. Every step is simulated.
@@ -39,14 +39,14 @@ loss eager
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Hosts of 8 devices, and the tokens of a sequence, of which a micro batch has one."""
+    """Number of hosts of 8 devices, and tokens of a sequence; a micro batch has one sequence."""
 
     hosts: int
     tokens: int
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Description of the case."""
         return f"8B on {8 * self.hosts}, {self.tokens} tokens"
 
     def text(self, buckets: str) -> str:
@@ -59,20 +59,20 @@ CASES = (Case(1, 8192), Case(1, 2048), Case(8, 8192), Case(8, 2048))
 
 
 def called(command: str, text: str, folder: str) -> dict[str, Any]:
-    """The JSON of a command of `legoai` for a plan."""
+    """The JSON output of a `legoai` command for a plan."""
     path = Path(folder) / "buckets.plan"
     path.write_text(text, encoding="utf-8")
     return legoai(command, str(path), *(["--all"] if command == "solve" else []), cache=folder)
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """Solve a plan whose buckets are open, and cost it with buckets of 25 MB."""
+    """Solve a plan with open buckets, and predict its cost with buckets of 25 MB."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         solved = called("solve", case.text("auto"), folder)
         elapsed = time.perf_counter() - start
         by_bytes = called("cost", case.text(BY_BYTES), folder)
-    [told] = solved["buckets"]
+    [solution] = solved["buckets"]
     rows = [
         {
             "buckets": item["choices"][0]["value"],
@@ -93,8 +93,8 @@ def measured(case: Case) -> dict[str, Any]:
     return {
         "case": case.name,
         "solve_s": elapsed,
-        "algorithm_1": told["algorithm_1"],
-        "least": told["least"],
+        "algorithm_1": solution["algorithm_1"],
+        "least": solution["least"],
         "tried": sorted(rows, key=lambda row: row["step_time_s"]),
     }
 

@@ -1,8 +1,8 @@
-"""Candidates that `legoai solve` evaluates in a second once their pieces are captured.
+"""Candidates that `legoai solve` evaluates per second once their parts are captured.
 
-A sample of the legal answers of the plans of `solve_time.py` is simulated twice in processes on all cores: first with
-an empty cache, and again with the pieces that the first run captured. The second run is timed, from the lowered
-candidate to its figures, without the processes' start; linting and bounds come before it and are timed separately.
+A sample of the legal candidates of the plans of `solve_time.py` is simulated twice in processes on all cores: first
+with an empty cache, and again with the parts that the first run captured. The time of the second run counts, from the
+lowered candidate to its figures, without the processes' start; linting and bounds are timed separately.
 
     python benchmarks/candidates_per_second.py [--write] [--sample N] [NAME ...]
 """
@@ -27,11 +27,11 @@ from legoai.dsl.open_plan import OpenPlan
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "candidates_per_second.json"
 LEAST: Final = 200
-"""Candidates a second that are wanted."""
+"""Limit: least candidates per second."""
 
 
 def legal(case: Case, count: int) -> tuple[list[Analysis], float, float]:
-    """A sample of the legal answers of a plan's holes, and milliseconds to lint and to bound one."""
+    """A sample of a plan's legal candidates, and milliseconds to lint and to bound one."""
     plan = OpenPlan(lint(holed(case), f"{case.plan}.plan", directory=ROOT / "plans"), directory=ROOT / "plans")
     ways = list(itertools.product(*(range(hole.listed) for hole in plan.holes)))
     random.Random(0).shuffle(ways)
@@ -81,17 +81,17 @@ def measured(case: Case, count: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether there are enough."""
+    """Measure and print; the exit status is 0 where the limit is met."""
     asked = ask(__doc__, RESULTS, sample=(16, "candidates of each plan (default: 16)"))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         for case in CASES:
-            if asked.has(case.plan) and not case.stops:  # whose answers are too many to be drawn from
+            if asked.has(case.plan) and not case.stops:  # a plan that is stopped has too many candidates to draw from
                 row = measured(case, asked.options.sample)
                 print(
-                    f"{case.plan:<16} {row['candidates_per_second']:6.1f} candidates a second after capture (wanted: "
+                    f"{case.plan:<16} {row['candidates_per_second']:6.1f} candidates per second after capture (limit: "
                     f"{LEAST}), {row['composed']} of {row['candidates']} composed; with capture "
                     f"{row['with_capture_s']:.1f} s; lint {row['lint_ms']:.1f} ms, bounds {row['bounds_ms']:.1f} ms",
                     flush=True,

@@ -1,8 +1,8 @@
-"""Seconds for which training waits for a checkpoint: synchronous saving beside asynchronous saving.
+"""Seconds for which training waits for a checkpoint: synchronous against asynchronous saving.
 
 A small Llama is trained in two processes over gloo, once with `save (asynchronous = false)` and once with
-`asynchronous = true`. Printed are medians over the run's checkpoints: the time for which the steps waited for each,
-from the run's metrics, and the time until it was complete. All are read back whole before older ones are removed.
+`asynchronous = true`. The output has medians over the run's checkpoints: the time for which the steps wait for one,
+from the run's metrics, and the time until it is complete. Each is read back before older ones are removed.
 
     python benchmarks/checkpoint_wait.py [--write]
 """
@@ -54,11 +54,11 @@ def measured(asynchronous: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure both ways, and print them."""
+    """Measure and print both ways of saving."""
     asked = ask(__doc__, RESULTS)
     rows = [measured(asynchronous) for asynchronous in (False, True)]
     for row in rows:
-        how = "beside the training" if row["asynchronous"] else "while it waits     "
+        how = "asynchronous" if row["asynchronous"] else "synchronous "
         print(
             f"{how}: {row['checkpoints']} checkpoints of {row['bytes'] / 1e9:.2f} GB, a step waits "
             f"{row['waited_s']:.2f} s, written after {row['written_s']:.2f} s"

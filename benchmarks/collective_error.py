@@ -1,7 +1,7 @@
 """Error of the shipped estimates of collectives, by device and fabric: `collective_error.py`.
 
 Prints the error from 1 MiB upward on the measurements that the fits did not see, as the profiles state them
-(`fit_profiles.py` says how they are chosen): on one host by device and collective, between hosts by fabric, there with
+(`fit_profiles.py` describes how they are chosen): on one host by device and collective, between hosts by fabric, with
 the measured placements and by the formula alone. A fabric without measurements is listed with its source.
 
 Limit: a median of 10% for each fabric that has at least three held-out measurements.

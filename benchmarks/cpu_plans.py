@@ -1,4 +1,4 @@
-"""Plans that are predicted for this machine's processor and run on it."""
+"""Plans whose costs are predicted for this machine's processor, and measured on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODELS = {
 _TINY = Path(__file__).parents[1] / "plans" / "tiny.plan"
 _TENSOR_PARALLEL = _TINY.read_text("utf-8").partition("\nshard on tp {")[2].partition("\n}\n")[0]
 _TENSOR_PARALLEL = f"shard on tp {{{_TENSOR_PARALLEL}\n}}\n"
-"""Tensor and sequence parallel, as the worked plan of a small Llama has it."""
+"""Tensor and sequence parallel styles, as in the worked plan of a small Llama."""
 _SINGLE = "precision (param = fp32)\n"
 _HALF = "precision (master = bf16, param = bf16)\n"
 _MIXED = "precision (param = bf16, reduce = fp32)\n"
@@ -34,11 +34,11 @@ def _fsdp(axes: str = "dp_shard", reshard: str = "after_forward") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPlan:
-    """One plan: its model, its ranks, and its statements beside these.
+    """One plan: its model, its ranks, and its other statements.
 
     Attributes:
         model: a name of :data:`MODELS`.
-        world: ranks.
+        world: number of ranks.
         batch: sequences of the global batch, sequences of a micro batch, and tokens of a sequence.
         body: all other statements.
     """
@@ -50,7 +50,7 @@ class CpuPlan:
 
     @property
     def text(self) -> str:
-        """The whole plan."""
+        """Text of the plan."""
         whole, micro, length = self.batch
         return (
             f"plan here\nmodel {MODELS[self.model]}\ncluster cpu(devices = {self.world})\n"

@@ -14,7 +14,7 @@ from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.models.manifest import Manifest
 
 VARIANTS = 10
-"""The plans of a family without limits of memory; a pipeline, which shares no captured programs, has one plan."""
+"""Plans of a family without memory limits; a pipeline, which shares no captured programs, has one plan."""
 STAGED = 0.5
 """Share of the families that are pipelines; these have a tenth of the plans of others."""
 
@@ -33,7 +33,7 @@ CLUSTERS = {
         "h200(hosts = 4, fabric = roce_400)", "h100_sxm(hosts = 4, fabric = ethernet_100)",
     ),
 }  # fmt: skip
-"""Devices by their number."""
+"""Cluster statements, by number of devices."""
 CHECKPOINTS = (
     "none", "full", "every(2)", "selective([attention])", "selective([attention, matmul])",
     "selective([attention, alternate_matmul])", "budget(0.5)", "budget(0.25)",
@@ -43,7 +43,7 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBu
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What plans of a family differ in: number of blocks, sequences of a step, devices, and bytes of the limit."""
+    """Properties in which plans of a family differ: blocks, sequences per step, devices, and memory limit in bytes."""
 
     layers: int
     sequences: int
@@ -56,10 +56,10 @@ class Family:
     """Plans with the same holes and the same programs, except where a :class:`Variant` differs.
 
     Attributes:
-        model: its statement, without the number of blocks.
-        batch: the rest of the batch statement, without its number of sequences.
+        model: model statement, without the number of blocks.
+        batch: batch statement, without the number of sequences.
         others: further statements.
-        variants: without limits of memory.
+        variants: variants without memory limits.
     """
 
     model: str
@@ -81,7 +81,7 @@ class Family:
 
 
 def drawn_family(draw: random.Random) -> Family:
-    """Some plans with holes."""
+    """Draw a family of plans with holes."""
     model, staged = draw.choice(MODELS), draw.random() < STAGED
     lengths = (512, 2048, 4096) if staged else (128, 512, 1024, 2048)
     length = draw.choice([one for one in lengths if "gpt2" not in model or one <= 1024])
@@ -148,9 +148,9 @@ def drawn_family(draw: random.Random) -> Family:
 
 
 def opened(family: Family, variant: Variant) -> OpenPlan | None:
-    """A plan of a family; None of one that is not legal.
+    """A plan of a family; None where it is not legal.
 
-    Members of domains are not linted here, but with each candidate that has them.
+    Values of domains are not linted here, but with each candidate that has them.
     """
     found = resolve(family.text(variant), "drawn.plan", directory=Path())
     if found.plan is None or any(item.severity == "error" for item in found.diagnostics):

@@ -1,4 +1,4 @@
-"""Styles on `tp` that are drawn at random among those that lint allows."""
+"""Random styles on `tp` that lint accepts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.models.manifest import Manifest
 
 MOST_CHANGED = 3
-"""Styles that are drawn anew at a time."""
+"""Styles drawn again in each step."""
 
 _NORMS_OF_HEADS = ("q_norm", "k_norm")
 _FIRST, _LAST = "first", "last"
-"""Layers of an attention or a feed-forward module: those behind its input, and that before its output."""
+"""Layers of an attention or a feed-forward module: those that read its input, and the one that gives its output."""
 
 STARTS: tuple[dict[str, str], ...] = (
     {},
@@ -42,19 +42,19 @@ STARTS: tuple[dict[str, str], ...] = (
         "heads": "heads",
     },
 )
-"""Styles that agree, by what modules are to a model; others are left as they are."""
+"""Styles that agree with each other, by the role of a module; other modules keep theirs."""
 
 
 def drawn_styles(
     draw: random.Random, plan: OpenPlan, choices: Sequence[int], *, tries: int
 ) -> Iterator[tuple[int, ...]]:
-    """Choices with other styles that lint allows, each a few steps from a choice that was yielded before.
+    """Yield choices with other styles that lint accepts, each a few steps from an earlier one.
 
     Args:
         draw: the random generator.
-        plan: with its holes.
-        choices: for each hole; those of styles are drawn again.
-        tries: styles that are tried.
+        plan: the plan, with its holes.
+        choices: choice of each hole; those of styles are drawn again.
+        tries: number of drawn choices.
     """
     styles = [index for index, hole in enumerate(plan.holes) if hole.line is not None]
     legal = [one for one in starts(plan, choices) if not plan.candidate(one).errors]
@@ -72,7 +72,7 @@ def drawn_styles(
 
 
 def starts(plan: OpenPlan, choices: Sequence[int]) -> list[tuple[int, ...]]:
-    """Choices with styles that agree, if the rest allows them."""
+    """Choices with styles that agree, if the other choices allow them."""
     assert plan.analysis is not None
     assert plan.analysis.manifest is not None
     part = _part_of(plan.analysis.manifest)
@@ -88,7 +88,7 @@ def starts(plan: OpenPlan, choices: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _part_of(manifest: Manifest) -> Callable[[str], str]:
-    """Sets the modules of a pattern in the model."""
+    """The modules of a pattern in the model, as sets."""
     last: set[str] = set()
     for info in manifest.modules.values():
         linear = [name for name in info.children if manifest.modules[info.child_path(name)].kind == "linear"]

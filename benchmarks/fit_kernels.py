@@ -30,7 +30,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "tf32": 4, "fp32": 4}
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement: what ran, how long, and its id."""
+    """A measurement: its id, the kernel's work, and its seconds."""
 
     id: str
     work: Any
@@ -42,7 +42,7 @@ class Row:
 
 
 def read(directory: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a file, without its comments and those that it calls suspect."""
+    """The rows of a file, without comments and rows that it marks as suspect."""
     with (directory / name).open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     return [row for row in rows if not re.search("SUSPECT|DUPLICATE", row.get("notes") or "")]
@@ -55,7 +55,7 @@ def product(batch: int, m: int, n: int, k: int, rate: str, *, out: int | None = 
 
 
 def xla_products(directory: Path, device_key: str) -> dict[str, list[Row]]:
-    """Products of XLA's table by rate; fp8 rows of one shape are of several input formats."""
+    """Products of XLA's table by rate; fp8 rows of one shape differ in their input formats."""
     found: dict[str, list[Row]] = {}
     for row in read(directory, "xla_gemm_perf_table.csv"):
         if row["device"] != device_key:
@@ -161,7 +161,7 @@ def product_model(rows: Sequence[Row], target: Device, rate: str) -> dict[str, A
 
 
 def product_table(rows: Sequence[Row], formula: ProductCurve) -> dict[str, Any]:
-    """Points where one shape was measured, with the median of its ratios."""
+    """Measured shapes, each once, with the median of its ratios."""
     ratios: dict[tuple[float, ...], list[float]] = {}
     for row in rows:
         if not row.work.grouped:
@@ -185,12 +185,12 @@ def errors(measured: Iterable[float], predicted: Iterable[float], **notes: Any) 
 
 
 def evaluate(profile: Profile, rows: Sequence[Row], **notes: Any) -> dict[str, Any]:
-    """The error of a profile's answers on rows."""
+    """Error of a profile's predictions on rows."""
     return errors([row.seconds for row in rows], [seconds_of(row.work, profile)[0] for row in rows], **notes)
 
 
 def short_runs(profile: Profile) -> Profile:
-    """The profile of a device whose power limit never acts, as in the short runs of tables of products."""
+    """The profile of a device without a power limit, as in the short runs of tables of products."""
     products = {
         rate: replace(model, curve=replace(model.curve, sustained=None)) for rate, model in profile.products.items()
     }
@@ -207,7 +207,7 @@ def azure_rows(table: Sequence[tuple[int, int, int, float]], rate: str) -> list[
 
 
 def pcie_ratio(rows: Sequence[Row]) -> float:
-    """Rate of the forward over that of the backward, at equal shapes."""
+    """Ratio of the forward's rate to the backward's, at equal shapes."""
     rates: dict[tuple[Any, ...], dict[bool, float]] = {}
     for row in rows:
         key = (row.work.heads, row.work.key_heads, row.work.queries, row.work.head_dim)
@@ -228,13 +228,13 @@ IMPLEMENTATIONS = {"FlashAttention-2": "flash2", "FlashAttention-3": "flash3", "
 
 
 def papers_flops(work: Attention) -> float:
-    """Operations as the FlashAttention papers count them: half for a causal mask, 2.5 times for a backward."""
+    """Operations as counted by the FlashAttention papers: half for a causal mask, 2.5 times for a backward."""
     forward = 4.0 * work.batch * work.heads * work.queries * work.keys * work.head_dim
     return forward * (0.5 if work.causal else 1) * (2.5 if work.backward else 1)
 
 
 def forward_rows(directory: Path, gpu: str) -> list[Row]:
-    """Forward alone, of the FA3 paper's figures."""
+    """Rows of the forward alone, from the FlashAttention-3 paper's figures."""
     rows = []
     for row in read(directory, "kernels_gemm_attention.csv"):
         impl = IMPLEMENTATIONS.get(row["impl"])
@@ -245,11 +245,18 @@ def forward_rows(directory: Path, gpu: str) -> list[Row]:
 
 
 Pair: TypeAlias = tuple[str, Attention, Attention, float]
-"""Id, forward, backward, and the seconds of both together."""
+"""Id, forward, backward, and the sum of their seconds."""
 
 
 def both_rows(directory: Path, gpu: str, impl: str = "FlashAttention-2", name: str = "flash2") -> list[Pair]:
-    """Forward and backward together, of the figures of FlashAttention-2's paper; ``name`` is the implementation's."""
+    """Forward and backward together, from the FlashAttention-2 paper's figures.
+
+    Args:
+        directory: folder of the CSV files.
+        gpu: device of the rows.
+        impl: implementation of the rows.
+        name: name of the implementation in the profile.
+    """
     rows = []
     for row in read(directory, "kernels_gemm_attention.csv"):
         if row["gpu"] == gpu and row["direction"] == "fwd+bwd" and row["impl"] == impl and row["tflops"]:
@@ -260,7 +267,7 @@ def both_rows(directory: Path, gpu: str, impl: str = "FlashAttention-2", name: s
 
 
 def of_direction(pairs: Sequence[Pair], direction: str, ratio: float) -> list[Row]:
-    """One direction of pairs, if the forward's rate is ``ratio`` times the backward's."""
+    """Rows of one direction of pairs, if the forward's rate is ``ratio`` times the backward's."""
     rows = []
     for name, ahead, back, seconds in pairs:
         rate = (ahead.flops / ratio + back.flops) / seconds
@@ -270,9 +277,9 @@ def of_direction(pairs: Sequence[Pair], direction: str, ratio: float) -> list[Ro
 
 
 def efficient_rows(directory: Path, gpu: str) -> list[Pair]:
-    """Of xformers' kernel, which is torch's memory-efficient one; where it was not measured, of FlashAttention-1.
+    """Pairs of xformers' kernel, which is torch's memory-efficient one; where not measured, of FlashAttention-1.
 
-    The seconds of the latter are divided by the median ratio of the two rates on an A100, of equal widths and masks.
+    The seconds of the latter are divided by the median ratio of the two on an A100, at equal widths and masks.
     """
     own = both_rows(directory, gpu, "xformers", "efficient")
     if own:
@@ -295,9 +302,10 @@ def efficient_rows(directory: Path, gpu: str) -> list[Pair]:
 
 
 def simumax_attention(directory: Path, gpu: str, impl: str) -> list[Row]:
-    """SimuMax counts the operations of a full mask, 2.5 times for a backward; the attention is causal.
+    """Rows of SimuMax's attention.
 
-    That convention is the one under which its A100 agrees with FlashAttention-2's own figures in both directions.
+    SimuMax counts the operations of a full mask, 2.5 times for a backward, although the attention is causal. Under that
+    convention its A100 agrees with FlashAttention-2's own figures in both directions.
     """
     rows = []
     for row in read(directory, "simumax_op_efficiency.csv"):
@@ -318,14 +326,14 @@ def simumax_attention(directory: Path, gpu: str, impl: str) -> list[Row]:
 
 
 CARRIED_UNITS = 0.63
-"""Units of the A100's backward, the one FlashAttention-2 data here in which the number of blocks varies alone."""
+"""Units of the A100's backward: the only FlashAttention-2 data here with a varying number of blocks alone."""
 
 
 def attention_model(rows: Sequence[Row], target: Device) -> dict[str, Any]:
-    """A limit for each width and mask, a sequence for each mask and the units in common; then a table of the rest.
+    """Fit a limit for each width and mask, a sequence for each mask and common units; and a table of the residuals.
 
-    The papers' figures hold the number of tokens constant, so that they cannot determine a limit on blocks: units are
-    then carried over.
+    The papers' figures have a constant number of tokens, which does not determine a limit on blocks: units are then
+    `CARRIED_UNITS`.
     """
     base = {
         "peak": target.peak("bf16"),

@@ -61,7 +61,7 @@ def inside(ranks: int) -> Placement:
 
 
 def xla(directory: Path, key: str) -> list[Timing]:
-    """XLA's table of one host of 8; permutations between pairs that send both ways are transfers."""
+    """XLA's table of one host of 8; permutations between pairs that send both ways count as transfers."""
     rows = []
     for row in read(directory, "xla_collective_perf_table.csv"):
         if row["device"] != key:
@@ -76,7 +76,7 @@ def xla(directory: Path, key: str) -> list[Timing]:
 
 
 def published(directory: Path, gpu: str, link: str) -> list[Timing]:
-    """nccl-tests on one host, by the beginning of the device's and the link's name."""
+    """Rows of nccl-tests on one host, by prefixes of the device's and the link's name."""
     rows = []
     for row in read(directory, "collectives_nccl_published.csv"):
         seconds = seconds_of_row(row)
@@ -90,7 +90,7 @@ def published(directory: Path, gpu: str, link: str) -> list[Timing]:
 
 
 def seconds_of_row(row: dict[str, str]) -> float:
-    """Measured, or from the bus bandwidth by nccl-tests' factors; 0 where neither can be."""
+    """Seconds, measured or from the bus bandwidth by nccl-tests' factors; 0 where neither is known."""
     if row["time_us"]:
         return float(row["time_us"]) * 1e-6
     if not (row["busbw_gbs"] and row["message_bytes"] and row["n_gpus"]):
@@ -158,9 +158,9 @@ def medians(rows: Sequence[Timing]) -> list[list[float]]:
 
 
 def increasing(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Times that do not fall with size: no message takes longer than the fastest of those that are larger.
+    """Times made non-decreasing in size: none is longer than the least time of larger messages.
 
-    A time that falls is noise: first calls, which the smallest sizes of a sweep include, and other jobs.
+    A time that decreases with size is noise, from first calls at the smallest sizes of a sweep, or from other jobs.
     """
     least = math.inf
     result: list[tuple[int, float]] = []
@@ -197,7 +197,7 @@ def build_links(rows: Sequence[Timing]) -> dict[str, dict[str, Any]]:
 
 
 def fit_links(directory: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Collectives on one host, and their errors from 1 MiB upward on measurements held out."""
+    """Collectives on one host, and their errors from 1 MiB upward on held-out measurements."""
     rows = link_rows(directory, name)
     trial = build_links([row for row in rows if not row.held])
     held: dict[str, dict[str, Any]] = {}
@@ -229,7 +229,7 @@ def link_seconds(links: dict[str, Any], row: Timing) -> float:
 
 
 def carry(known: dict[str, Any], own: dict[str, Any], reason: str) -> dict[str, Any]:
-    """Another device's collectives, but for those that were measured on this one."""
+    """Another device's collectives, replaced by this device's where these were measured."""
     links = {k: {n: {**curve, "derived": reason} for n, curve in curves.items()} for k, curves in known.items()}
     for kind, curves in own.items():
         links.setdefault(kind, {}).update(curves)
@@ -251,7 +251,7 @@ def halved(curves: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer(directory: Path) -> dict[str, Any]:
-    """Transfers of the A100: three sizes were measured; the curve's shape is the all-reduce's of two."""
+    """Transfers of the A100 from three measured sizes; the curve has the shape of the all-reduce of two ranks."""
     rows = [row for row in published(directory, "A100", "NVLink3") if row.kind == "send"]
     base = fit_link([row for row in vtrain(directory) if row.on.ranks == 2])
     best = max(row.bytes / row.seconds for row in rows)
@@ -286,7 +286,7 @@ def fabric_rows(directory: Path, name: str) -> list[Timing]:
 def alps(directory: Path) -> tuple[list[Timing], list[tuple[int, float, float]], list[Timing]]:
     """Least time of each number of ranks and size, the spread over runs, and the runs on one host.
 
-    Runs differ in the network library's settings and in their day: their spread is what a job may meet.
+    Runs differ in the network library's settings and in their day: their spread is an estimate of that between jobs.
     """
     groups: dict[tuple[int, int], list[float]] = {}
     for row in read(directory, "collectives_alps_gh200.csv"):
@@ -307,8 +307,8 @@ Document = dict[str, Any]
 def fit_formula(rows: Sequence[Timing], bandwidth: float, links: dict[str, Any]) -> Document:
     """Share, base and hop that minimise the logarithmic error of the analytical time.
 
-    Where neither small messages nor several numbers of hosts were measured, nothing is known of latency: base is then
-    that of the collective on one host, and hop the catalogue's constant for a hop of InfiniBand.
+    Latency is unknown where neither small messages nor several numbers of hosts were measured: base is then that of the
+    collective on one host, and hop the catalogue's constant for a hop of InfiniBand.
     """
     small = min(row.bytes for row in rows) <= MIB or len({row.on.hosts for row in rows}) > 2
     least = min(curve["latency"] for curve in links["all_reduce"].values())
@@ -383,7 +383,7 @@ def predict(document: Document, row: Timing, bandwidth: float, links: dict[str, 
 
 
 def held_out(rows: Sequence[Timing], bandwidth: float, links: dict[str, Any], *, regress: bool) -> Document:
-    """Errors from 1 MiB upward of a fit without the rows that are held out, with the table and without."""
+    """Errors from 1 MiB upward on held-out rows, of a fit without them, with the table and without."""
     trial = fit_fabric([row for row in rows if not row.held], bandwidth, links, regress=regress)
     tests = [row for row in rows if row.held and row.bytes >= MIB]
     if not tests:
@@ -398,7 +398,7 @@ def held_out(rows: Sequence[Timing], bandwidth: float, links: dict[str, Any], *,
 
 
 def fit_fabrics(directory: Path) -> Document:
-    """All fabrics of the catalogue that have a bandwidth."""
+    """Fit all fabrics of the catalogue that have a bandwidth."""
     fabrics: Document = {}
     for name, (_, host) in SOURCES.items():
         rows = fabric_rows(directory, name)
@@ -426,7 +426,7 @@ def fit_fabrics(directory: Path) -> Document:
 
 
 def scales(rows: Sequence[Timing]) -> bool:
-    """Whether enough numbers of hosts were measured for a regression to tell their effect."""
+    """Whether enough numbers of hosts were measured for a regression on them."""
     return len({row.on.hosts for row in rows}) > 3
 
 
@@ -436,7 +436,7 @@ def straggler(spread: Sequence[tuple[int, float, float]]) -> Document:
 
 
 def derived(name: str, fabrics: Document) -> Document:
-    """A fabric that was not measured: the share of the adapter, the base and the hop of one that is like it."""
+    """A fabric that was not measured: the adapter's share, the base and the hop of a similar one."""
     like = "tcpxo_a3_mega" if "ethernet" in name else "efa_p6_b200" if name.startswith("efa") else "infiniband_ndr"
     model = fabrics[like]
     return {

@@ -1,12 +1,11 @@
 """Fit the shipped device profiles to published measurements: `fit_profiles.py DIRECTORY [--out FOLDER] [NAME …]`.
 
-DIRECTORY holds the CSV files of measurements, which are not in this repository; each begins with comments on where it
-is from. Needs scikit-learn and scipy (`pip install -e '.[fit]'`); what is written needs neither.
+DIRECTORY holds the CSV files of measurements, which are not in this repository; each begins with comments on its
+source. The script needs scikit-learn and scipy (`pip install -e '.[fit]'`); the profiles need neither.
 
 A fifth of the rows, chosen by the SHA-256 of their id, is held out: the errors in a profile are those of a fit without
-these rows, on these rows. The shipped fit is then made on all rows. Rows are dropped where a file calls them suspect,
-and where their hardware is not in the catalogue. The cpu's profile is measured, not fitted: `legoai calibrate` writes
-it.
+these rows, on these rows. The shipped fit is on all rows. Rows are dropped that a file marks as suspect, or whose
+hardware is not in the catalogue. The cpu's profile is measured, not fitted: `legoai calibrate` writes it.
 """
 
 from __future__ import annotations
@@ -73,11 +72,11 @@ Document = dict[str, Any]
 
 
 def main() -> None:
-    """Fit the profiles that are named, or all."""
+    """Fit the named profiles, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "cost" / "profiles")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PROFILES)} (default: all)")
+    parser.add_argument("directory", type=Path, help="folder of the CSV files of measurements")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "cost" / "profiles", help="folder of the profiles")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROFILES)} (default: all)")
     arguments = parser.parse_args()
     for name in arguments.names or [*PROFILES, "fabrics"]:
         if name == "fabrics":
@@ -117,7 +116,7 @@ def frame(target: Device, **parts: Any) -> Document:
 
 
 def movement(target: Device, share: tuple[float, float, float], source: str, derived: str = "") -> Document:
-    """Bandwidth curves by kind from the shares of the datasheet's that copy, add and dot reach."""
+    """Bandwidth curves by kind, from the shares of the datasheet's bandwidth that copy, add and dot reach."""
     copied, added, read = (part * target.figure("memory.bandwidth_bytes_per_second") for part in share)
     gap = CONSTANTS["kernel_gap_seconds"][0]
     measured = {"copy": copied, "elementwise": added, "reduction": read, "fill": copied}
@@ -133,14 +132,14 @@ def movement(target: Device, share: tuple[float, float, float], source: str, der
 
 
 def shares(name: str) -> tuple[tuple[float, float, float], str]:
-    """What copy, add and dot reach of the datasheet's bandwidth of a device, and the source."""
+    """Shares of a device's datasheet bandwidth that copy, add and dot reach, and the source."""
     copied, added, read, source = STREAM[name]
     peak = device(name).figure("memory.bandwidth_bytes_per_second")
     return (copied / peak, added / peak, read / peak), source
 
 
 def with_error(build: Callable[[list[Row]], Document], rows: list[Row], label: str, **notes: Any) -> Document:
-    """The document fitted on all rows, with the error on those held out of one fitted on the others."""
+    """The document fitted on all rows, and the error on held-out rows of a document fitted on the others."""
     trial = from_document(build([row for row in rows if not row.held]))
     document = build(rows)
     document["held_out"][label] = evaluate(trial, [row for row in rows if row.held], **notes)
@@ -166,7 +165,7 @@ def _both(first: str, second: str) -> str:
 
 
 def plain_rates(document: Document, target: Device) -> None:
-    """Single and double precision, which were not measured: the share of the peak that bf16 products reach."""
+    """Products in single and double precision, not measured: the share of the peak that bf16 products reach."""
     for rate in ("fp32", "fp64", "tf32"):
         if rate not in document["products"]:
             model = copy.deepcopy(document["products"]["bf16"])
@@ -183,7 +182,7 @@ def add_links(document: Document, directory: Path, name: str) -> None:
 
 
 def add_products(document: Document, target: Device, rate: str, rows: list[Row]) -> None:
-    """Fit the products of one rate, with their error in short runs, which is what tables of them measure."""
+    """Fit the products of one rate, with their error in short runs, as in tables of measurements."""
 
     def build(some: list[Row]) -> Document:
         return {**document, "products": {rate: product_model(some, target, rate)}, "held_out": {}}
@@ -208,7 +207,7 @@ def add_attention(document: Document, target: Device, key: str, rows: list[Row],
 
 
 def add_efficient(document: Document, target: Device, pairs: list[Pair], ratio: float, derived: str) -> None:
-    """Fit torch's memory-efficient attention, of which both directions were measured together."""
+    """Fit torch's memory-efficient attention, for which only the sum of both directions was measured."""
     note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward, as of FlashAttention-2"
     for direction in ("forward", "backward"):
         rows = of_direction(pairs, direction, ratio)
@@ -216,7 +215,7 @@ def add_efficient(document: Document, target: Device, pairs: list[Pair], ratio: 
 
 
 def derive_attention(document: Document, key: str, like: str, factor: float, reason: str) -> None:
-    """An implementation that was not measured: another's curve, its limits multiplied."""
+    """An implementation that was not measured: the curve of another one, with its limits multiplied."""
     model = copy.deepcopy(document["attention"][f"{like} bf16"])
     curve = model["curve"]
     curve["limits"] = {name: [limit * factor, *rest] for name, (limit, *rest) in curve["limits"].items()}
@@ -299,7 +298,7 @@ def rescaled(document: Document, target: Device, *, attention: float, moved: Doc
 
 
 def h100_96(directory: Path) -> Document:
-    """H100 with 96 GB HBM2e at 500 W, of which only the rates of large kernels are known."""
+    """H100 with 96 GB HBM2e at 500 W, for which only the rates of large kernels are known."""
     target = device("h100_sxm96")
     share, source = shares("h100_sxm")
     moved = movement(target, share, source, "the shares of the datasheet's bandwidth that the H100 SXM reaches")
@@ -316,7 +315,7 @@ def h100_96(directory: Path) -> Document:
 
 
 def _meta_attention(sequence: int) -> Attention:
-    """What was measured on Meta's H100."""
+    """Measurements on Meta's H100."""
     return Attention(
         batch=128, heads=8, key_heads=8, queries=sequence, keys=sequence, head_dim=128, value_dim=128, causal=False,
         backward=False, rate="bf16", implementation="flash2", bytes=8 * 128 * 8 * sequence * 128,
@@ -324,7 +323,7 @@ def _meta_attention(sequence: int) -> Attention:
 
 
 def h200(directory: Path) -> Document:
-    """H200: the processor of the H100, measured in its memory and its links."""
+    """H200: the processor of the H100, with its own measured memory and links."""
     target = device("h200")
     share, source = shares("h200")
     reason = "the H100 SXM's, of the same processor"
@@ -334,7 +333,7 @@ def h200(directory: Path) -> Document:
 
 
 def a100(directory: Path) -> Document:
-    """A100 SXM 80 GB: products measured on the PCIe card and scaled by those of the SXM that are known."""
+    """A100 SXM 80 GB: products measured on the PCIe card, scaled by the known products of the SXM card."""
     target = device("a100_sxm80")
     share, source = shares("a100_sxm80")
     document = frame(target, products={}, movement=movement(target, share, source), sources=A100_SOURCES)

@@ -1,19 +1,19 @@
 """Training on the graph backend against the eager backend, under all subsets of five passes, over gloo processes.
 
-Six plans are trained on 2 or 4 processes: FSDP, HSDP, FSDP with tensor and sequence parallelism, stages of FSDP,
-experts with FSDP, and context parallelism over FSDP's ranks. Each statement that switches a pass is written or left
-out, in all combinations: buckets of several units, gathers ahead of the computation that hides them, gathers as early
-as memory allows, operators whose results are saved for backward, and activations on the host. The units of the plans
-differ in when they are resharded, so that parameters are gathered again for backward, kept for it, and kept for the
-whole step. A step has two micro batches, and its gradients are clipped.
+Six plans are trained on 2 or 4 processes: FSDP, HSDP, FSDP with tensor and sequence parallelism, pipeline stages with
+FSDP, experts with FSDP, and context parallelism over FSDP's ranks. Each statement that enables a pass is present or
+absent, in all combinations: buckets of several units, all-gathers ahead of the computation that hides them, all-gathers
+as early as memory allows, operators whose results are saved for backward, and offloaded activations. The units of the
+plans differ in their reshard option: parameters are gathered again for backward, stay unsharded until it, or stay
+unsharded for the whole step. A step has two micro batches, and its gradients are clipped.
 
-No pass changes what is computed or in which order it is summed. So losses and gradient norms of all steps and the
-parameters after the last must be equal, to the bit, to those of the plan under the eager backend without any of these
-statements. A combination that lint refuses is not run, and its codes are counted. One that lint lets pass must be
-lowered and run: one that fails, or differs, misses the limit.
+No pass changes operators or the order of sums. So the losses and gradient norms of all steps and the final parameters
+must be bitwise equal to those of the plan under the eager backend without any of these statements. A combination that
+lint rejects is not run, and its codes are counted. A combination that lint accepts must be lowered and run: one that
+fails, or differs, violates the limit.
 
 With `--with-compile` the corners (no pass, each alone, all but one, and all) run once more with compiled regions, by
-`aot_eager`, which keeps to the operators of the graph and so is held to the same limit.
+`aot_eager`, which keeps the operators of the graph and therefore has the same limit.
 
     python benchmarks/graph_numerics.py [--steps N] [--with-compile] [--write] [NAME ...]
 """
@@ -59,7 +59,7 @@ MIXED: Final = "precision (param = bf16, reduce = fp32)\n"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan: its ranks, model, statements, one rule of `comm` that joins units, and a module that can be compiled."""
+    """A plan: ranks, model, statements, a rule of `comm` for buckets of several units, and a module to compile."""
 
     name: str
     ranks: int
@@ -70,12 +70,12 @@ class Case:
     samples: int = 8
 
     def plan(self, body: str) -> str:
-        """All statements of a plan with this parallelism: two micro batches in a step."""
+        """Text of a plan with this parallelism, with two micro batches per step."""
         training = with_fewer_passes(TRAINING, body).replace("global = 8", f"global = {self.samples}")
         return f"{self.model}cluster cpu(devices = {self.ranks})\n{training}{body}"
 
     def text(self, *passes: str, compiled: bool = False) -> str:
-        """The statements with the graph backend, some passes, and whether its regions are compiled."""
+        """Statements for the graph backend with some passes, optionally with compiled regions."""
         body = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", self.body)
         options = ", ".join(COMM[name] for name in passes if name in COMM)
         rules = f"{{ {self.bucket} }}" if "buckets" in passes else ""
@@ -124,7 +124,7 @@ CASES: Final = (
 
 
 class Pools:
-    """Processes of one group, started once for each number of ranks and again after a failure."""
+    """Process groups, one for each number of ranks; a group is started again after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._pools, self._started = folder, dict[int, GlooPool](), itertools.count()
@@ -161,11 +161,10 @@ class Row:
     """Results of all combinations of a plan's passes.
 
     Attributes:
-        equal: equal to the bit.
-        refused: those that lint refuses, with its codes.
-        different: those whose losses, norms or parameters differ.
-        failed: those that lint lets pass and that could not be lowered or failed at run time, with the error's first
-            line.
+        equal: bitwise equal combinations.
+        refused: combinations that lint rejects, with its codes.
+        different: combinations whose losses, norms or parameters differ.
+        failed: combinations that lint accepts, and that fail in lowering or at run time, with their error's first line.
     """
 
     plan: str
@@ -188,8 +187,8 @@ class Row:
         ran = len(self.equal) + len(self.different) + len(self.failed)
         name = f"{self.plan}{', compiled' if self.compiled else ''}, {self.ranks} ranks"
         return (
-            f"{name:<28} {ran:3} ran, {len(self.equal):3} equal to the bit, {len(self.different)} different, "
-            f"{len(self.failed)} failed; {len(self.refused):3} refused by lint{refusals}; {self.seconds:.0f} s"
+            f"{name:<28} {ran:3} ran, {len(self.equal):3} bitwise equal, {len(self.different)} different, "
+            f"{len(self.failed)} failed; {len(self.refused):3} rejected by lint{refusals}; {self.seconds:.0f} s"
         )
 
     def record(self) -> Mapping[str, Any]:
@@ -205,18 +204,18 @@ def trained(case: Case, body: str, started: Pools, steps: int) -> dict[str, Any]
 
 
 def _silently(text: str, data: str, steps: int) -> dict[str, Any]:
-    """Train without the lines that a run prints, on one rank."""
+    """Train on one rank, without the output of a run."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         return train(text, data, steps=steps)
 
 
 def codes_of(case: Case, body: str) -> list[str]:
-    """Codes of the errors that lint finds in the plan that would be trained."""
+    """Codes of lint's errors in a plan."""
     return sorted(errors(case.plan(body)))
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What of two runs is not equal to the bit; empty where all is."""
+    """Names of the results of two runs that are not bitwise equal; empty where all are."""
     names = [name for name in ("loss", "norm") if one[name] != other[name]]
     if one["parameters"].keys() != other["parameters"].keys():
         return ", ".join([*names, "names of parameters"])
@@ -225,14 +224,14 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def combinations(*, corners: bool) -> Iterator[tuple[str, ...]]:
-    """All subsets of the passes, the larger ones last; of the corners only none, one, and those with all but one."""
+    """All subsets of the passes in ascending size; with `corners` those of no pass, one, all but one, and all."""
     for count in range(len(PASSES) + 1):
         if not corners or count not in (2, 3):
             yield from itertools.combinations(PASSES, count)
 
 
 def measure(case: Case, started: Pools, steps: int, *, compiled: bool) -> Row:
-    """Train a plan under each combination of passes, beside the eager backend."""
+    """Train a plan under each combination of passes, and compare it with the eager backend."""
     eager = trained(case, case.body, started, steps)
     assert len(set(eager["loss"])) == steps, "each step must change the loss"
     row, start = Row(case.name, case.ranks, compiled, eager["loss"]), time.perf_counter()
@@ -256,7 +255,7 @@ def measure(case: Case, started: Pools, steps: int, *, compiled: bool) -> Row:
 
 
 def main() -> int:
-    """Train, print a line for each plan, and say with the exit status whether all that ran is equal."""
+    """Train, and print a line for each plan; the exit status is 0 where all combinations that ran are equal."""
     asked = ask(
         __doc__, RESULTS, steps=(3, "steps of each training"),
         with_compile=(False, "run the corners with compiled regions too"),

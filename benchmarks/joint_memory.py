@@ -1,13 +1,13 @@
 """Recomputation, unsharded parameters and offloading decided jointly, greedily, and one after the other.
 
-The memory and time of blocks are taken from plans that treat all of them equally, as in `legoai solve`. Under each of a
-grid of limits of reserved memory three choices are made from them: by the integer program; by the greedy rival; and one
-after the other: the least recomputation that fits, then parameters kept unsharded in the memory that is left, and the
-optimizer's state offloaded where nothing fits before. Each choice is simulated whole, the expected memory is corrected
-by the difference, and the choice is repeated until it no longer changes. Written is the best simulated step of each
-that is within the limit, and the share of the limit that it leaves free. Under a pipeline each stage is decided
-separately, by the integer program and by the greedy rival, and nothing is offloaded. Rows of cases that are not named
-stay in the file unchanged.
+The memory and time of blocks are observed in plans with equal treatments of all blocks, as in `legoai solve`. Under
+each of a grid of limits of reserved memory three methods choose from them: the integer program; the greedy method; and
+one decision after the other: the least recomputation that fits, then unsharded parameters in the memory left, and
+offloading of the optimizer's state where nothing fits otherwise. Each choice is simulated, its predicted memory is
+corrected by the difference, and the method repeats until its choice no longer changes. The results are the best
+simulated step of each method within the limit, and the share of the limit that it leaves free. Under a pipeline each
+stage is decided separately, by the integer program and by the greedy method, and nothing is offloaded. Rows of cases
+that are not named stay in the file unchanged.
 
     python benchmarks/joint_memory.py [--write] [NAME ...]
 """
@@ -75,7 +75,7 @@ CASES = {
         (40, 56, 72),
     ),
 }
-"""Model, devices and batch; and the limits in GiB."""
+"""Model, devices and batch, and the memory limits in GiB."""
 PIPELINES = {
     "Llama 3 8B, 1 x 4096, pp = 4 on 8 devices": (
         'model llama3("8b")\ncluster h100_sxm\nmesh (pp = 4, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n'
@@ -90,7 +90,7 @@ PIPELINES = {
         (28, 40),
     ),
 }
-"""The same of plans with a pipeline."""
+"""The same for plans with a pipeline."""
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ class Simulated:
     """A plan whose candidates are simulated.
 
     Args:
-        plan: with its holes.
-        evaluator: of its candidates.
+        plan: the plan, with its holes.
+        evaluator: evaluator of its candidates.
     """
 
     plan: OpenPlan
@@ -107,7 +107,7 @@ class Simulated:
     holes: MemoryHoles
 
     def figures(self, every: Sequence[Choices]) -> list[Figures]:
-        """The figures of candidates."""
+        """Simulated figures of candidates."""
         analyses = []
         for choices in every:
             candidate = self.plan.candidate(choices)
@@ -120,12 +120,12 @@ class Simulated:
         return found
 
     def chosen(self, values: Values) -> Choices:
-        """The candidate of some values."""
+        """The candidate with these values."""
         return self.holes.chosen((None,) * len(self.plan.holes), values)
 
 
 def sequential(problem: MemoryProblem) -> Division | None:
-    """The least recomputation that fits, then unsharded parameters in the memory that is left; offloading last."""
+    """The least recomputation that fits, then unsharded parameters in the memory that is left, then offloading."""
     resharded = {pair: costs for pair, costs in problem.pairs.items() if pair[1] == 0}
     for way, offloading in enumerate(problem.offloadings):
         one = replace(problem, pairs=resharded, offloadings=[offloading]).solve().division
@@ -147,7 +147,7 @@ JOINT: dict[str, Chooser] = {"joint": lambda problem: problem.solve().division}
 def best_of(
     choose: Chooser, simulated: Simulated, learnt: ObservedMemory | ObservedStageMemory, room: Room
 ) -> dict[str, Any] | None:
-    """The best simulated step of a method; None where it finds nothing within the limit."""
+    """The best simulated step of a method; None where no choice of it is within the limit."""
     problem: Any = learnt.problem(room)
     corrected, seen = problem, set()
     best: dict[str, Any] | None = None
@@ -180,7 +180,7 @@ def best_of(
 
 
 def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -> ObservedMemory | ObservedStageMemory:
-    """The simulated figures of listed values."""
+    """Simulated figures of listed values."""
     analysis = simulated.plan.candidate(simulated.chosen(own)).analysis
     assert analysis is not None
     if not is_staged(analysis):
@@ -193,7 +193,7 @@ def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -
 def measured(
     name: str, simulated: Simulated, limits: Sequence[int], choosers: dict[str, Chooser]
 ) -> list[dict[str, Any]]:
-    """The choices of a case under each of its limits."""
+    """Choices of the methods for a case under each of its limits."""
     treatments, units, ways = (simulated.holes.listed(kind) or [None] for kind in (0, 1, 2))
     every = [Values(one, other, ways[0]) for one in treatments for other in units]
     every += [Values(treatments[0], units[0], way) for way in ways[1:]]

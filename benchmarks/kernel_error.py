@@ -1,10 +1,10 @@
 """Error of the shipped profiles' kernel estimates: `kernel_error.py [DIRECTORY]`.
 
-Prints, for each profile, the error on the fifth of the published measurements that the fit did not see, as the profile
-states it (`fit_profiles.py` describes how they are chosen). With DIRECTORY, which holds the CSV files of measurements,
-it also prints how well the shipped profile, fitted on all rows, reproduces each device's rows: agreement, not accuracy.
+The script prints, for each profile, the error on the held-out fifth of the published measurements, as recorded in the
+profile (`fit_profiles.py` describes how they are chosen). With DIRECTORY, which holds the CSV files of measurements, it
+also prints the error of the shipped profile, fitted on all rows, on each device's rows: agreement, not accuracy.
 
-Limit: a median of 5% on rows held out, for each class that was measured on the device itself.
+Limit: a median of 5% on held-out rows, for each class that was measured on the device itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Wall-clock time of `legoai lint` in a cold process.
 
-Timed is a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan of 100
-lines for a built-in model, once with a preset and once with dimensions of its own. From one process to the next only
-compiled Python files and the cached parser tables are kept, as in every use. A first process, which may have to write
-those, is left out.
+The time is that of a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan
+of 100 lines for a built-in model, once with a preset and once with its own dimensions. Compiled Python files and the
+cached parser tables are kept between processes, as in normal use. A first process, which may write these, is excluded.
 
-The figure is the median of the processor time of 20 processes, user and system, because it hardly depends on other load
-of the machine; linting waits for nothing, so on an idle machine the elapsed time is the same. The median of the elapsed
-time is printed beside it, without a limit, and so is the time of an interpreter that does nothing.
+The figure is the median processor time of 20 processes, user and system, because it hardly depends on other load of the
+machine; linting waits for nothing, so on an idle machine the elapsed time is the same. The median elapsed time is
+printed too, without a limit, and so is the time of an interpreter that does nothing.
 
 Lark imports the packages regex and interegular where they are installed. `legoai` does not need them, and its plain
 installation does not include them: they are hidden from the processes, unless `--as-installed` is given.
@@ -30,12 +29,12 @@ from pathlib import Path
 
 LIMIT_SECONDS = 0.150
 LIMIT_IMPORTS = 2.6
-"""As a multiple of the time of `import lark`."""
+"""Limit as a multiple of the time of `import lark`."""
 PROCESSES = 20
 BLOCKS = 80
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Compiled files are used even where the environment disables them: without, a process takes half as long again."""
+"""Environment with compiled files, even where the caller disables them: without, a process takes 50% longer."""
 
 HIDE = "import sys; sys.modules.update(dict.fromkeys(('regex', 'interegular')));"
 RUN = "from legoai.cli import main; raise SystemExit(main(['lint', sys.argv[1]]))"
@@ -70,7 +69,7 @@ MODELS = {
 
 
 def plan_text(model: str) -> str:
-    """A plan with a rule for each block of the model: its odd blocks are recomputed."""
+    """A plan with a rule for each block of the model; odd blocks are recomputed."""
     rules = [f"  layers.{index:<2} = {'full' if index % 2 else 'none'}" for index in range(BLOCKS)]
     text = HEAD.replace("MODEL", model) + "\n".join(rules) + "\n}\n"
     assert text.count("\n") == 100, text.count("\n")
@@ -78,7 +77,7 @@ def plan_text(model: str) -> str:
 
 
 def child_seconds() -> float:
-    """Processor time, in seconds, of all processes that were started here and have ended."""
+    """Processor time of all ended child processes, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

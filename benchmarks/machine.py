@@ -20,7 +20,7 @@ TIMEOUT_SECONDS: Final = 3600
 
 
 def about_machine() -> dict[str, str | float]:
-    """Date, processor, versions and the load before a measurement, in words that are printed and written."""
+    """Date, processor, versions and the load before a measurement, as printed and written."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
@@ -31,7 +31,7 @@ def about_machine() -> dict[str, str | float]:
 
 
 def write_rows(path: Path, about: Mapping[str, object], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write what was measured, as a whole or not at all."""
+    """Write measured rows atomically."""
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     draft.replace(path)
@@ -58,7 +58,7 @@ def ask(description: str | None, results: Path, **others: tuple[int | bool, str]
         others: other options, with their defaults and help; one whose default is False takes no number.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0] if description else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name contains NAME")
     for name, (default, text) in others.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
@@ -75,7 +75,7 @@ def legoai(*arguments: str, cache: str | None = None) -> dict[str, Any]:
     """The JSON output of a `legoai` command that runs in a process of its own.
 
     Args:
-        arguments: of `legoai`, without `--json`.
+        arguments: arguments of `legoai`, without `--json`.
         cache: the cache folder; by default the user's.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -1,10 +1,10 @@
-"""What a stopped search leaves open: the nodes with the lowest bounds, and the true cost of a few completions of them.
+"""Unexplored nodes of a stopped search: those with the lowest bounds, and the cost of some completions of them.
 
-The gap that `legoai solve` reports is that of the loosest bound among unexplored nodes, so that a better bound pays off
-there. Each worked plan with holes whose search does not end by itself is searched for some seconds; printed are the
-nodes with the lowest bounds and their decisions, how many there are below the best candidate by half seconds, and the
-time per node. With `--complete N` the N loosest are completed like the search's own first guess, and simulated, which
-takes seconds for each.
+The gap that `legoai solve` reports is that of the lowest bound among unexplored nodes, so a better bound of these nodes
+reduces it. Each worked plan with holes whose search does not end by itself is searched for some seconds. The output has
+the nodes with the lowest bounds and their decisions, the numbers of nodes below the best candidate by half seconds, and
+the time per node. With `--complete N` the N nodes with the lowest bounds are completed like the search's own first
+guess, and simulated, which takes seconds for each.
 
     python benchmarks/open_nodes.py [--seconds S] [--nodes N] [--complete N] [NAME ...]
 """
@@ -32,8 +32,8 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 
 
-def told(plan: OpenPlan, choices: Choices) -> str:
-    """A node's decisions, in words."""
+def decisions(plan: OpenPlan, choices: Choices) -> str:
+    """Text of a node's decisions."""
     pairs = zip(plan.holes, choices, strict=True)
     return ", ".join(f"{hole.what} {hole.choices[index]}" for hole, index in pairs if index is not None)
 
@@ -45,7 +45,7 @@ def opened(case: Case, folder: Path) -> OpenPlan:
 
 
 def searched(plan: OpenPlan, seconds: float, nodes: int, complete: int) -> None:
-    """Search for some seconds, and print what is left."""
+    """Search for some seconds, and print the unexplored nodes."""
     with Simulation(directory=plan.directory) as evaluator:
         begin, used = time.monotonic(), time.process_time()
         search = Search(
@@ -59,32 +59,32 @@ def searched(plan: OpenPlan, seconds: float, nodes: int, complete: int) -> None:
         best = search.costs.of(found.best)
         left = sorted(node for node in search.nodes.heap if node[0] < best)
         took = time.monotonic() - begin
-        print(f"{found.status} after {took:.1f} s: best {best:.3f} s, {told(plan, found.best.choices)}")
+        print(f"{found.status} after {took:.1f} s: best {best:.3f} s, {decisions(plan, found.best.choices)}")
         print(f"bound {found.bound:.3f} s, gap {1 - found.bound / best:.1%}; {len(left)} nodes below the best")
         count = len(search.nodes.heap)
         print(f"{used:.1f} s of this process, {1e3 * used / count:.1f} ms for each of {count} open nodes")
         print("by half seconds:", sorted(Counter(math.floor(2 * bound) / 2 for bound, *_ in left).items()))
         for bound, _, choices in left[:nodes]:
-            print(f"  {bound:8.3f} s  {told(plan, choices)}")
+            print(f"  {bound:8.3f} s  {decisions(plan, choices)}")
         near = Neighbours(plan, search.costs, ())
         for bound, _, choices in left[:complete]:
             guess = near.smallest(choices)
             analysis = None if guess is None else plan.candidate(guess).analysis
             if guess is None or analysis is None:
-                print(f"  {bound:8.3f} s  no completion fits: {told(plan, choices)}", flush=True)
+                print(f"  {bound:8.3f} s  no completion fits: {decisions(plan, choices)}", flush=True)
                 continue
             [outcome] = evaluator.evaluate([analysis], None)
             cost = f"{outcome.step_time:.3f} s" if isinstance(outcome, Figures) else outcome.reason
-            print(f"  {bound:8.3f} s  truly {cost}: {told(plan, guess)}", flush=True)
+            print(f"  {bound:8.3f} s  truly {cost}: {decisions(plan, guess)}", flush=True)
 
 
 def main() -> int:
-    """Search each case that is asked for."""
+    """Search each selected case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of the search")
-    parser.add_argument("--nodes", type=int, default=30, help="nodes that are printed")
-    parser.add_argument("--complete", type=int, default=0, help="nodes that are completed and simulated")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name contains NAME")
+    parser.add_argument("--seconds", type=float, default=25.0, help="seconds of each search (default: 25)")
+    parser.add_argument("--nodes", type=int, default=30, help="number of nodes to print (default: 30)")
+    parser.add_argument("--complete", type=int, default=0, help="number of nodes to complete and simulate (default: 0)")
     options = parser.parse_args()
     print(about_machine(), "\n")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Lines of plans that are parsed, formatted and linted per second.
 
-Timed is one process that has imported everything and has done the same once before, on the worked plans of `plans/`,
-one after the other. The figure is the best of ten rounds, since every disturbance makes a round longer. The parser's
-cache of recent texts is emptied before each round. Formatting includes the proof that the result means the same.
+The time is that of a warm process on the worked plans of `plans/`, one after another, after all imports and one round.
+The figure is the best of ten rounds, since other load only makes a round longer. The parser's cache of recent texts is
+cleared before each round. Formatting includes the check that the result resolves to the same plan.
 Linting includes every check; manifests are computed again each time. Plans whose model would have to be inspected in
 another process are left out of linting.
 """

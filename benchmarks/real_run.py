@@ -1,8 +1,8 @@
-"""Measurement of a lowered program on this machine: seconds of a step, and bytes of tensors.
+"""Measurement of a lowered program on this machine: step time, and bytes of tensors.
 
-Nothing of the simulator is used here. Memory is that of storages, which are found by weak references: all that exist
-when the measurement begins, and every one that an operator returns. After each operator the sizes of all that live are
-added up, so that storages which FSDP resizes count with the size that they have then.
+The measurement does not use the simulator. Memory is that of storages, which are tracked by weak references: all that
+exist when the measurement begins, and every one that an operator returns. After each operator the sizes of all live
+storages are added up, so that storages resized by FSDP count with their current size.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Real:
     """Measured times and memory of one rank.
 
     Attributes:
-        seconds: of each measured step.
-        peak: most bytes of storages in a step after the first; the minimum over several steps, because gloo's threads
+        seconds: seconds of each measured step.
+        peak: peak of storage bytes in a step after the first; the minimum over several steps, because gloo's threads
             hold buffers for a while after a collective, longer on a busy machine.
         held: bytes of storages when that step begins.
         kernels: seconds of each operator by its name in one more step, on this thread, if requested.
@@ -57,12 +57,12 @@ class Real:
 
     @property
     def median(self) -> float:
-        """Seconds of a step; not a number where none was measured."""
+        """Median step time in seconds; NaN where none was measured."""
         return statistics.median(self.seconds) if self.seconds else math.nan
 
 
 class Storages(TorchDispatchMode):
-    """Knows which storages live, and how many bytes they had at most together."""
+    """Tracks the live storages and the peak of their bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class Storages(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Of all that live."""
+        """Bytes of all live storages."""
         found = (ref() for ref in list(self.alive.values()))
         return sum(storage.nbytes() for storage in found if storage is not None)
 
@@ -110,7 +110,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class RandomBatches:
-    """Micro batches of random tokens, made before anything is measured."""
+    """Micro batches of random tokens, made before the measurement."""
 
     def __init__(self, shape: tuple[int, int], vocabulary: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ class RandomBatches:
         self.batch = SequenceBatch(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
 
     def next(self) -> SequenceBatch:
-        """The same each time."""
+        """Return the same batch each time."""
         return self.batch
 
     def skip(self, batches: int) -> None:
@@ -126,8 +126,8 @@ class RandomBatches:
 
 
 def run_rank(rank: int, /, *, world: int, store: str, text: str, steps: int, profiled: bool, answers: Any) -> None:
-    """Be one rank of a program; the answer on the queue is (rank, :class:`Real`)."""
-    # Without times to measure one thread is enough, and disturbs no other process.
+    """Run one rank of a program, and put (rank, :class:`Real`) on the queue."""
+    # One thread suffices for memory, and disturbs no other process.
     torch.set_num_threads(threads_per_process(world) if steps else 1)
     os.environ["LOCAL_RANK"] = str(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -173,7 +173,7 @@ def _profile(take: Any) -> dict[str, float]:
 
 
 def run_program(text: str, *, world: int, steps: int, profiled: bool = False) -> list[Real]:
-    """Run a program's steps in as many processes, and return what each rank took.
+    """Run a program's steps in `world` processes, and return each rank's measurement.
 
     Raises:
         RuntimeError: a rank failed; it has printed why.

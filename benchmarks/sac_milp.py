@@ -1,15 +1,15 @@
-"""Recomputation that LegoAI chooses under a memory limit, against the choice of torch's integer program.
+"""Recomputation chosen by LegoAI under a memory limit, against the choice of torch's integer program.
 
 `torch.distributed._tools.sac_ilp.sac_milp` (Auto-SAC) decides for every block which share of its operators' memory to
 discard. Its inputs come from torch's tools as in torch's own test: `MemTracker`, `RuntimeEstimator` with the rates of
-an H100, and `SACEstimator`, on fake tensors and of the program that the plan lowers to. The share that each block may
-save is then written into the plan, `layers.3 = budget(…)`, so that both answers are simulated by the same simulator.
-LegoAI's answer is that of `legoai solve` for `checkpoint { layers.* = auto }` under the same limit of active memory,
-and, where torch's answer exceeds its limit, under the memory that torch's answer takes. Full checkpointing is reported
-beside them. Limits lie between the peak under full checkpointing and that without any. Everything is for one H100:
+an H100, and `SACEstimator`, on fake tensors, for the program that the plan lowers to. The bytes that each block may
+save are then written into the plan, `layers.3 = budget(…)`, and both solutions are simulated by the same simulator.
+LegoAI's solution is that of `legoai solve` for `checkpoint { layers.* = auto }` under the same limit of active memory,
+and, where torch's solution exceeds its limit, under the peak of that solution. Full checkpointing is reported too.
+Limits are between the peak under full checkpointing and that without checkpointing. All plans are for one H100:
 `sac_milp` does not model unsharded parameters.
 
-Its model has no optimizer state, whose bytes are subtracted from its limit.
+Its model has no optimizer state, so the bytes of that state are subtracted from its limit.
 
     pip install pwlf
     python -m benchmarks.sac_milp [--write] [NAME ...]
@@ -37,8 +37,8 @@ class Case:
     """A model on one H100.
 
     Attributes:
-        model: its statement.
-        batch: options of the statement.
+        model: model statement.
+        batch: options of the batch statement.
     """
 
     model: str
@@ -50,11 +50,11 @@ CASES: Final = {
     "GPT-2 medium": Case('gpt2("medium")', "global = 16, micro = 16, seq_len = 1024"),
 }
 SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Of the memory that full checkpointing saves: how much of it a limit leaves."""
+"""Memory limits: shares of the memory saved by full checkpointing that a limit leaves."""
 
 
 def text(case: Case, checkpoint: str, *more: str) -> str:
-    """A plan of a case with a statement of checkpointing."""
+    """Text of a case's plan with a checkpoint statement."""
     lines = [
         "plan case",
         f"model {case.model}",
@@ -70,11 +70,11 @@ def text(case: Case, checkpoint: str, *more: str) -> str:
 
 
 def told_by_torch(plan: Path, limits: Sequence[float]) -> list[dict[str, Any]]:
-    """The answers of `sac_milp` for a plan without checkpointing under limits of active memory in GiB.
+    """Solutions of `sac_milp` for a plan without checkpointing under limits of active memory in GiB.
 
     Returns:
-        for each limit with an answer: the bytes that each block saves, by the block's index, without blocks that
-        discard nothing; the seconds of recomputation and the peak that it expects.
+        For each limit with a solution: the bytes that each block saves, by the block's index, without blocks that
+        discard nothing; and its predicted seconds of recomputation and peak.
     """
     import torch
 
@@ -123,7 +123,7 @@ def told_by_torch(plan: Path, limits: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def rules(kept: dict[int, int]) -> str:
-    """The rules of `checkpoint` by which blocks keep some bytes each."""
+    """Rules of `checkpoint` by which each block keeps a number of bytes."""
     written = []
     for size, run in itertools.groupby(sorted(kept), key=kept.__getitem__):
         blocks = list(run)
@@ -134,7 +134,7 @@ def rules(kept: dict[int, int]) -> str:
 
 
 def figures(plan: Path) -> dict[str, float]:
-    """The simulated figures of a plan."""
+    """Simulated figures of a plan."""
     found = legoai("cost", str(plan))
     return {
         "step_time_s": found["step_time_s"],
@@ -144,7 +144,7 @@ def figures(plan: Path) -> dict[str, float]:
 
 
 def measured(name: str, case: Case) -> list[dict[str, Any]]:
-    """The answers under each limit, and their simulated figures."""
+    """Both solutions under each limit, with their simulated figures."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "case.plan"
@@ -177,18 +177,18 @@ def measured(name: str, case: Case) -> list[dict[str, Any]]:
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
 
-    def said(way: str) -> str:
+    def figures(way: str) -> str:
         found = row[way]
         if found is None:
             return f"{way}: none"
         return f"{way}: {1e3 * found['recompute_s']:.1f} ms recomputed, {found['peak_gib']:.2f} GiB"
 
     ways = ("full", "torch", "legoai", "legoai at torch's peak")
-    return f"{row['limit_gib']:5.2f} GiB  " + ";  ".join(map(said, ways))
+    return f"{row['limit_gib']:5.2f} GiB  " + ";  ".join(map(figures, ways))
 
 
 def main() -> int:
-    """Measure, print, and say with the exit status whether LegoAI recomputes no more in the same memory."""
+    """Measure and print; the exit status is 0 where LegoAI recomputes no more in the same memory."""
     asked = ask(__doc__, RESULTS)
     rows = []
     for name, case in CASES.items():

@@ -1,14 +1,13 @@
 """Wall-clock time and memory of `legoai cost` in a cold process.
 
-Timed is a whole process, from its start to its exit: the interpreter, the imports, lint, lowering, capture, timeline,
-memory and the summary. From one process to the next only compiled Python files and the tables of the parser are kept;
-captured programs are cached only in the cases that are repeated. A first process, which may have to write those, is
-left out.
+The time is that of a whole process, from its start to its exit: the interpreter, the imports, lint, lowering, capture,
+timeline, memory and the summary. Compiled Python files and the parser tables are kept between processes; captured
+programs are cached only in repeated cases. A first process, which may write these files, is excluded.
 
 The figure is the best processor time of several processes, user and system, because it hardly depends on other load of
 the machine; the simulator waits for nothing and uses one core, so on an idle machine the elapsed time is the same. The
-elapsed time is printed beside it; a pipeline, whose ranks are simulated by a process for each core, is limited by it.
-The memory is the largest resident set of the process, or of one that it starts.
+elapsed time is printed too; it is the limited time of a pipeline, whose ranks are simulated by a process for each core.
+The memory is the largest resident set of the process and of those that it starts.
 
     python benchmarks/simulator_speed.py [--runs N] [--write] [NAME ...]
 """
@@ -33,14 +32,14 @@ LIMIT_BYTES = 4 * 2**30
 TIMEOUT_SECONDS = 1200
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Compiled files are used even where the environment disables them: without, a process takes longer."""
+"""Environment with compiled files, even where the caller disables them: without, a process takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A command, the seconds that it may take, or None for no limit, and whether elapsed seconds count.
+    """A command, its limit in seconds, or None, and whether the limit is on elapsed time.
 
-    With ``again`` it is repeated, and finds the captures of the first time in the cache.
+    With ``again`` it is repeated, and reuses the cached captures of the first run.
     """
 
     name: str
@@ -72,7 +71,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one process took: seconds of processor time, elapsed seconds, and bytes of its largest resident set."""
+    """Measurement of one process: processor time and elapsed time in seconds, and peak resident set in bytes."""
 
     busy: float
     elapsed: float
@@ -90,18 +89,20 @@ def measure(case: Case, cache: Path) -> Figure:
     if not case.again:
         for kept in ("pieces", "pipelines"):
             shutil.rmtree(cache / "legoai" / kept, ignore_errors=True)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         start = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT | {"XDG_CACHE_HOME": str(cache)}, stdout=said,
+            [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT | {"XDG_CACHE_HOME": str(cache)}, stdout=output,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         _, status, used = os.wait4(process.pid, 0)
         elapsed = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}:\n{said.read().decode()[-2000:]}")
+            output.seek(0)
+            raise SystemExit(
+                f"{' '.join(arguments)} ended with {process.returncode}:\n{output.read().decode()[-2000:]}"
+            )
     return Figure(used.ru_utime + used.ru_stime, elapsed, used.ru_maxrss * 1024)
 
 

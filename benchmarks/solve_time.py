@@ -1,8 +1,8 @@
 """Time of `legoai solve` in a cold process, and again, on worked plans with some values replaced by holes.
 
-Timed is a whole process, from its start to its exit, on both cores: the first has an empty cache, and the second finds
-the figures of the candidates that the first simulated. Reported beside the time are how many candidates there are, how
-many were simulated, the remaining gap, and the objective of the solution beside that of the worked plan.
+The time is that of a whole process, from its start to its exit, on both cores: the first has an empty cache, and the
+second reuses the figures of the candidates that the first simulated. The output also has the numbers of candidates and
+of simulated candidates, the remaining gap, and the objectives of the solution and of the worked plan.
 
     python benchmarks/solve_time.py [--write] [NAME ...]
 """
@@ -21,7 +21,7 @@ from machine import ask, legoai, write_rows
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
 STARTS = 2.0
-"""Seconds of a process besides its search: imports, and work in progress when the search is stopped."""
+"""Seconds of a process outside its search: imports, and work in progress when the search is stopped."""
 TREATMENTS = "auto in [none, full, every(2), selective([attention, matmul])]"
 
 
@@ -30,13 +30,13 @@ class Case:
     """A worked plan, the replacements in its text, and its limits.
 
     Attributes:
-        plan: its name.
+        plan: name of the plan.
         holes: patterns in its text, and their replacements.
-        cold: seconds that the first process may take.
-        again: seconds that the second may take.
-        gap: the largest gap that may remain.
+        cold: limit of the first process, in seconds.
+        again: limit of the second process, in seconds.
+        gap: limit of the remaining gap.
         stops: whether the search is stopped before ``cold`` seconds are over, as it would not end by itself.
-        what: distinguishes the case from others of the same plan.
+        what: suffix that distinguishes the case from others of the same plan.
     """
 
     plan: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the case is called."""
+        """Name of the case."""
         return f"{self.plan} {self.what}".strip()
 
 
@@ -121,7 +121,7 @@ CASES = (
 
 
 def holed(case: Case) -> str:
-    """The text of a worked plan with holes."""
+    """Text of a worked plan with holes."""
     text = (ROOT / "plans" / f"{case.plan}.plan").read_text(encoding="utf-8")
     for pattern, hole in case.holes:
         text, count = re.subn(pattern, hole, text)
@@ -131,14 +131,14 @@ def holed(case: Case) -> str:
 
 
 def called(folder: str, *arguments: str) -> tuple[dict[str, Any], float]:
-    """The JSON that a command of LegoAI prints, and its elapsed seconds."""
+    """The JSON output of a `legoai` command, and its elapsed seconds."""
     start = time.perf_counter()
     found = legoai(*arguments, cache=folder)
     return found, time.perf_counter() - start
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """Solve a plan twice, and cost it as it is."""
+    """Solve a plan twice, and predict the cost of the worked plan."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{case.plan}.plan"
         path.write_text(holed(case), encoding="utf-8")

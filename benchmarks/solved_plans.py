@@ -1,14 +1,15 @@
 """Solved plans against an expert's configuration and the rule of thumb, and recomputation under a budget.
 
-The plans of `plans/` with holes are solved, and three configurations of each are simulated whole by `legoai cost`: the
+The plans of `plans/` with holes are solved, and three configurations of each are simulated by `legoai cost`: the
 solution; the rule of thumb (least `tp · pp` that fits, then the largest micro batch, all else as solved); and the
 worked plan of the same model and scale. That of Llama 3 70B on 256 GPUs is the configuration that TorchTitan's authors
 published (32-way FSDP, 8-way tensor parallel, micro batches of 16, full checkpointing), without float8 and compilation,
-which the solved plan does not use either. A solution beyond its limit of memory, or slower than another, is a miss.
+which the solved plan does not use either. A solution that exceeds its memory limit, or is slower than another
+configuration, fails.
 
 Then models are checkpointed in every way: not at all, whole blocks, and `budget` with each of its methods of choosing
-operators, at several shares of the activations' memory. Printed are step, recomputation and peak. An optimum that
-recomputes more than greedy at the same budget is a miss, and so is a budget that recomputes more than whole blocks.
+operators, at several shares of the activations' memory. The output has step time, recomputation and peak. An optimum
+that recomputes more than greedy at the same budget fails, and so does a budget that recomputes more than whole blocks.
 
     python benchmarks/solved_plans.py [--write] [solved | budgets]
 """
@@ -31,12 +32,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 SOLVED = {"llama3_70b_256_auto": "llama3_70b_256", "mixtral_8x7b_64_auto": "mixtral_8x7b_64"}
 """Plans with holes, and the worked plan of the same model and scale."""
 TOLERANCE = 1.005
-"""By which an optimum may recompute more than greedy: budgets are rounded up to steps of 1/4096."""
+"""Factor by which an optimum may recompute more than greedy: budgets are rounded up to steps of 1/4096."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is checkpointed, on one host of 8 H100s."""
+    """A model for the comparison of budgets, on one host of 8 H100s."""
 
     name: str
     statement: str
@@ -53,7 +54,7 @@ BY = ("greedy", "knapsack", "ilp")
 
 
 def configurations(name: str, worked: str) -> list[dict[str, Any]]:
-    """The solution of a plan, the rule of thumb and the worked plan, each simulated whole."""
+    """The solution of a plan, the rule of thumb and the worked plan, each simulated."""
     solution = solve(ROOT / "plans" / f"{name}.plan")
     if solution.best is None:
         raise SystemExit(f"{name}.plan has no solution: {[item.message for item in solution.diagnostics]}")
@@ -74,7 +75,7 @@ def configurations(name: str, worked: str) -> list[dict[str, Any]]:
 
 
 def row_of(plan: str, way: str, cost: dict[str, Any], choices: dict[str, str]) -> dict[str, Any]:
-    """What is written of one configuration."""
+    """Row of one configuration in the results."""
     return {
         "plan": plan,
         "way": way,
@@ -90,7 +91,7 @@ def row_of(plan: str, way: str, cost: dict[str, Any], choices: dict[str, str]) -
 
 
 def budget_rows(model: Model) -> list[dict[str, Any]]:
-    """A model checkpointed in every way."""
+    """Rows of a model, checkpointed in every way."""
     ways = {"none": "none", "full": "full"}
     ways |= {f"{share} by {by}": f"budget({share}, by = {by})" for share in BUDGETS for by in BY}
     rows = []
@@ -119,7 +120,7 @@ def told(row: dict[str, Any]) -> None:
 
 
 def missed_solutions(rows: list[dict[str, Any]]) -> list[str]:
-    """What the rows of a solved plan must not be: beyond a limit, or worse than another configuration."""
+    """Failures of a solved plan: it exceeds a limit, or is slower than another configuration."""
     solved, *others = rows
     found = [f"{solved['plan']}: {item} is not met" for item in solved["requirements"] if not item["ok"]]
     for other in others:
@@ -130,7 +131,7 @@ def missed_solutions(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def missed_budgets(rows: list[dict[str, Any]]) -> list[str]:
-    """What the rows of a checkpointed model must not be."""
+    """Failures of a checkpointed model: a budget recomputes more than whole blocks, or than greedy."""
     by = {row["way"]: row for row in rows}
     found = []
     for share, way in itertools.product(BUDGETS, BY):

@@ -1,7 +1,7 @@
-"""Time of a step under the split into stages that `legoai solve` finds, beside those of even splits.
+"""Step time under the split into stages that `legoai solve` finds, against even splits.
 
-Plans with a pipeline are solved with `split = auto`, and nothing else open. Written are the simulated step of each
-split that was tried, the bound on all splits, and the time of solving in a process with an empty cache.
+Plans with a pipeline are solved with `split = auto`, and nothing else open. The results are the simulated step time of
+each split tried, the lower bound of all splits, and the time of solving in a process with an empty cache.
 
     python benchmarks/stage_split.py [--write] [NAME ...]
 """
@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "stage_split.json"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A worked plan, and what is replaced in its text."""
+    """A worked plan, and the replacements in its text."""
 
     name: str
     plan: str
@@ -65,7 +65,7 @@ CASES = (
 
 
 def holed(case: Case) -> str:
-    """The text of a plan whose split is a hole."""
+    """Text of a plan whose split is a hole."""
     text = (ROOT / "plans" / f"{case.plan}.plan").read_text(encoding="utf-8")
     for pattern, value in case.replaced:
         text, count = re.subn(pattern, value, text)

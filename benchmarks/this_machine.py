@@ -1,14 +1,14 @@
 """Error of the costs predicted for this machine's processor, against runs over gloo.
 
-    python benchmarks/this_machine.py                the whole comparison: about six minutes on two quiet cores
-    python benchmarks/this_machine.py --memory       memory alone, which other work on the machine does not disturb
+    python benchmarks/this_machine.py                the whole comparison: about six minutes on two idle cores
+    python benchmarks/this_machine.py --memory       memory only, which does not depend on other load of the machine
 
 First `legoai calibrate` measures the processor for 1, 2 and 4 ranks of the host, each with its share of the cores while
-the others work too. Then every plan of `cpu_plans.py` is costed with that profile, and its program is run by as many
-processes. Nothing is fitted to the runs.
+the others are busy too. Then the cost of every plan of `cpu_plans.py` is predicted with that profile, and its program
+runs in as many processes. Nothing is fitted to the runs.
 
-Peak memory is that of the tensors of rank 0 in the second step; its limit is 2% for every plan. Time is the median of
-the steps after the warm-up on rank 0; its limit is 15% in the median over the plans.
+Peak memory is that of the tensors of rank 0 in the second step; the limit of its error is 2% for every plan. Time is
+the median of the steps after the warm-up on rank 0; the limit of its error is 15% in the median over the plans.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
-    """Measure, predict, compare; 1 if a limit is missed."""
+    """Measure, predict and compare; the exit status is 1 where a limit is exceeded."""
     arguments = _arguments()
     names = [name for name in PLANS if not arguments.plans or any(part in name for part in arguments.plans)]
     started = time.perf_counter()
@@ -76,11 +76,11 @@ def _document(rows: list[dict[str, Any]], *, load: float, seconds: float) -> dic
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plans", nargs="*", help="parts of names of plans; all without")
-    parser.add_argument("--memory", action="store_true", help="measure no time")
-    parser.add_argument("--steps", type=int, default=4, help="that are timed, after two to warm up (default: 4)")
-    parser.add_argument("--seconds", type=float, default=35.0, help="of each calibration (default: 35)")
-    parser.add_argument("--profiles", type=Path, help="a folder that keeps calibrations, or has them already")
+    parser.add_argument("plans", nargs="*", metavar="NAME", help="only plans whose name contains NAME")
+    parser.add_argument("--memory", action="store_true", help="measure memory only")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps, after two warm-up steps (default: 4)")
+    parser.add_argument("--seconds", type=float, default=35.0, help="seconds of each calibration (default: 35)")
+    parser.add_argument("--profiles", type=Path, help="folder of calibrations, which are reused where present")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/this_machine*.json and .md")
     return parser.parse_args()
 
@@ -121,7 +121,7 @@ def _compared(plan: CpuPlan, predicted: dict[str, float], real: Real) -> dict[st
 
 
 def _predict(path: Path, world: int, profile: Path | None) -> dict[str, float]:
-    """Peak memory of rank 0, and with a profile seconds of a step."""
+    """Predicted peak memory of rank 0, and with a profile the predicted step time."""
     if profile is None:
         from legoai.cost.capture import capture
         from legoai.cost.memory.storages import memory
@@ -132,7 +132,7 @@ def _predict(path: Path, world: int, profile: Path | None) -> dict[str, float]:
 
 
 def _in_a_fork(function: Any, *args: Any) -> Any:
-    """Simulate in a process of its own: after a backward in it a process can be forked no more."""
+    """Call a function in a forked process, since a process must not be forked any more after a backward in it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=lambda: theirs.send(function(*args)), daemon=True)
@@ -183,7 +183,7 @@ def _verdict(document: dict[str, Any]) -> int:
 def _write(document: dict[str, Any], name: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     lines = [
-        f"# Costs predicted for a processor, and measured on it ({document['date']})",
+        f"# Predicted and measured costs of plans on a processor ({document['date']})",
         "",
         f"{document['machine']}, torch {document['torch']}, Python {document['python']}; load average before the run "
         f"{document['load_average_before']}. `python benchmarks/this_machine.py"

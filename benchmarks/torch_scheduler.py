@@ -1,10 +1,10 @@
-"""Time of a step under our own passes over its graph, beside torch's automatic scheduler of communication.
+"""Step time under LegoAI's graph passes, against torch's automatic scheduler of communication.
 
 Llama 3 8B on the graph backend, fully sharded over the H100s of one host and of eight, as in `buckets.py`. Torch's
-scheduler (`bucket(compiler)`) takes its times from the simulator, and the simulator executes the graph that it makes.
-Ours are a bucket for each block, reordered; the same with the embedding and the output as units of their own; these
-units with gathers and waits placed by the simulator's times; and on 8 hosts with short sequences, where `buckets.py`
-finds them better, the buckets that `legoai solve` writes. Every step is simulated.
+scheduler (`bucket(compiler)`) uses the simulator's times, and the simulator executes the resulting graph. LegoAI's
+passes are: a bucket for each block, reordered; the same with the embedding and the output as units of their own; these
+units with all-gathers and waits placed by the simulator's times; and, on 8 hosts with short sequences, where
+`buckets.py` finds them better, the buckets that `legoai solve` writes. Every step is simulated.
 
     python benchmarks/torch_scheduler.py [--write] [NAME ...]
 """
@@ -24,7 +24,7 @@ ENDS: Final = "layers.* = unit, {tok_embeddings, output} = unit(reshard = after_
 
 
 def plans(case: Case) -> dict[str, str]:
-    """The texts of a case's plans, by their communication statements."""
+    """Texts of a case's plans, by their communication statements."""
     module = case.text("bucket(module)")
     ends = module.replace("{ layers.* = unit }", f"{{ {ENDS} }}")
     found = {
@@ -39,7 +39,7 @@ def plans(case: Case) -> dict[str, str]:
 
 
 def costed(text: str) -> dict[str, Any]:
-    """The simulated step of a plan."""
+    """Simulated step of a plan."""
     with tempfile.TemporaryDirectory() as folder:
         found = called("cost", text, folder)
     return {

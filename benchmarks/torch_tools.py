@@ -1,20 +1,20 @@
-"""The simulator beside torch's own estimators on published measurements: accuracy, and time to answer.
+"""The simulator against torch's own estimators on published measurements: accuracy, and time of a prediction.
 
     python -m benchmarks.torch_tools FOLDER            FOLDER holds memory_single_gpu.csv, memory_distributed.csv, …
 
-Rows of the published tables, written as the plans of `benchmarks.validation`, are each given to each tool in a process
-of its own, which starts cold: importing is part of the time to answer. That is processor time, user and system, since
-it hardly depends on other load of the machine; no tool waits for anything, or uses more than one core. All tools get
-the same lowered program and the same optimizer step (the second, whose optimizer has its state):
+Rows of the published tables are written as plans, as in `benchmarks.validation`. Each tool predicts each plan in a cold
+process of its own, so the time of a prediction includes imports. It is processor time, user and system, which hardly
+depends on other load of the machine; no tool waits for anything, or uses more than one core. All tools get the same
+lowered program and the same optimizer step (the second, whose optimizer has its state):
 
-- `legoai`: `legoai.estimate` for the plan's H100, peak of active memory, step time.
-- `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake tensors of a cpu, since on those
-  of `cuda` a torch that was built without CUDA ends the process. They see a cpu's kernels then. DTensor infers shapes
-  on separate fake tensors: on those of the step, the tracker would count whole tensors as memory.
-- `RuntimeEstimator` of the same package, by its cost model of operators. It asks the GPU of the process for its rates;
-  here it gets those of the H100's datasheet.
+- `legoai`: `legoai.estimate` for the plan's H100; peak of active memory, step time.
+- `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake `cpu` tensors, since fake `cuda`
+  tensors abort a torch that was built without CUDA. So these tools see the kernels of a cpu. DTensor infers shapes on
+  separate fake tensors: on those of the step, the tracker would count unsharded tensors as memory.
+- `RuntimeEstimator` of the same package, with its operator-level cost model. It queries the GPU of the process for its
+  rates; here it gets those of the H100's datasheet.
 
-Where a tool fails, its error message is recorded as its answer.
+Where a tool fails, its error message is recorded instead.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
 ROOT: Final = Path(__file__).parents[1]
 TABLES: Final = ("memory_single_gpu", "memory_distributed")
-"""Of measured memory, as `benchmarks.validation` knows them."""
+"""Sources of measured memory in `benchmarks.validation`."""
 TIMES: Final = "runtime_single_gpu"
+"""Source of measured step times in `benchmarks.validation`."""
 LIMIT_SECONDS: Final = 600
-"""Processor time after which a tool is given up."""
+"""Limit of a tool's processor time, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,10 @@ class Case:
 
     Attributes:
         name: model, batch, length, precision, checkpointing.
-        plan: its text.
-        beside: bytes that the run used and no tool counts, such as workspaces; they are added to each tool's answer.
-        gib: measured peak memory.
-        seconds: measured time of a step, where it was published.
+        plan: text of the plan.
+        beside: bytes that the run used and no tool counts, such as workspaces; they are added to each prediction.
+        gib: measured peak memory, in GiB.
+        seconds: measured step time, where published.
     """
 
     name: str
@@ -73,15 +74,15 @@ class Case:
 
 
 def main() -> int:
-    """Ask every tool about every case."""
+    """Predict every case with every tool."""
     if len(sys.argv) > 1 and sys.argv[1] == "--ask":
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS + 1))
         print(json.dumps(_ask(sys.argv[2], Path(sys.argv[3]), device=sys.argv[4])))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the published tables")
+    parser.add_argument("folder", type=Path, help="folder of the published tables")
     parser.add_argument("--each", type=int, default=2, help="rows of each model (default: 2)")
-    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/torch_tools.json and .md")
     arguments = parser.parse_args()
     cases = list(_cases(arguments.folder, arguments.each))
@@ -103,9 +104,10 @@ def main() -> int:
 
 
 def _cases(folder: Path, each: int) -> Iterator[Case]:
-    """Rows of published memory that can be stated: of each model those with a measured time first, then evenly others.
+    """Yield rows of published memory that a plan can state.
 
-    Of fully sharded training on many devices these are the rows on one axis of the mesh.
+    For each model, rows with a measured time come first, and then others, evenly spaced. Of fully sharded training on
+    many devices, rows on one axis of the mesh are used.
     """
     from benchmarks.validation.rows import UnstatedError, read
     from benchmarks.validation.sources import SOURCES
@@ -134,7 +136,7 @@ def _cases(folder: Path, each: int) -> Iterator[Case]:
 
 
 def _key(row: Row) -> tuple[str, ...]:
-    """What two tables call the same run: model, batch, length, precision and checkpointing."""
+    """Key of a run in two tables: model, batch, length, precision and checkpointing."""
     model = row.text("model").replace("_", " ").replace("LLAMA 1B", "LLAMA")
     checkpointed = {"TRUE": "Yes", "FALSE": "No"}.get(row.text("ac"), row.text("ac"))
     length = row.text("seq_or_img") or row.text("seq_len")
@@ -142,7 +144,7 @@ def _key(row: Row) -> tuple[str, ...]:
 
 
 def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
-    """A tool's answer and the processor time until it came; its error where there was none."""
+    """A tool's prediction and its processor time, or its error message."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "case.plan"
         path.write_text(case.plan, encoding="utf-8")
@@ -155,23 +157,23 @@ def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
             process.returncode = os.waitstatus_to_exitcode(status)
             for stream in (output, errors):
                 stream.seek(0)
-            answer, told = output.read(), errors.read()
+            answer, log = output.read(), errors.read()
     took = used.ru_utime + used.ru_stime
     if process.returncode == -signal.SIGXCPU:
-        return {"error": f"no answer within {LIMIT_SECONDS} s of processor time"}
+        return {"error": f"no prediction within {LIMIT_SECONDS} s of processor time"}
     if process.returncode:
-        return {"error": _reason(told), "answer_s": took}
-    said = json.loads(answer.splitlines()[-1])
-    if "gib" in said:
-        said["gib"] += case.beside / GIB
-    return {**said, "answer_s": took}
+        return {"error": _reason(log), "answer_s": took}
+    predicted = json.loads(answer.splitlines()[-1])
+    if "gib" in predicted:
+        predicted["gib"] += case.beside / GIB
+    return {**predicted, "answer_s": took}
 
 
 def _reason(text: str) -> str:
     """The most informative line of an error's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("what():")), None)
-    return told or next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
+    what = next((line for line in lines if line.startswith("what():")), None)
+    return what or next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
 
 
 def _ask(tool: str, path: Path, *, device: str) -> dict[str, float]:
@@ -185,7 +187,7 @@ def _ask(tool: str, path: Path, *, device: str) -> dict[str, float]:
 
 
 def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, float]:
-    """Take two steps of a program under one of torch's tools, on fake tensors."""
+    """Run two steps of a program under one of torch's tools, on fake tensors."""
     from legoai.runtime.torch_internals.estimators import FSDPMemTracker, MemTracker, RuntimeEstimator
 
     with fake_steps(text, world=world, device=device) as (training, take):
@@ -211,9 +213,9 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
     """The objects that a program trains on fake tensors, and the function that runs a step; valid while entered.
 
     Args:
-        text: of the program.
-        world: ranks, of which this process is the first.
-        device: of the fake tensors.
+        text: text of the program.
+        world: number of ranks; this process is the first.
+        device: device type of the fake tensors.
     """
     import torch.distributed as dist
 
@@ -249,7 +251,7 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
     trainer = dataclasses.replace(trainer, build_mesh=outside(trainer.build_mesh), build_model=outside(build_model))
     with (
         patched("torch.distributed.tensor._sharding_prop:detect_fake_mode", lambda *_: None),
-        # Fake tensors have no values, and ranks agree on that of the loss.
+        # Fake tensors have no values, and the ranks would sum up the value of the loss.
         patched_attribute(runtime_step, "sum_over_world", lambda values: [1.0] * len(values)),
         patched_meshes() if world > 1 else contextlib.nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -263,7 +265,7 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
 
 @contextlib.contextmanager
 def rates_of_h100() -> Iterator[None]:
-    """Let torch's estimator run without a GPU, with the rates that it would look up for an H100."""
+    """Let torch's estimator run without a GPU, with the rates of an H100."""
     import torch
 
     from legoai.runtime.torch_internals.patching import patched
@@ -294,7 +296,7 @@ class _Batches:
         self.trainer = trainer
 
     def next(self) -> Any:
-        """What the model reads, and the targets."""
+        """The model's inputs, and the targets."""
         import torch
 
         from legoai.runtime.data.sequences import SampleBatch
@@ -354,7 +356,7 @@ def _line(row: dict[str, Any]) -> str:
 def _summary_text(document: dict[str, Any]) -> str:
     return "\n".join(
         f"{tool}: {found['rows']} rows, memory error mean {found['mean_error']:.1%}, worst {found['worst_error']:.1%}, "
-        f"median time to answer {found['median_answer_s']:.1f} s"
+        f"median processor time {found['median_answer_s']:.1f} s"
         for tool, found in document["memory"].items()
     )
 
@@ -362,11 +364,11 @@ def _summary_text(document: dict[str, Any]) -> str:
 def _write(document: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     lines = [
-        f"# The simulator beside torch's own estimators ({document['date']})",
+        f"# The simulator against torch's own estimators ({document['date']})",
         "",
         f"{document['machine']}, torch {document['torch']}, Python {document['python']}, load average "
-        f"{document['load_average']}. Peak memory in GiB, its error, and the processor time to answer from a cold "
-        "start.",
+        f"{document['load_average']}. Predicted peak memory in GiB, its error, and the processor time of the "
+        "prediction in a cold process.",
         "`python -m benchmarks.torch_tools FOLDER --write`",
         "",
         "| published run | measured | legoai | MemTracker or FSDPMemTracker |",

@@ -5,13 +5,13 @@ reads prepared batches and contains only what training requires: forward, backwa
 gradient norm, clipping, the update, and one wait for the loss. The trainer does the same with its own data stream,
 gradient norm, metrics, and checks for signals, checkpoints and losses that are not finite.
 
-Timed is the whole interval from one update to the next, so that nothing between steps is left out. Starting, building
-and the first steps are. The two loops take turns, each for some steps of a new training, so that other load on
-the machine falls on both; the figure is the median over the turns of the ratio of their median intervals.
+The time is the whole interval from one update to the next, so it includes everything between steps. Starting, building
+and the first steps are excluded. The two loops alternate, each for some steps of a new training, so that other load of
+the machine affects both; the figure is the median over the turns of the ratio of their median intervals.
 
 The limit is on the elapsed time, which is meaningless where other programs keep the processors busy: then the turns
-differ by more than the limit, and the load is printed. The processor time of rank 0 is printed beside it, without a
-limit: it depends less on the load, and excludes waiting.
+differ by more than the limit, and the load is printed. The processor time of rank 0 is printed too, without a limit: it
+depends less on the load, and excludes waiting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Stamp = tuple[float, float]
 
 LIMIT = 1.02
 CLIP = 1.0
-"""The norm of the plan's `clip`."""
+"""Norm in the plan's `clip`."""
 WARM_UP = 3
 HEAD = """\
 plan overhead
@@ -130,14 +130,14 @@ def by_hand(program: dict[str, Any], steps: int) -> Stamp:
 
 
 def median_interval(stamps: list[Stamp]) -> Stamp:
-    """The medians of the differences, without those of the first steps."""
+    """Medians of the differences, without those of the first steps."""
     pairs = list(pairwise(stamps[WARM_UP:]))
     elapsed, processor_time = (statistics.median(after[i] - before[i] for before, after in pairs) for i in (0, 1))
     return elapsed, processor_time
 
 
 def measure(path: Path, turns: int, steps: int) -> None:
-    """Let the loops take turns in this process; rank 0 prints the median seconds of each turn."""
+    """Alternate the loops in this process; rank 0 prints the median seconds of each turn."""
     import torch
     import torch.distributed as dist
 
@@ -154,7 +154,7 @@ def measure(path: Path, turns: int, steps: int) -> None:
 
 
 def run(world: int, plan: str, turns: int, steps: int) -> list[tuple[Stamp, Stamp]]:
-    """Measure in `world` processes; return the turns' medians of trainer and hand-written loop."""
+    """Measure in `world` processes; return the medians of each turn of the trainer and of the hand-written loop."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         program = Path(folder) / "program.py"
         program.write_text(program_of(plan))
@@ -184,7 +184,7 @@ def run(world: int, plan: str, turns: int, steps: int) -> list[tuple[Stamp, Stam
 
 
 def main() -> int:
-    """Measure every plan; 1 where the trainer costs more than the limit."""
+    """Measure every plan; the exit status is 1 where the overhead exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(map(repr, PLANS))}; all by default")
     parser.add_argument("--turns", type=int, default=30)
@@ -219,12 +219,12 @@ def main() -> int:
 
 
 def spread(ratios: list[float]) -> float:
-    """The standard error of the median of the turns, which is 1.2533 times that of their mean if they are normal."""
+    """Standard error of the median of the turns: 1.2533 times that of their mean, for a normal distribution."""
     return 1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("inf")
 
 
 def processor() -> str:
-    """The processor's name where Linux tells it."""
+    """The processor's name, where Linux reports it."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,16 +1,16 @@
-"""Published ablations of SimpleFSDP and DeepCompile beside simulated ones: `python -m benchmarks.ablations FOLDER`.
+"""Published ablations of SimpleFSDP and DeepCompile against simulated ones: `python -m benchmarks.ablations FOLDER`.
 
 FOLDER holds the published figures, as for `benchmarks.validation`, whose code states rows as plans. A published ratio
 is compared with the ratio of two simulated plans; nothing is tuned to it. Every plan is simulated once, in a process of
-its own. Times are predicted: no time of this machine is among the figures. Rows that no plan can state are listed with
-the reason.
+its own. Times are predicted: no figure is a time of this machine. Rows that no plan can state are listed with the
+reason.
 
-`--lint` only lints the plans. `--write` saves each answer when it is there, so that an interrupted run can be resumed.
-Saved answers of older code are reused too, and are marked with that code's version, unless `--anew` asks for all of
-them. Answers that `benchmarks.validation` has for rows of the same tables are taken from its results.
+`--lint` only lints the plans. `--write` saves each prediction at once, so that an interrupted run can be resumed. Saved
+predictions by older code are reused, and are marked with that code's version, unless `--anew` is given. Predictions
+that `benchmarks.validation` has for rows of the same tables are read from its results.
 
-An effect whose simulated direction differs from the published one is listed and is no failure; a plan that is refused
-is one.
+A predicted direction that differs from the published one is listed, and does not fail the run; a plan without a
+prediction does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Answers:
         self.kept, self.seconds, self.code = dict(kept), seconds, code_digest()
 
     def known(self, text: Text) -> Prediction | None:
-        """The answer for a plan, if there is one already."""
+        """The prediction for a plan, if there is one already."""
         if isinstance(text, Filled):
             first = self.known(text.first)
             if first is None or first.refused:
@@ -57,11 +57,11 @@ class Answers:
         return None if found is None else Prediction(**found["said"])
 
     def asked(self, text: str) -> Prediction:
-        """The answer for a plan, which is simulated if there is none yet."""
+        """The prediction for a plan, which is simulated if there is none yet."""
         key = key_of(text)
         if key not in self.kept:
-            said = predict(text, seconds=self.seconds)
-            self.kept[key] = {"plan": text, "code": self.code, "said": as_json(said)}
+            predicted = predict(text, seconds=self.seconds)
+            self.kept[key] = {"plan": text, "code": self.code, "said": as_json(predicted)}
         return Prediction(**self.kept[key]["said"])
 
 
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answers = Answers(_kept() if not options.anew else {}, options.seconds)
     texts = _texts(chosen)
     for number, text in enumerate(texts, 1):
-        said = _answer(answers, text)
-        print(f"{number}/{len(texts)} {_name(text)}: {_words(said)}", file=sys.stderr, flush=True)
+        predicted = _answer(answers, text)
+        print(f"{number}/{len(texts)} {_name(text)}: {_words(predicted)}", file=sys.stderr, flush=True)
         if options.write:
             _write(every, unstated, answers)
     rows = _compared(chosen, answers)
@@ -95,11 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of published figures")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only comparisons whose name has this in it")
+    parser.add_argument("folder", type=Path, help="folder of published figures")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only comparisons whose name contains NAME")
     parser.add_argument("--lint", action="store_true", help="lint the plans, and simulate none")
     parser.add_argument("--anew", action="store_true", help="simulate all plans again")
-    parser.add_argument("--seconds", type=float, default=1800.0, help="after which a plan is given up")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time limit of a plan in seconds (default: 1800)")
     parser.add_argument("--write", action="store_true", help=f"write results/{RESULTS.name}, after each plan")
     return parser.parse_args(arguments)
 
@@ -127,18 +127,18 @@ def _answer(answers: Answers, text: Text) -> Prediction:
 
 
 def _compared(claims: Iterable[Claim], answers: Answers) -> list[dict[str, Any]]:
-    """Claims all of whose plans have an answer."""
+    """Comparisons of the claims all of whose plans have a prediction."""
     rows = []
     for claim in claims:
         known = {text: answers.known(text) for pair in claim.pairs for text in (pair.changed, pair.baseline)}
-        said = {text: answer for text, answer in known.items() if answer is not None}
-        if len(said) == len(known):
-            rows.append(compared(claim, said))
+        predicted = {text: answer for text, answer in known.items() if answer is not None}
+        if len(predicted) == len(known):
+            rows.append(compared(claim, predicted))
     return rows
 
 
 def _lint(claims: Iterable[Claim]) -> int:
-    """Lint every plan; those with a number that a simulation gives are linted when they are simulated."""
+    """Lint every plan; those with a number from another plan's simulation are linted when they are simulated."""
     refused = 0
     for text in plans(list(claims)):
         linted = lint(text, "ablation.plan", directory=Path(), variants=False)
@@ -157,14 +157,15 @@ def _name(text: Text) -> str:
     return f"{name} ({comment})" + ("" if isinstance(text, str) else ", filled")
 
 
-def _words(said: Prediction) -> str:
-    if said.refused:
-        return f"refused: {said.refused}"
-    return f"{said.seconds:.4g} s, {max(said.reserved) / 2**30:.1f} GiB reserved, took {said.took:.0f} s"
+def _words(predicted: Prediction) -> str:
+    if predicted.refused:
+        return f"refused: {predicted.refused}"
+    reserved = max(predicted.reserved) / 2**30
+    return f"{predicted.seconds:.4g} s, {reserved:.1f} GiB reserved, took {predicted.took:.0f} s"
 
 
 def _kept() -> dict[str, Any]:
-    """Answers of earlier runs, and of rows of the same tables, but for those that ended without one."""
+    """Predictions of earlier runs, and for rows of the same tables; refusals are left out."""
     rows = [item for item in _json(ROWS).get("results", []) if "said" in item]
     found = {key_of(item["plan"]): {name: item[name] for name in ("plan", "code", "said")} for item in rows}
     found |= _json(RESULTS).get("plans", {})
@@ -181,7 +182,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answers) -> None:
-    """Write all that is known, as a whole: a reader never sees half of it."""
+    """Write all predictions so far, atomically."""
     rows = _compared(claims, answers)
     texts = chain.from_iterable((pair.changed, pair.baseline) for claim in claims for pair in claim.pairs)
     used = {key_of(text) for text in chain.from_iterable(_with_first(text, answers) for text in texts)}
@@ -200,7 +201,7 @@ def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answe
 
 
 def _with_first(text: Text, answers: Answers) -> list[str]:
-    """The plans that an answer needs, as far as they can be written already."""
+    """The plans that a prediction needs, as far as they can be written already."""
     if isinstance(text, str):
         return [text]
     first = answers.known(text.first)

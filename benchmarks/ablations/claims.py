@@ -1,4 +1,4 @@
-"""Published ratios of two configurations, beside those of the simulated plans that state them."""
+"""Published ratios of two configurations, and the ratios of the simulated plans that state them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Final, Literal
 from benchmarks.validation.predict import Prediction
 
 Metric = Literal["throughput", "memory", "allocated"]
-"""Tokens by second; and peaks of memory that torch reserves, as TorchTitan reports, or that tensors take."""
+"""Tokens per second; peak of reserved memory, as TorchTitan reports it; or peak of active memory."""
 SAME: Final = 0.01
-"""Ratios closer to 1 than this say that a change neither gains nor costs."""
+"""Ratios closer to 1 than this count as no change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A plan one number of which comes from the simulation of another plan.
+    """A plan with a number from the simulation of another plan.
 
     Attributes:
-        first: the other plan.
-        then: writes the plan, given the other one's prediction.
+        first: text of the other plan.
+        then: writes the plan, given the prediction for the other one.
     """
 
     first: str
@@ -33,7 +33,7 @@ Text = str | Filled
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Pairs of plans, with and without the measured feature, and the settings that they share, in words."""
+    """Two plans, with and without the measured feature, and a description of the settings that they share."""
 
     settings: str
     changed: Text
@@ -48,7 +48,7 @@ class Claim:
         rows: ids of its rows in the file of published figures.
         of: the paper's table or section.
         what: the compared feature, in words.
-        metric: the measured quantity; the ratio is the changed run's by the baseline's.
+        metric: the measured quantity; the ratio is that of the changed run to the baseline.
         published: the ratio, or both ends of a range.
         qualifier: the paper's own: `average`, `up to`, …; empty for a measurement.
         pairs: pairs of plans whose simulated ratios are compared with it.
@@ -67,7 +67,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Unstated:
-    """Rows that no plan states, and why."""
+    """Rows that no plan states, with the reason."""
 
     rows: tuple[str, ...]
     what: str
@@ -81,7 +81,7 @@ def plans(claims: Sequence[Claim]) -> dict[str, None]:
 
 
 def ratio(metric: Metric, changed: Prediction, baseline: Prediction) -> float | None:
-    """What the metric becomes, changed by baseline; both plans compute the same tokens."""
+    """The metric's ratio of the changed plan to the baseline; both plans compute the same tokens."""
     if changed.refused or baseline.refused:
         return None
     if metric == "allocated":
@@ -93,7 +93,7 @@ def ratio(metric: Metric, changed: Prediction, baseline: Prediction) -> float | 
 
 
 def direction(value: float) -> int:
-    """Whether a ratio says more, less, or the same."""
+    """1, -1 or 0 for a ratio above 1, below 1, or equal to it within `SAME`."""
     return 0 if abs(value - 1) < SAME else 1 if value > 1 else -1
 
 
@@ -132,17 +132,17 @@ def _summed(qualifier: str, ratios: Sequence[float]) -> float:
 
 
 def agrees(published: Sequence[float], predicted: float) -> bool:
-    """Whether a predicted ratio goes the published way; where that is neither, both are the same within 1%."""
+    """Whether a predicted ratio has the direction of the published one; both are 0 within 1% of a ratio of 1."""
     return direction(statistics.fmean(published)) == direction(predicted)
 
 
-def figures(said: Prediction) -> dict[str, Any]:
-    """The figures of a prediction that are reported beside a ratio."""
-    if said.refused:
-        return {"refused": said.refused}
+def figures(predicted: Prediction) -> dict[str, Any]:
+    """The figures of a prediction that are reported with a ratio."""
+    if predicted.refused:
+        return {"refused": predicted.refused}
     return {
-        "seconds": said.seconds,
-        "exposed_s": said.exposed,
-        "active_gib": max(said.active) / 2**30,
-        "reserved_gib": max(said.reserved) / 2**30,
+        "seconds": predicted.seconds,
+        "exposed_s": predicted.exposed,
+        "active_gib": max(predicted.active) / 2**30,
+        "reserved_gib": max(predicted.reserved) / 2**30,
     }

@@ -1,9 +1,9 @@
 """Ablations of the DeepCompile paper (Tanaka et al. 2025), as pairs of plans.
 
-Read for this: sections 4 and 5 of the paper, and `deepspeed/compile/passes/{prefetch,selective_gather}.py` of
-DeepSpeed, and `benchmarks/deepcompile` of DeepSpeedExamples, the script of the paper's runs. 32 H100s of 80 GB in 4
-hosts with InfiniBand train Llama 3 70B; 16 of them, with offloading. Mixtral 8x7B trains on 32 of them too, according
-to the figure and the script: its 30 GB of section 5.3 are too few for the 16 that the text names.
+Sources are sections 4 and 5 of the paper, `deepspeed/compile/passes/{prefetch,selective_gather}.py` of DeepSpeed, and
+`benchmarks/deepcompile` of DeepSpeedExamples, the script of the paper's runs. 32 H100s of 80 GB in 4 hosts with
+InfiniBand train Llama 3 70B; 16 of them, with offloading. Mixtral 8x7B trains on 32 of them too, according to the
+figure and the script: its 30 GB of section 5.3 are too few for the 16 that the text names.
 
 - DeepSpeed's ZeRO-3 gathers parameter by parameter and starts the next one ahead: with products of this size its
   prefetch buffer of 50 million elements holds no second one. Norms stay whole (`stage3_param_persistence_threshold`).
@@ -11,17 +11,17 @@ to the figure and the script: its 30 GB of section 5.3 are too few for the 16 th
 - FSDP has a unit for each block.
 - DeepCompile's graph gathers parameter by parameter: each layer is a unit. `(P)` starts gathers ahead while their
   buffers take less than 4 GB (`MAX_BUFFERED_SIZE`); `(S)` keeps parameters whole as long as 65.7 GB are not exceeded:
-  80 GB, less 7 GB for the driver and NCCL, less a tenth (section 5.3). Blocks are kept, from the last one on: all
-  have the same gathers. How many is what the memory of the same plan without it leaves.
+  80 GB, less 7 GB for the driver and NCCL, less a tenth (section 5.3). The plan keeps the last blocks unsharded: all
+  have the same gathers. Their number follows from the memory that the same plan without them leaves.
 - Each layer is checkpointed as a block. Parameters, gradients and moments are held in fp32, and gradients are reduced
   in bf16, as DeepSpeed does by default (`communication_data_type` of its engine).
 - The experts of a layer are one module here, whose weights are stacked, and one unit; those that ran are modules, of
-  which each weight is gathered by itself. Units are cut by experts, and 32 ranks share 8 of them unevenly: three in
-  four would hold none, and each gather would send four times the bytes. The plans have four experts in the place of
-  each, of a quarter of its width, and choose four times as many: weights, products and shards are those that ran.
+  which each weight is gathered by itself. Units are sharded by experts, and 32 ranks share 8 of them unevenly: three in
+  four would hold none, and each gather would send four times the bytes. The plans replace each expert by four of a
+  quarter of its width, and choose four times as many: weights, products and shards are those that ran.
 
-The paper prints the ends of ranges of speedups over batch sizes and sequence lengths, whose single bars its text does
-not give; `OTHERS` are the settings that are simulated for a range.
+The paper gives the ends of ranges of speedups over batch sizes and sequence lengths, without the single values;
+`OTHERS` are the settings that are simulated for a range.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from benchmarks.validation.statements import Draft
 
 FILE: Final = "seeds/deepcompile.csv"
 LIMIT: Final = int((80 - 7) * 0.9 * 1e9)
-"""Bytes that DeepCompile fills: 80 GB without 7 GB and a tenth (section 5.3)."""
+"""Memory limit of DeepCompile in bytes: 80 GB without 7 GB and a tenth (section 5.3)."""
 _FULL: Final = 65.0
 """GB in use where parameters stay unsharded (section 5.3, in the next row)."""
 PREFETCHED: Final = "4GB"
 BYTES_OF_EACH: Final = 2
-"""Of a gathered parameter."""
+"""Bytes per unsharded parameter."""
 
 _HOST_OPTIMIZER: Final = "DeepSpeed offloads the optimizer with its step, which a plan leaves on the device"
 _EXPERTS: Final = (
     "the experts of a layer are gathered as one unit, those that ran weight by weight",
     "each expert is four of a quarter of its width: four times the rows are copied to and from experts",
-    "one product for all experts, whose rows a kernel counts; a loop over experts ran, and told the host their rows",
+    "one product for all experts, whose rows a kernel counts; the runs looped over experts, with counts on the host",
 )
 _EAGER: Final = "ZeRO-3's own host time, and the attention of the models that it ran, are not stated"
 _SYNC: Final = "copies that wait are those of eager units without a compiler"
@@ -147,7 +147,7 @@ def _rest(draft: Draft) -> str:
 
 
 def zero_3(setting: Setting, *, offload: str = "") -> str:
-    """DeepSpeed's ZeRO-3 without a compiler; of the optimizer's state, what is offloaded."""
+    """DeepSpeed's ZeRO-3 without a compiler, optionally with the optimizer's state offloaded."""
     draft = _draft(setting, "zero_3")
     units = ("{tok_embeddings, output}", *setting.model.linear)
     draft.say("fsdp on dp_shard {\n" + "".join(f"  {path} = unit\n" for path in units) + "}")
@@ -167,10 +167,10 @@ def deep_compile(setting: Setting, *, prefetch: bool = False, kept: int = 0, off
     """DeepCompile.
 
     Args:
-        setting: of the run.
+        setting: setting of the run.
         prefetch: whether gathers start ahead as memory allows (P).
-        kept: how many blocks stay whole (S).
-        offload: of the optimizer's state; empty for none.
+        kept: number of blocks that stay unsharded (S).
+        offload: offloading of the optimizer's state; empty for none.
     """
     draft = _draft(setting, "deep_compile")
     keep = "never" if setting.accumulation > 1 else "after_backward"
@@ -189,7 +189,7 @@ def deep_compile(setting: Setting, *, prefetch: bool = False, kept: int = 0, off
 
 
 def _kept(path: str, layers: int, kept: int, keep: str) -> str:
-    """The units of a rule for the layers of all blocks, of which the last ones stay whole."""
+    """The treatment of a rule for the layers of all blocks, of which the last ones stay unsharded."""
     if not kept:
         return "unit"
     inside = path.rpartition(".")[2]
@@ -205,8 +205,8 @@ def selectively(setting: Setting, *, prefetch: bool) -> Filled:
     )
 
 
-def _filled(said: Prediction, *, setting: Setting, prefetch: bool) -> str:
-    left = LIMIT - max(said.active)
+def _filled(predicted: Prediction, *, setting: Setting, prefetch: bool) -> str:
+    left = LIMIT - max(predicted.active)
     model = setting.model
     kept = max(0, min(model.layers, int(left // (BYTES_OF_EACH * model.block))))
     return deep_compile(setting, prefetch=prefetch, kept=kept)
@@ -222,7 +222,7 @@ def _model(row: Row) -> Model:
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim | Unstated]:
-    """The paper's ratios; rows that only describe its experiments are none."""
+    """Yield the paper's ratios; rows that only describe its experiments have none."""
     for row in rows:
         if row.text("qualifier").startswith(_HIGH):
             continue
@@ -232,7 +232,7 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim | Unstated]:
 
 
 def _other_end(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The row with the high end of a range of which one has the low end."""
+    """The row with the high end of a range, given the row with the low end."""
     if not row.text("qualifier").startswith(_LOW):
         return None
     same = ("section", "model", "system", "baseline", "metric")
@@ -277,7 +277,7 @@ def _of_row(row: Row, high: Row | None) -> Claim | Unstated | None:
 
 
 def _offload(row: Row, what: str) -> Claim | Unstated:
-    """Section 5.4: state that leaves beside computation, as much as must."""
+    """Section 5.4: as much of the optimizer's state as necessary is offloaded, overlapped with computation."""
     if "Sync" not in row.text("baseline"):
         return Unstated((row.id,), what, _HOST_OPTIMIZER)
     changed = deep_compile(OFFLOADED, prefetch=True, offload="adaptive")
@@ -293,7 +293,7 @@ def _offload(row: Row, what: str) -> Claim | Unstated:
 
 
 def _memory(row: Row) -> Claim | None:
-    """Section 5.3: memory that DeepCompile uses, over that of ZeRO-3; its limit is one of allocated memory."""
+    """Section 5.3: ratio of DeepCompile's memory to that of ZeRO-3; DeepCompile limits allocated memory."""
     if not row.text("model"):  # of both models; the ratio stands with the other rows
         return None
     model = _model(row)

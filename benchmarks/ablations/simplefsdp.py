@@ -1,7 +1,7 @@
 """Ablations of the SimpleFSDP paper (Zhang et al. 2024), as pairs of plans.
 
-With tensor parallelism the compiled runs of the paper, SimpleFSDP's and FSDP2's, had AsyncTP, which regions between
-collectives cannot have. Neither plan of a pair has it, so that what is compared is equal but for the backend.
+With tensor parallelism the compiled runs of the paper, SimpleFSDP's and FSDP2's, had AsyncTP, which is not possible in
+regions between collectives. Neither plan of a pair has it, so that the two differ in the backend alone.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _reorder_and_bucket(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _places(rows: Sequence[Row]) -> Iterator[Unstated]:
-    """Table 6: one of its places is that of `reorder`, which table 5 has too."""
+    """Table 6: one of its positions of gathers is that of `reorder`, which table 5 has too."""
     for row in rows:
         try:
             setting_of(row)
@@ -91,7 +91,7 @@ def _places(rows: Sequence[Row]) -> Iterator[Unstated]:
 
 
 def _of_text(row: Row) -> Claim | Unstated:
-    """A ratio of sections 5.1 to 5.3."""
+    """The claim of a row of sections 5.1 to 5.3, or the reason why there is none."""
     what = " ".join(filter(None, (row.text("model"), row.text("parallelism"), row.text("system"))))
     unstated = _no_claim(row)
     if unstated:
@@ -130,7 +130,7 @@ def _of_text(row: Row) -> Claim | Unstated:
 
 
 def _no_claim(row: Row) -> str:
-    """Why a row of the text is no ratio that two plans state; empty for one that they do."""
+    """The reason why a row of the text is no ratio of two plans; empty for a ratio."""
     if row.text("unit") not in ("%", "GiB"):
         return "no ratio"
     if not row.text("model"):
@@ -147,7 +147,7 @@ def _no_claim(row: Row) -> str:
 
 
 def _like(rows: Sequence[Row], row: Row, *same: str, **other: str) -> Row:
-    """The row of the same metric and fields, but for others."""
+    """The row with the same metric and fields, and other values of some fields."""
     return next(
         item
         for item in rows

@@ -67,30 +67,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.validation", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of published runs")
+    parser.add_argument("folder", type=Path, help="folder of published runs")
     parser.add_argument("--source", required=True, choices=sorted(SOURCES))
-    parser.add_argument("--file", type=Path, help="another file with the source's columns")
-    parser.add_argument("--profile", choices=profile_names(), help="in place of the rows' own devices")
+    parser.add_argument("--file", type=Path, help="read another file with the source's columns")
+    parser.add_argument("--profile", choices=profile_names(), help="profile to use in place of the rows' own devices")
     parser.add_argument("--sample", type=int, metavar="N", help="draw N rows, from each kind of configuration in turn")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains it")
-    parser.add_argument("--memory", action="store_true", help="say nothing of time")
-    parser.add_argument("--seconds", type=float, default=300.0, help="after which a row is given up")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose id contains TEXT")
+    parser.add_argument("--memory", action="store_true", help="predict memory only")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of a row, in seconds (default: 300)")
     parser.add_argument(
         "--resume", choices=("equal", "older"), nargs="?", const="equal",
-        help="keep what the output has for equal plans, of equal code or also of older",
+        help="reuse the output's predictions of equal plans, by equal code (the default) or also by older code",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     return parser.parse_args(arguments)
 
 
 def _import_once() -> None:
-    """Import what every row's process needs, which is forked from this one."""
+    """Import the modules that every row's process needs, before these are forked."""
     import legoai.api
     import legoai.cost.estimate  # noqa: F401
 
 
 def _of_every_rank(path: Path) -> list[Row]:
-    """Rows of the source's second file; none where it is missing."""
+    """Rows of the source's file of every rank's memory; empty where it is missing."""
     try:
         return read(path)
     except UnstatedError as error:
@@ -170,14 +170,14 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
 
 
 def _lasts(refused: str) -> bool:
-    """Whether asking again would bring nothing else: an answer, or a diagnostic of the linter."""
+    """Whether another run would give the same: there is a prediction, or a diagnostic of the linter."""
     return not refused or refused.startswith("lint")
 
 
 def _known(output: Path) -> dict[str, Any]:
-    """Answers of earlier runs whose results are beside the output, and the code that gave them, by their key."""
+    """Predictions of earlier runs in the output's folder, and the code that made them, by their key."""
     found: dict[str, Any] = {}
-    for path in (*sorted(output.parent.glob("*.json")), output):  # the output's own answers come last, and count
+    for path in (*sorted(output.parent.glob("*.json")), output):  # the output's own predictions take precedence
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -192,7 +192,7 @@ def _known(output: Path) -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """A digest of all code that a prediction depends on, so that answers of other code are not reused."""
+    """A digest of all code that a prediction depends on, so that predictions of other code are not reused."""
     root = Path(legoai.__file__).parent
     digest = hashlib.sha256()
     for folder in ("specs", "dsl", "lowering", "cost", "runtime"):
@@ -203,7 +203,7 @@ def code_digest() -> str:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write the results as a whole: a reader never sees half of them."""
+    """Write the results atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Errors of other tools on the same rows, and explanations of rows with large errors.
 
-Explanations name what the simulator, or a plan, does not state; none of them was used to change a figure.
+Explanations name what the simulator or a plan does not model; none of them was used to change a figure.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ PEERS: Final[Mapping[str, str]] = {
 
 EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "torchtitan": (
-        "0060 and 0061 (FSDP2 with two-way sequence parallelism, March 2024, said to checkpoint whole blocks) hold "
-        "twice what recomputed blocks hold; 0062 and 0063, the same run with selective checkpointing, do not. What the "
-        "code of that week kept is not known.",
+        "0060 and 0061 (FSDP2 with two-way sequence parallelism, March 2024, published as checkpointing whole blocks) "
+        "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, do not. "
+        "Which tensors the code of that week kept is not known.",
         "0066 and 0067 name no settings but the defaults: one sequence on each of 8 GPUs. 0003, software of the next "
-        "month with two sequences, holds 38.8 GiB more: twice that for two sequences is all that it holds, parameters "
-        "and optimizer state included. The two rows do not belong to one configuration.",
+        "month with two sequences, holds 38.8 GiB more. Twice that, for two sequences, equals all of its memory, "
+        "parameters and optimizer state included. The two rows cannot be of one configuration.",
         "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
-        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. What pipelines of "
-        "December 2024 kept is not known.",
+        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. Which tensors pipelines "
+        "of December 2024 kept is not known.",
         "0047 to 0050 ran FSDP1, whose gathers lie in segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
         "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in "
-        "float8 with the products that take them. 0012 is measured 15% slower here than as 0008 of the other table; of "
-        "the same runs in 2025 (`async_tp`) the prediction is 2 to 5% off.",
-        "Delayed scales (0067) are not computed.",
+        "float8 with the products that read them. 0012 is measured 15% slower here than as 0008 of the other table; "
+        "for the same runs in 2025 (`async_tp`) the predictions are 2 to 5% off.",
+        "Delayed scales (0067) are not modelled.",
     ),
     "torchtitan_throughput": (
         "The same configurations as the first rows of the file above, measured at another time: the throughput of the "
         "two tables differs by up to 15%, by most for 0008.",
-        "0009 and 0010 (405B on 16 pipeline ranks) do not state how many micro batches there were; as many as pipeline "
-        "ranks were taken, TorchTitan's default, and larger ones hold more.",
+        "0009 and 0010 (405B on 16 pipeline ranks) do not state the number of micro batches. The plans have as many as "
+        "pipeline ranks, TorchTitan's default; with fewer, larger ones the runs would hold more.",
         "0013 and 0014 are the runs with context parallelism of 4 and 8, and 0015 to 0018 those with pipelines and "
-        "AsyncTP, of which is told above.",
+        "AsyncTP, described above.",
     ),
     "simplefsdp": (
         "The traced plans run the built-in model: without rotations of complex numbers in fp32, which inductor does "
         "not compile, and without copies of repeated keys and values, both of which the runs kept for backward. All "
         "rows of SimpleFSDP without checkpointing hold more than their plan.",
-        "0016, SimpleFSDP in eager mode without checkpointing: its own footnote says that this mode holds more by "
-        "design of the frontend. The plan's graph holds what autograd keeps, and TorchTitan's model would "
-        "add 11 GiB, as it does under FSDP2.",
+        "0016, SimpleFSDP in eager mode without checkpointing: the paper's footnote states that this mode holds more "
+        "by design of the frontend. The plan's graph holds the tensors that autograd keeps, and TorchTitan's model "
+        "would add 11 GiB, as it does under FSDP2.",
         "0031 (64 GPUs, a collective for each parameter, nothing reordered): a step has 873 exposed collectives, each "
-        "over 8 hosts. Against 105 that are merged for blocks (0039) the run lost 0.36 ms by each of the "
-        "others, and the plan 0.08 ms. What a collective of few bytes takes between 8 hosts of that network is not "
-        "published; the profile has it from another.",
+        "over 8 hosts. Compared with 105 merged ones, one for each block (0039), each additional collective costs the "
+        "run 0.36 ms, and the plan 0.08 ms. The time of small collectives between 8 hosts of that network is not "
+        "published; the profile has that of another network.",
         "0042 and 0044: merged and reordered, the plan frees a block's buffers as soon as it has computed, and "
         "inductor's memory of a bucket is not known.",
     ),
     "nanotron": (
         "Tensor parallelism of some rows may have been of the kind that reduces and does not scatter, which keeps "
-        "more; the file does not say.",
-        "The rows that miss by most have 16 or 32 tensor-parallel ranks, in both directions; at 8 and fewer the errors "
-        "are a tenth.",
+        "more; the file does not state it.",
+        "The rows with the largest errors have 16 or 32 tensor-parallel ranks, in both directions; at 8 and fewer the "
+        "errors are about 10%.",
         "1204 holds 25.6 GiB, with 64 sequences of 4,096 on 32 tensor-parallel ranks. Without recomputation, which the "
         "sweep did not use, blocks that are parallel in the sequence keep 34 bytes for each element of their input "
         "(Korthikanti et al. 2022): 34 GiB of activations alone.",
@@ -77,28 +77,29 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "nanotron_failed": (
         "Causes are not published: time-outs, hangs and killed jobs are among the failures, and 12 of the file's rows "
         "have figures although they failed. Recall is a lower bound.",
-        "Only rows whose status says `failed` count; those with figures ran.",
+        "Only rows with the status `failed` count; those with figures ran.",
     ),
     "runtime_distributed": (
-        "Whether 64 or 128 GPUs ran, and how many ranks were tensor-parallel, is not stated; four were taken, as "
+        "Whether 64 or 128 GPUs ran, and how many ranks were tensor-parallel, is not stated; the plans assume four, as "
         "in the memory runs of that author.",
-        "The text says InfiniBand and no more; the plan has an adapter of 400 Gb/s for each GPU. 0001 to 0003 and 0006 "
-        "are bound by the network: their steps are about as long as its traffic takes at half of that rate. Those that "
-        "compute for longer than they communicate (0004, 0005, 0007, 0008) do not miss.",
+        "The text states InfiniBand and no rate; the plan has an adapter of 400 Gb/s for each GPU. 0001 to 0003 and "
+        "0006 are bound by the network: their steps take about as long as their traffic at half of that rate. Those "
+        "that compute for longer than they communicate (0004, 0005, 0007, 0008) have small errors.",
     ),
     "memory_single_gpu": (
-        "T5 in half precision clamps what fp16 could not hold, and keeps masks of it; the plan says bf16, where "
-        "`transformers` does not.",
+        "T5 in half precision clamps values beyond the range of fp16, and keeps the masks; the plan states bf16, where "
+        "`transformers` does not clamp.",
     ),
     "vtrain": (
-        "The misses are runs that the host bounds. Blocks of 1,024 features take 3.5 ms or more for each micro batch, "
-        "however few tokens it has: Megatron's and DeepSpeed's Python, of which the plan has that of bare operators. "
-        "Where the device has enough to do, steps are within a tenth.",
+        "The rows with large errors are host-bound. Blocks of 1,024 features take 3.5 ms or more for each micro batch, "
+        "however few tokens it has: the time of Megatron's and DeepSpeed's Python, where the plan has only that of "
+        "kernels. Rows that the device bounds are 11% below to 17% above; with micro batches of 2,048 to 4,096 tokens "
+        "they are above.",
     ),
-    "simumax": ("Transformer Engine fuses norms into the layers behind them and keeps other inputs than the plan's.",),
+    "simumax": ("Transformer Engine fuses norms into the layers after them and keeps other inputs than the plan's.",),
     "runtime_single_gpu": (
-        "The rows in full precision are too long: the profile's rate for products in fp32 without TF32 rests on no "
-        "measurement of an H100.",
+        "The predictions of the rows in full precision are too long: the profile's rate for products in fp32 without "
+        "TF32 rests on no measurement of an H100.",
     ),
-    "mosaicml": ("Composer steps each parameter by itself, which the plan's optimizer does in lists.",),
+    "mosaicml": ("Composer steps one parameter at a time; the plan's optimizer steps lists of parameters.",),
 }

@@ -1,4 +1,4 @@
-"""Prediction for one plan: the part of its estimate that is compared with a row."""
+"""Prediction for one plan: the fields of its estimate that are compared with a row."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from legoai.specs.plan import Plan
 
 _BATCH = re.compile(r"^batch\s+\(global = (\d+)", re.MULTILINE)
 _SHORT = 5
-"""Micro batches that are simulated of a step without a pipeline that has more: those between are alike."""
+"""Simulated micro batches of a longer step without a pipeline: all but the first and the last are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Predicted figures of one plan; or, with `refused`, why there are none.
+    """Predicted figures of one plan, or in `refused` the reason why there are none.
 
     Attributes:
-        refused: a sentence; empty if there is an answer.
-        diagnostics: codes of the linter's errors and warnings, empty for a clean plan.
-        seconds: of one optimizer step.
-        active: bytes at the peak, by pipeline rank.
-        reserved: bytes, by pipeline rank.
-        outside: bytes that torch does not count, on the fullest rank.
+        refused: reason why there is no prediction; empty if there is one.
+        diagnostics: codes of the linter's errors and warnings; empty for a clean plan.
+        seconds: seconds of one optimizer step.
+        active: peak of active bytes, by pipeline rank.
+        reserved: bytes that the allocator reserves, by pipeline rank.
+        outside: bytes outside PyTorch's allocator, on the rank with the highest peak.
         capacity: bytes of the device.
-        categories: bytes at the fullest rank's peak, by category.
-        phase: phase of the step in which that peak lies.
-        exposed: seconds of communication that no computation hides.
-        recompute: seconds.
-        bubble: share of the step.
+        categories: bytes at the highest peak of the ranks, by category.
+        phase: phase of the step that contains that peak.
+        exposed: seconds of exposed communication.
+        recompute: seconds of recomputation.
+        bubble: share of the pipeline bubble in the step.
         models: share of the operations' time, by the timing model that predicted it.
-        took: seconds until the answer.
+        took: seconds that the prediction took.
     """
 
     refused: str = ""
@@ -69,10 +69,10 @@ def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> 
     """Simulate a plan in a process of its own, which is killed when it takes too long.
 
     Args:
-        text: of the plan.
-        seconds: limit on the process's time.
-        memory_only: predict no time. Kernels are not timed then, and of a pipeline only the first and the last rank are
-            simulated: one holds most micro batches, the other the logits.
+        text: text of the plan.
+        seconds: limit of the process's time.
+        memory_only: predict no time. Kernels are not timed then, and only the first and the last rank of a pipeline are
+            simulated: one has the most micro batches in flight, the other the logits.
     """
     begun = time.perf_counter()
     answer = _apart(_remembered if memory_only else simulated, text, seconds=seconds)
@@ -82,15 +82,16 @@ def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> 
 
 
 def with_memory_of(said: Prediction, held: Prediction) -> Prediction:
-    """A prediction whose memory is that of another plan; of none, if that one is refused."""
+    """A prediction with the memory of another plan; without memory, if there is no prediction for that plan."""
     names = ("active", "reserved", "outside", "capacity", "categories", "phase")
     return replace(said, took=said.took + held.took, **{name: getattr(held, name) for name in names})
 
 
 def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
-    """The plan with few micro batches that stands for one with many, and how many that one has; None where it has few.
+    """A plan with few micro batches in place of one with many, and the number of these; None where there are few.
 
-    Without a pipeline a step's micro batches between the first and the last are equal, so that its time is a line.
+    Without a pipeline, a step's micro batches between the first and the last are equal, so its time is linear in their
+    number.
     """
     micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
     if plan.pipeline is not None or rest or micro_batches <= _SHORT:
@@ -99,12 +100,12 @@ def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
 
 
 def for_memory(text: str, plan: Plan) -> str:
-    """The plan with the fewest micro batches that have the same peak of activations as many.
+    """The plan with the fewest micro batches that have the same activation peak as many.
 
-    A rank of a pipeline of p ranks under 1F1B has at most p micro batches in flight, and has reached that many when it
-    has run as many; with twice as many it has passed all phases of a step. torch's stages also keep a receive buffer
-    for each micro batch of a step, and Megatron and nanotron one for each that is in flight: so does the shorter plan.
-    Without a pipeline a step has five different micro batches at most.
+    A rank of a pipeline of p ranks under 1F1B has at most p micro batches in flight, which it reaches within its first
+    p micro batches; 2 p micro batches include all phases of a step. torch's stages also keep a receive buffer for each
+    micro batch of a step, Megatron and nanotron one for each in flight; the shorter plan is close to the latter.
+    Without a pipeline a step has at most five different micro batches.
     """
     micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
     enough = _SHORT if plan.pipeline is None else max(_SHORT, 2 * plan.mesh.pp)
@@ -114,7 +115,7 @@ def for_memory(text: str, plan: Plan) -> str:
 
 
 def _linted(text: str) -> tuple[Plan | None, dict[str, Any]]:
-    """The plan, if it has no errors, and the linter's findings, as a prediction stores them."""
+    """The plan, if it has no errors, and the linter's diagnostics, as fields of a prediction."""
     linted = lint(text, "row.plan", directory=Path(tempfile.gettempdir()), variants=False)
     diagnostics = tuple(
         sorted({f"{item.severity} {item.code}" for item in linted.diagnostics if item.severity != "advice"})

@@ -1,7 +1,7 @@
-"""Several results as one page: `python -m benchmarks.validation.report RESULTS.json… > validation.md`.
+"""Page of several results: `python -m benchmarks.validation.report RESULTS.json… > validation.md`.
 
-Errors of other tools on the same data, run unmodified or as their authors state them, are listed beside ours, and so
-are explanations of misses.
+The page also lists errors of other tools on the same data, run unmodified or as stated by their authors, and
+explanations of large errors.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ from benchmarks.validation.table import table
 _MISS = 0.1
 
 INTRODUCTION = """Each row of a published table became a plan that states what its framework does; the plan was linted,
-lowered and simulated (`benchmarks/validation/README.md` says how). Errors are |said - measured| / measured.
+lowered and simulated (`benchmarks/validation/README.md` describes how). Errors are |predicted - measured| / measured.
 
 **Rows used in a fit: none.** The device profiles rest on measurements of single kernels and collectives (each profile
-names them), and on datasheets. No time and no memory of any training run below went into them, so that the figures with
-and without fitted rows are the same."""
+names them), and on datasheets. No time and no memory of any training run below was used, so that the figures with and
+without fitted rows are the same."""
 
 
 def page(documents: Sequence[Mapping[str, Any]]) -> str:
-    """All tables, each under its source, with how and where it was made."""
+    """The whole page: an overview, and the table of each source with its file, date and versions."""
     parts = ["# Published runs against the simulator", INTRODUCTION, _overview(documents), *_what_fits(documents)]
     for document in documents:
         name, versions, rows = document["source"], document["versions"], document["rows"]
         whole = rows["taken"] + sum(document["dropped"].values()) == rows["in the file"]
-        sample = (
-            "" if whole else ", a seeded sample" if rows.get("sample") else "; the others gave no answer in the time"
-        )
+        sample = "" if whole else ", a seeded sample" if rows.get("sample") else "; the others exceeded the time limit"
         asked = ", memory alone" if document.get("asked for") == "memory" else ""
         made = (
             f"{document['file']}: {rows['taken']} rows of {rows['in the file']}{sample}{asked}, {document['date']}, on "
@@ -42,10 +40,10 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
         )
         states = len({item["code"] for item in document["results"] if "code" in item})
         if states > 1:
-            made += f" The answers are of {states} states of the code, the last of that day; each row names its own."
+            made += f" Predictions are of {states} versions of the code, the last of that day; each row names its own."
         fitted = f"Fitted to it: {document['fitted']}." if document["fitted"] else ""
-        said = [made, fitted, PEERS.get(name, "")]
-        parts += [f"## {_title(document)}", " ".join(line for line in said if line), table(document)]
+        about = [made, fitted, PEERS.get(name, "")]
+        parts += [f"## {_title(document)}", " ".join(line for line in about if line), table(document)]
         misses = list(_misses(document))
         if misses:
             parts += [f"Beyond {_MISS:.0%}: " + "; ".join(misses) + "."]
@@ -61,7 +59,7 @@ def _title(document: Mapping[str, Any]) -> str:
 def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
     """One line for each source."""
     lines = [
-        "| source | memory: rows | mean | worst | step time: rows | mean | median | worst | its own estimator |",
+        "| source | memory: rows | mean | worst | step time: rows | mean | median | worst | the source's estimator |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for document in documents:
@@ -85,7 +83,7 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _what_fits(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The classifier on nanotron's sweep: rows that ran, and rows that failed."""
+    """The out-of-memory classifier on nanotron's sweep: rows that ran, and rows that failed."""
     sweep = {
         item["id"]: item
         for document in documents
@@ -101,27 +99,28 @@ def _what_fits(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     away = [item for item in failed if item["fits"][1] and not _near(item)]
     could = len(failed) - len(away)
     caught = counts["failed and said not to fit"]
-    yield "## What does not fit"
+    yield "## Out of memory"
     caught_share = caught / could if could else None
     yield (
         f"nanotron's sweep on H100s of 80 GB, {len(ran)} rows that ran and {len(failed)} that failed, of the files' "
-        f"408 and 394. Of those said not to fit {_share(counts['precision'])} failed (precision); of those that failed "
-        f"{_share(counts['recall'])} were said not to fit (recall, a lower bound, as causes are not published); of "
-        f"those that ran {_share(counts['rows that ran and were said to fit'])} were said to fit. {len(away)} of the "
-        f"failed rows are said to need less than {_NEAR:.0%} of the device: if those failed for other reasons, recall "
-        f"is {_share(caught_share)}."
+        f"408 and 394. Of the rows predicted to run out of memory {_share(counts['precision'])} failed (precision). Of "
+        f"the rows that failed {_share(counts['recall'])} are predicted to run out of memory (recall, a lower bound: "
+        f"causes are not published). Of the rows that ran {_share(counts['rows that ran and were said to fit'])} are "
+        f"predicted to fit. {len(away)} of the failed rows are predicted to need less than {_NEAR:.0%} of the device: "
+        f"if those failed for other reasons, recall is {_share(caught_share)}."
     )
 
 
 _NEAR = 0.75
+"""Share of the device's memory below which a failed row probably failed for another reason."""
 
 
 def _near(item: Mapping[str, Any]) -> bool:
-    said = item["said"]
-    if said["refused"] or not said["capacity"]:
+    predicted = item["said"]
+    if predicted["refused"] or not predicted["capacity"]:
         return True
     beside = sum(item["beside"].values())
-    return max(said["reserved"]) + said["outside"] + beside >= _NEAR * said["capacity"]
+    return max(predicted["reserved"]) + predicted["outside"] + beside >= _NEAR * predicted["capacity"]
 
 
 def _share(value: float | None) -> str:

@@ -1,8 +1,7 @@
-"""Stratified sample of rows from a file that is too long to be simulated whole.
+"""Stratified sample of rows from a file that is too long to be simulated as a whole.
 
-The rows are put into strata by the features of their configuration: framework, which kinds of parallelism are used,
-checkpointing, precision. The strata take turns; within each, rows are ordered by a hash of their names. A longer sample
-begins with the shorter one.
+Strata are the features of a row's configuration: framework, kinds of parallelism, checkpointing, precision. Rows are
+drawn from each stratum in turn, in the order of a hash of their names. A longer sample includes each shorter one.
 """
 
 from __future__ import annotations

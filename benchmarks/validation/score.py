@@ -19,17 +19,17 @@ _BEYOND_DEVICE = "LP704"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A row's measurements beside its predictions; None where there is no measurement or no answer.
+    """Measurements of a row and predictions for it; None where there is no measurement or no prediction.
 
     Attributes:
         id: the row's id.
         group: the group that it is counted in, such as a tier of its source.
-        seconds: of a step, measured and predicted.
+        seconds: seconds of a step, measured and predicted.
         memory: bytes, measured and predicted, of the kind in `kind`.
         kind: `active` or `reserved`.
-        fits: whether it ran, and whether it was predicted to fit.
+        fits: whether it ran, and whether it is predicted to fit.
         peer_seconds: seconds of a step, measured, and estimated by the source's own tool.
-        peer_memory: likewise of the memory.
+        peer_memory: bytes, measured, and estimated by the source's own tool.
         ranks: memory of every rank, where the source publishes it; see `RankMemory`.
     """
 
@@ -45,7 +45,7 @@ class Comparison:
 
 
 class RankMemory(NamedTuple):
-    """Bytes of one rank: `active` and `reserved`, each measured and said."""
+    """Bytes of one rank: `active` and `reserved`, each measured and predicted."""
 
     rank: int
     active: tuple[float, float]
@@ -57,7 +57,7 @@ _CASE = re.compile(r"case=([^\s;,]+)")
 
 
 def peer(row: Row) -> tuple[float | None, float | None]:
-    """Seconds of a step and bytes that the source's own estimator said of the row, where it published them."""
+    """Seconds of a step and bytes that the source's own estimator predicts for the row, where published."""
     found = _PEER_MAX.search(row.text("notes"))
     if found is not None:
         return float(found[1]) / 1e3, float(found[2]) * GIB
@@ -66,35 +66,35 @@ def peer(row: Row) -> tuple[float | None, float | None]:
     return milliseconds / 1e3 if milliseconds else None, gib * GIB if gib else None
 
 
-def rank_memories(row: Row, rows: Sequence[Row], said: Prediction) -> tuple[RankMemory, ...]:
-    """Every rank's memory beside the prediction for its pipeline rank.
+def rank_memories(row: Row, rows: Sequence[Row], predicted: Prediction) -> tuple[RankMemory, ...]:
+    """Every rank's measured memory, with the prediction for its pipeline rank.
 
     Args:
         row: a run, whose notes name its case.
-        rows: of all ranks of all cases; those that repeat the measurement of another case do not count.
-        said: the prediction for the run.
+        rows: rows of all ranks of all cases; those that repeat the measurement of another case do not count.
+        predicted: the prediction for the run.
     """
     case = _CASE.search(row.text("notes"))
-    if case is None or said.refused or not said.active:
+    if case is None or predicted.refused or not predicted.active:
         return ()
     own = [item for item in rows if item.text("case") == case[1] == item.text("memory_source_case")]
-    share = row.whole("n_gpus") // len(said.active)
+    share = row.whole("n_gpus") // len(predicted.active)
     found = []
     for item in own:
         rank, active, reserved = item.whole("rank"), item.number("max_allocated_mb"), item.number("max_reserved_mb")
         if active is not None and reserved is not None:
-            place = rank // share
-            found.append(RankMemory(rank, (active * MIB, said.active[place]), (reserved * MIB, said.reserved[place])))
+            of_rank = predicted.active[rank // share], predicted.reserved[rank // share]
+            found.append(RankMemory(rank, (active * MIB, of_rank[0]), (reserved * MIB, of_rank[1])))
     return tuple(found)
 
 
-def compare(row: Row, stated: Stated, said: Prediction, ranks: Sequence[Row] = ()) -> Comparison:
-    """Put a row's measurements beside a prediction.
+def compare(row: Row, stated: Stated, predicted: Prediction, ranks: Sequence[Row] = ()) -> Comparison:
+    """Compare a row's measurements with a prediction.
 
     Args:
-        row: of published measurements.
-        stated: as a plan.
-        said: of it.
+        row: a row of published measurements.
+        stated: the row as a plan.
+        predicted: the prediction for the plan.
         ranks: rows of the source's file of every rank's memory.
     """
     measured_seconds, measured_bytes, kind = measured(row)
@@ -103,23 +103,23 @@ def compare(row: Row, stated: Stated, said: Prediction, ranks: Sequence[Row] = (
     ran = {"ok": True, "oom": False, "failed": False}.get(row.text("status").lower())
     beside, beside_reserved = sum(stated.beside.values()), sum(stated.beside_reserved.values())
     seconds = memory = fits = None
-    if not said.refused:
-        if measured_seconds and said.seconds and not stated.untimed:
-            seconds = measured_seconds, said.seconds
-        by_rank = said.reserved if kind == "reserved" else said.active
+    if not predicted.refused:
+        if measured_seconds and predicted.seconds and not stated.untimed:
+            seconds = measured_seconds, predicted.seconds
+        by_rank = predicted.reserved if kind == "reserved" else predicted.active
         if measured_bytes and by_rank:
             of_rank = max(by_rank) if stated.rank is None else by_rank[min(stated.rank, len(by_rank) - 1)]
             memory = measured_bytes, of_rank + beside + (beside_reserved if kind == "reserved" else 0.0)
-        if ran is not None and said.capacity is not None:
-            fits = ran, max(said.reserved) + beside + beside_reserved + said.outside <= said.capacity
-    elif ran is not None and _BEYOND_DEVICE in said.refused:
+        if ran is not None and predicted.capacity is not None:
+            fits = ran, max(predicted.reserved) + beside + beside_reserved + predicted.outside <= predicted.capacity
+    elif ran is not None and _BEYOND_DEVICE in predicted.refused:
         fits = ran, False
     peer_seconds, peer_bytes = peer(row)
     return Comparison(
         id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits,
         peer_seconds=(seconds[0], peer_seconds) if seconds and peer_seconds else None,
         peer_memory=(memory[0], peer_bytes) if memory and peer_bytes else None,
-        ranks=rank_memories(row, ranks, said),
+        ranks=rank_memories(row, ranks, predicted),
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def group_of(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """|said - measured| / measured over some rows, with the mean of its sign."""
+    """Statistics of |predicted - measured| / measured over some rows; `bias` is the mean with its sign."""
 
     rows: int
     mean: float
@@ -175,7 +175,7 @@ def errors(pairs: Sequence[tuple[str, tuple[float, float]]]) -> Errors | None:
     """Statistics of pairs of measured and predicted values, by row; None for no pairs."""
     if not pairs:
         return None
-    relative = {name: (said - real) / real for name, (real, said) in pairs}
+    relative = {name: (predicted - real) / real for name, (real, predicted) in pairs}
     worst = max(relative, key=lambda name: abs(relative[name]))
     sizes = [abs(value) for value in relative.values()]
     return Errors(
@@ -189,18 +189,18 @@ def errors(pairs: Sequence[tuple[str, tuple[float, float]]]) -> Errors | None:
 
 
 def out_of_memory(found: Iterable[Comparison]) -> dict[str, Any]:
-    """Precision and recall of the prediction "does not fit", on rows that ran and rows that failed."""
+    """Precision and recall of the prediction that a row runs out of memory, on rows that ran and rows that failed."""
     cells = {(ran, fits): 0 for ran in (True, False) for fits in (True, False)}
     for item in found:
         if item.fits is not None:
             cells[item.fits] += 1
-    said_not, failed = cells[False, False] + cells[True, False], cells[False, False] + cells[False, True]
+    warned, failed = cells[False, False] + cells[True, False], cells[False, False] + cells[False, True]
     return {
         "failed and said not to fit": cells[False, False],
         "failed and said to fit": cells[False, True],
         "ran and said not to fit": cells[True, False],
         "ran and said to fit": cells[True, True],
-        "precision": cells[False, False] / said_not if said_not else None,
+        "precision": cells[False, False] / warned if warned else None,
         "recall": cells[False, False] / failed if failed else None,
         "rows that ran and were said to fit": cells[True, True] / max(1, cells[True, True] + cells[True, False]),
     }

@@ -40,7 +40,7 @@ def one_forward_one_backward(micro_batches: int, ranks: int) -> str:
 
 
 def sending_norm(styles: str) -> str:
-    """Styles with which a stage of a pipeline may begin behind the last norm, which then leaves plain tensors."""
+    """Styles with which a pipeline stage may begin after the last norm, whose output is then a plain tensor."""
     return re.sub(r"^(  norm +)= sequence$", r"\1= sequence(local = true)", styles, flags=re.MULTILINE)
 
 
@@ -89,12 +89,12 @@ class Stated:
     Attributes:
         text: the plan's text.
         assumed: settings that the row leaves open and the plan had to choose; a sentence each.
-        differs: what the framework does and no plan can state; a sentence each.
+        differs: behaviour of the framework that no plan can state; a sentence each.
         beside: bytes that the framework holds on the measured rank at the peak and that no statement accounts for, by
             name, each derived from the framework's source and never from a measurement.
-        beside_reserved: further bytes that only the allocator's segments hold, likewise.
-        rank: the pipeline rank whose memory was measured; None for the fullest.
-        for_memory: the plan with the framework's memory, where that is another one than the plan with its time; empty
+        beside_reserved: further bytes that only the allocator's segments hold, derived likewise.
+        rank: the pipeline rank whose memory was measured; None for the one with the highest peak.
+        for_memory: text of the plan with the framework's memory, where the plan with its time has another memory; empty
             where one plan has both.
         untimed: why the run's time differs from the plan's; such a row is compared in memory only.
     """
@@ -111,7 +111,7 @@ class Stated:
 
 @dataclass(slots=True)
 class Draft:
-    """A plan that is being written, statement by statement in the language's usual order."""
+    """Plan under construction, statement by statement in the language's usual order."""
 
     name: str
     comment: str = ""
@@ -160,7 +160,7 @@ def kept(pp: int) -> str:
 
 
 def whole_parameters(units: str, *, dp: int) -> str:
-    """Replicas whose parameters stay whole in bf16 between optimizer steps, beside fp32 copies that it alone writes.
+    """Replicas whose unsharded bf16 parameters persist between optimizer steps, with fp32 copies for the optimizer.
 
     Stated as units over one rank, replicated: `replicate` would cast the fp32 parameters again for each micro batch.
     """

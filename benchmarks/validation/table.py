@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.validation.score import Comparison, errors, out_of_memory
 
+_NAMES: Final = {
+    "its own estimator, step time": "the source's own estimator, step time",
+    "its own estimator, memory": "the source's own estimator, memory",
+    "failed and said not to fit": "failed, predicted to run out of memory",
+    "failed and said to fit": "failed, predicted to fit",
+    "ran and said not to fit": "ran, predicted to run out of memory",
+    "ran and said to fit": "ran, predicted to fit",
+    "rows that ran and were said to fit": "of the rows that ran, predicted to fit",
+}
+"""Names in the table of fields of the summary, where they differ."""
+
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Errors of time and memory by group and over all, refusals by reason, and the classifier of what fits."""
+    """Errors of time and memory by group and over all, refusals by reason, and the out-of-memory classifier."""
     compared = [item for item in results if "said" in item]
     groups = sorted({str(item["group"]) for item in compared})
     found: dict[str, Any] = {"step time": {}, "memory": {}}
@@ -60,14 +71,15 @@ def table(document: Mapping[str, Any]) -> str:
     ]
     for name in ("step time", "memory", "its own estimator, step time", "its own estimator, memory"):
         for group, known in document["summary"].get(name, {}).items():
+            title = f"{_NAMES.get(name, name)}, {group}"
             lines.append(
-                f"| {name}, {group} | {known['rows']} | {known['mean']:.1%} | {known['median']:.1%} | "
+                f"| {title} | {known['rows']} | {known['mean']:.1%} | {known['median']:.1%} | "
                 f"{known['worst']:.1%} ({known['worst_id']}) | {known['bias']:+.1%} |"
             )
     for name, value in document["summary"].get("out of memory", {}).items():
         if value is None or value == 0:
             continue
-        lines.append(f"| {name} | {value if isinstance(value, int) else f'{value:.1%}'} | | | | |")
+        lines.append(f"| {_NAMES.get(name, name)} | {value if isinstance(value, int) else f'{value:.1%}'} | | | | |")
     for reason, count in document["summary"].get("compared in memory alone", {}).items():
         lines.append(f"| compared in memory alone: {reason} | {count} | | | | |")
     for reason, count in document["summary"]["refused"].items():

@@ -412,7 +412,7 @@ class BoundsOf:
         return least_problem(analysis, least, again, self.for_tensors(analysis))
 
     def for_tensors(self, analysis: Analysis) -> float:
-        """Bytes of active memory that a rank may take: see :func:`legoai.cost.search.room.for_tensors`."""
+        """Bytes of active memory that a rank may take: see :func:`legoai.cost.search.memory_limits.for_tensors`."""
         return analysis.once(("bytes for tensors", self.profile), lambda: for_tensors(analysis, self.machine(analysis)))
 
     def room(self, analysis: Analysis) -> Room:

@@ -1,11 +1,11 @@
 """Joint decision of the holes that determine memory: an integer program, corrected by simulating its answers.
 
-A hole without a domain for the treatment of all blocks, in `checkpoint` and in `fsdp`, and one for offloading the
-optimizer's state, are first given listed values, one for all blocks. What these were observed to cost gives a
-:class:`~legoai.cost.search.memory.program.MemoryProblem`, whose answers treat the first blocks differently from the
-others, or under a pipeline a :class:`~legoai.cost.search.memory.stage_program.StagedMemoryProblem`, whose answers treat
-each stage by itself. The answers are simulated; differences from the prediction correct the memory limit, until the
-answer no longer changes.
+The holes are those without a domain: for the treatment of all blocks, in `checkpoint` and in `fsdp`, and for offloading
+the optimizer's state. First the listed values are simulated, which give all blocks one treatment. Their observed costs
+make a :class:`~legoai.cost.search.memory.program.MemoryProblem`, whose solutions treat the first blocks differently
+from the others, or under a pipeline a :class:`~legoai.cost.search.memory.stage_program.StagedMemoryProblem`, whose
+solutions have rules for each stage. Solutions are simulated; the error of their predicted memory corrects the memory
+limit of the problem, until the solution no longer changes.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.open_plan import OpenPlan
 
 MOST_ROUNDS: Final = 6
-"""Programs that are solved for one way to answer the other holes."""
+"""Limit of solved programs for one choice of the other holes."""
 
 
 class _Observed(Protocol):
-    """What listed values were observed to take; of whatever problem, and its choices."""
+    """Observed costs of listed values, with or without stages; the type of problem and division follows from that."""
 
     every: Mapping[Values, Figures]
 
     def problem(self, room: Room) -> Any:
-        """The problem that follows from it."""
+        """The problem with the observed costs."""
 
     def corrected(self, problem: Any, written: Written, seen: Figures) -> Any:
-        """The problem after an answer was observed."""
+        """The problem with limits corrected by a simulated solution."""
 
     def predicted(self, problem: Any, division: Any) -> float:
-        """Seconds of a step under a choice."""
+        """Predicted seconds of a step."""
 
     def written(self, division: Any) -> Written:
-        """A choice in the values of the holes."""
+        """A solution in terms of the holes' values."""
 
     def values(self, written: Written) -> Values:
-        """The values that say it."""
+        """The holes' values for a solution; new values are added to the plan."""
 
     def alike(self, written: Written) -> list[Values]:
-        """The values under which all blocks are of one of its pairs."""
+        """The listed values that give all blocks one of the solution's pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A joint answer.
+    """A solution of the joint problem.
 
     Attributes:
-        choices: for each hole of the plan.
-        predicted: seconds of a step, as the program has them.
-        found: its figures, where it could be simulated.
+        choices: choice of each hole of the plan.
+        predicted: predicted seconds of a step.
+        found: its simulation; None before it, or where it failed.
     """
 
     choices: Choices
@@ -72,14 +72,14 @@ class Tried:
 
 @dataclass(slots=True, kw_only=True)
 class JointAnswers:
-    """Joint answers beside one way to answer the other holes.
+    """Joint solutions for one choice of the other holes.
 
     Attributes:
-        programs: that were solved.
-        program: the last answer of the program.
-        greedy: the last greedy answer; None where it found none.
-        asked: candidates that were asked for.
-        written: of each joint answer what it says of the blocks.
+        programs: number of solved programs.
+        program: the last solution of the program.
+        greedy: the last greedy solution; None where there is none.
+        asked: candidates that were requested already.
+        written: each joint solution in terms of the holes' values.
     """
 
     programs: int = 0
@@ -90,10 +90,10 @@ class JointAnswers:
 
 
 class JointMemory:
-    """The holes of a plan that are answered jointly.
+    """Joint decision of the memory holes of a plan.
 
     Args:
-        plan: with its holes.
+        plan: the plan, with its holes.
     """
 
     def __init__(self, plan: OpenPlan) -> None:
@@ -101,13 +101,13 @@ class JointMemory:
         self.answers: dict[Choices, JointAnswers] = {}
 
     def largest_gain(self, groups: Mapping[Choices, Sequence[Evaluated]], costs: Costs) -> float:
-        """The most that joint answers have won over the best of listed values beside some answers of the other holes.
+        """The largest gain of a joint solution over the best listed values, over all choices of the other holes.
 
-        Infinite where none were evaluated.
+        Infinite where no joint solution was evaluated.
 
         Args:
-            groups: the candidates that were evaluated, by the answers of the other holes.
-            costs: of candidates.
+            groups: the evaluated candidates, by the choices of the other holes.
+            costs: costs of candidates.
         """
         most = -math.inf
         for group in self.answers:
@@ -121,21 +121,21 @@ class JointMemory:
     def next_candidates(
         self, group: Choices, evaluated: Sequence[Evaluated], room: Room, analysis: Analysis
     ) -> list[Choices]:
-        """Candidates to evaluate next beside the answers of the other holes; none when the answer is settled.
+        """Candidates to evaluate next for one choice of the other holes; none when the solution is final.
 
         Args:
-            group: the answers of the other holes.
-            evaluated: the candidates with these, in the order in which they were evaluated.
-            room: bytes that a rank may take.
-            analysis: of one of them.
+            group: the choices of the other holes.
+            evaluated: the candidates with these choices, in the order of their evaluation.
+            room: memory limits of a rank.
+            analysis: analysis of one of these candidates.
 
         Raises:
             SolverMissingError: no solver is installed.
-            SolverFailedError: it ended without an answer.
+            SolverFailedError: the solver ended without an answer.
         """
         state, holes = self.answers.setdefault(group, JointAnswers()), self.holes
         known = {item.choices: item for item in evaluated}
-        self._note(state, known)
+        self._record(state, known)
         figures = {holes.values(item.choices): item.figures for item in evaluated}
         observed = ObservedStageMemory if is_staged(analysis) else ObservedMemory
         alike = [item for item in evaluated if observed.are_usable(item.figures) and holes.are_listed(item.choices)]
@@ -194,8 +194,8 @@ class JointMemory:
         state.asked.update(new)
         return new
 
-    def _note(self, state: JointAnswers, known: Mapping[Choices, Evaluated]) -> None:
-        """Note what the last answers were observed to take."""
+    def _record(self, state: JointAnswers, known: Mapping[Choices, Evaluated]) -> None:
+        """Record the simulations of the last solutions."""
         if state.program is not None:
             state.program = replace(state.program, found=known.get(state.program.choices))
         if state.greedy is not None:

@@ -9,7 +9,7 @@ from legoai.cost.search.lower_bounds.collectives import gathered_bytes
 from legoai.cost.search.lower_bounds.units_in_backward import units_in_backward
 from legoai.cost.search.stages.bounds import held_between_backwards
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.magnitudes.bounds import logits_bytes
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.specs.directives.hole import Undecided

@@ -1,7 +1,7 @@
 """Analysis of a resolved plan on its model: the facts that lint rules, lowering, simulator and search read.
 
 Facts about one family of directives are functions in the module of that family, marked with
-:func:`~legoai.dsl.analysis.fact.fact`: each is computed once per analysis, on first use.
+:func:`~legoai.dsl.analysis.caching.fact`: each is computed once per analysis, on first use.
 """
 
 from __future__ import annotations

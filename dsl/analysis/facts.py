@@ -1,4 +1,4 @@
-"""Facts that several families share: rules and units by module path, explicit values, and names for messages."""
+"""Helpers that several families share: rules and units by module path, explicit values, and names for messages."""
 
 from __future__ import annotations
 

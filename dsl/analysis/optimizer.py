@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.offload import offloads, without_limit

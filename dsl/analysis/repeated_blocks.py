@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import prefetching_units, unit_buckets
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, following
 from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units

@@ -15,6 +15,7 @@ from benchmarks.validation.sample import drawn, stratum
 from benchmarks.validation.score import compare, errors, measured, out_of_memory, peer, rank_memories
 from benchmarks.validation.sources import SOURCES, nanotron
 from benchmarks.validation.statements import Stated
+from benchmarks.validation.table import table
 
 from legoai.dsl.lint import lint
 
@@ -395,6 +396,9 @@ def test_what_does_not_fit_is_counted_as_a_classifier_counts():
     assert counted["ran and said not to fit"] == 1
     assert counted["precision"] == pytest.approx(2 / 3)
     assert counted["recall"] == pytest.approx(2 / 3)
+    page = table({"source": "runs", "summary": {"out of memory": counted, "refused": {}}})
+    assert "| ran, predicted to run out of memory | 1 |" in page
+    assert "| of the rows that ran, predicted to fit | 50.0% |" in page
 
 
 def test_a_plan_with_many_micro_batches_is_shortened_and_a_pipeline_is_not():

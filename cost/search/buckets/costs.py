@@ -1,7 +1,8 @@
 """Bucket problem of a simulated candidate: seconds, bytes and collectives of each of its units.
 
-The computation of a unit and the gather of its parameters do not depend on its bucket. The memory limit of a bucket is
-what the device has left while the unit computes, plus what the simulated buckets take.
+The computation of a unit does not depend on its bucket, nor do the bytes of its collectives. The memory limit for
+buckets while a unit computes is the memory that was left then in the simulation, plus the bytes of the simulated
+buckets.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
 
 _HEAD: Final = ""
-"""Stands for what the model computes outside of all other units before the first of them."""
+"""Key of the computation before the first unit."""
 _TAIL: Final = LOSS
-"""Stands for what it computes behind the last of them."""
+"""Key of the computation after the last unit."""
 _SHARDED: Final = frozenset({"dp_replicate", "dp_shard"})
-"""Axes whose collectives gather parameters and reduce gradients."""
+"""Axes whose collectives all-gather parameters and reduce gradients."""
 _MOVES: Final = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitWork:
-    """What the units of a simulated plan took in a step, by their paths; nothing of a plan that has no buckets.
+    """Observed work of the units of a simulated plan in a step, by their paths; empty for a plan without buckets.
 
     Attributes:
-        works: what a unit computes for a micro batch, each once: first what copies parameters, and then its kernels, in
-            pieces of (seconds alone, seconds beside a collective).
-        forward: which of these it is in forward.
-        backward: the same of backward and recomputation.
-        forward_active: bytes of active memory at most while it computes in forward.
-        backward_active: the same of backward.
-        traffic: bytes of collectives by the first unit of their bucket, by kind, phase and placement.
-        active: bytes of active memory at the peak.
-        beyond: bytes that the rank takes of its device beyond these.
-        unused: of these, bytes that the allocator has reserved.
+        works: distinct computations of units per micro batch: first the copies of parameters, then the kernels, each as
+            intervals of (seconds alone, seconds when overlapped by a collective).
+        forward: index in `works` of each unit's forward.
+        backward: index in `works` of each unit's backward with recomputation.
+        forward_active: peak of active bytes while a unit computes in forward.
+        backward_active: peak of active bytes while a unit computes in backward.
+        traffic: bytes of collectives by kind, phase and placement, and then by the first unit of their bucket.
+        active: peak of active bytes.
+        beyond: further bytes that the rank uses of its device.
+        unused: bytes among these that the allocator reserves.
     """
 
     works: Sequence[Sequence[Sequence[float]]] = field(default_factory=list)
@@ -88,7 +89,7 @@ class _Flow(NamedTuple):
 
 
 def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
-    """What the units of a simulated plan took; of one without rules of `comm`, or with a pipeline, nothing."""
+    """Observed work of the units of a simulated plan; empty without rules of `comm`, or with a pipeline."""
     if not bucket_rules(analysis) or len(found.ranks) > 1:
         return UnitWork()
     [rank] = found.ranks
@@ -110,7 +111,7 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
     works: list[list[list[float]]] = []
     slowed, batches = _slowed(rank, found.machine.host()), micro_batches(analysis.plan) or 1
     forward, backward = (
-        {path: _place(works, _pieces(items, slowed, batches)) for path, items in kernels[phase].items()}
+        {path: _index_in(works, _intervals(items, slowed, batches)) for path, items in kernels[phase].items()}
         for phase in (True, False)
     )
     return UnitWork(
@@ -129,13 +130,13 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
 def problems_of(
     analysis: Analysis, work: UnitWork, machine: Machine, limit: float
 ) -> Iterator[tuple[Span, BucketProblem]]:
-    """Yield the buckets that are to be decided, with the line of the rule that says so.
+    """Yield the bucket problem of each rule of `comm`, with the rule's span.
 
     Args:
-        analysis: of a plan that was simulated.
-        work: of its units.
-        machine: on which it runs.
-        limit: bytes of active memory that the rank may take at a moment.
+        analysis: analysis of a simulated plan.
+        work: observed work of its units.
+        machine: the machine that it runs on.
+        limit: limit of the rank's active memory, in bytes.
     """
     batches, kinds = micro_batches(analysis.plan), unit_kinds(analysis)
     if not work.forward or batches is None or (reduces_last(analysis) and batches > 1):
@@ -153,7 +154,7 @@ def problems_of(
 
 
 class _Observed(NamedTuple):
-    """A simulated plan, what its units took, and bytes of active memory that its rank may take."""
+    """A simulated plan, the observed work of its units, and the limit of its rank's active memory in bytes."""
 
     analysis: Analysis
     work: UnitWork
@@ -174,12 +175,12 @@ class _Observed(NamedTuple):
         return Work(copies, tuple(kernels))
 
     def left(self, path: str) -> tuple[float, float]:
-        """Bytes that are left while a unit computes, in forward and in backward."""
+        """Bytes below the limit while a unit computes, in forward and in backward."""
         found = self.work.forward_active.get(path, 0), self.work.backward_active.get(path, 0)
         return self.limit - found[0], self.limit - found[1]
 
     def collectives(self, paths: Sequence[str], kinds: Sequence[str], phase: str) -> Seconds:
-        """Seconds of collectives of so many parameters, as those of these units are."""
+        """Seconds of collectives as a function of parameters, with the observed bytes per parameter of these units."""
         numel = sum(local_numel(self.analysis, path) for path in paths)
         flows = [
             (flow, sum(size for path, size in by_unit.items() if path in paths) / numel / self.batches)
@@ -198,7 +199,7 @@ class _Observed(NamedTuple):
         return functools.cache(seconds)
 
     def neighbour(self, path: str) -> Neighbour:
-        """What stands beside the units; of what is no unit only the computation."""
+        """The neighbour of the units in a problem; outside units it has no collectives."""
         left = self.left(path)
         if path in (_HEAD, _TAIL):
             return Neighbour(self.forward(path), self.backward(path), 0.0, 0.0, 0.0, *left)
@@ -236,7 +237,7 @@ def _problem(observed: _Observed, rule: PathRule[Any], paths: list[str], before:
 def _with_room(
     problem: BucketProblem, observed: _Observed, paths: Sequence[str], counts: Sequence[int]
 ) -> BucketProblem:
-    """The problem with the room of each unit: what is left, and what the buckets that were simulated take there."""
+    """The problem with the memory limit at each unit: the bytes left in the simulation plus those of its buckets."""
     spans = problem.spans(counts)
     units, place = [], 0
     for index, (span, count) in enumerate(zip(spans, counts, strict=True)):
@@ -258,7 +259,7 @@ def _with_room(
 
 
 def _holder(analysis: Analysis) -> Callable[[str], str]:
-    """The unit that a module belongs to; of the root unit, whether it stands before all others or not."""
+    """Function from a module to its unit; modules of the root unit belong to the head or the tail."""
     units = [path for path in unit_kinds(analysis) if path]
     assert analysis.manifest is not None
     place = {path: index for index, path in enumerate(analysis.manifest.modules)}
@@ -276,14 +277,14 @@ def _holder(analysis: Analysis) -> Callable[[str], str]:
 
 
 def _slowed(rank: RankEstimate, host: Host) -> Callable[[Cost], float]:
-    """The time of a kernel beside the longest collective over its time alone."""
+    """Function from a kernel's cost to its slowdown when overlapped by the longest collective."""
     moves = (item.cost for item in rank.intervals if isinstance(item.record, Collective))
     longest = max(moves, key=lambda cost: cost.seconds, default=None)
     return lambda cost: 1.0 if longest is None else host.slowdown(cost, [longest])
 
 
-def _pieces(items: Sequence[Interval], slowed: Callable[[Cost], float], batches: int) -> list[list[float]]:
-    """What one of equal micro batches computes: what copies before all else, and then pieces that are slowed alike."""
+def _intervals(items: Sequence[Interval], slowed: Callable[[Cost], float], batches: int) -> list[list[float]]:
+    """Computation of one of equal micro batches: its leading copies, and then intervals with one slowdown each."""
     found = [[0.0, 0.0]]
     copies, last = True, 0.0
     for item in items[: -(-len(items) // batches)]:
@@ -298,15 +299,15 @@ def _pieces(items: Sequence[Interval], slowed: Callable[[Cost], float], batches:
     return found
 
 
-def _place(works: list[list[list[float]]], pieces: list[list[float]]) -> int:
-    """The place of what a unit computes among what is known, to which it is added if it is new."""
-    if pieces not in works:
-        works.append(pieces)
-    return works.index(pieces)
+def _index_in(works: list[list[list[float]]], intervals: list[list[float]]) -> int:
+    """Index of a computation in `works`, to which it is added if it is new."""
+    if intervals not in works:
+        works.append(intervals)
+    return works.index(intervals)
 
 
 def _active(rank: RankEstimate, holder: Callable[[str], str]) -> dict[tuple[str, bool], int]:
-    """Bytes of active memory at most while each unit computes, in forward and not."""
+    """Peak of active bytes while each unit computes, by unit and by whether in forward."""
     sizes: dict[int, int] = {}
     found: dict[tuple[str, bool], int] = {}
     active, computing = 0, None

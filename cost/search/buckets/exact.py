@@ -1,9 +1,9 @@
-"""Exact dynamic programme over contiguous buckets: of all of them those whose communication adds least.
+"""Exact dynamic programme over contiguous buckets: the bucketing whose communication adds the least time.
 
-What a bucket adds depends on the one before it, whose parameters are gathered in backward beside it, and on the one
-behind it. So a state is the last bucket, `(first, last)`, and of the one before it what later costs depend on: seconds
-of its gather and its size. Of states with the same last bucket those are dropped that another is at least as good as in
-every respect, and all that add no less than a bucketing that is known.
+The time that a bucket adds depends on the previous bucket, whose all-gather in backward overlaps its computation, and
+on the next bucket. So a state is the last bucket, `(first, last)`, with the seconds of the previous bucket's all-gather
+and its size. Among states with the same last bucket dominated ones are dropped, and so are all states that add at
+least as much as a known bucketing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ Places: TypeAlias = NDArray[np.intp]
 
 
 class _Label(NamedTuple):
-    """A way to the last bucket of a state.
+    """Partial bucketing that ends with the last bucket of a state.
 
-    ``added`` are the seconds of all windows but those that the last bucket and what follows it decide.
+    Attributes:
+        added: seconds that communication adds to all windows that do not depend on later buckets.
+        again: seconds of the previous bucket's all-gather in backward.
+        size: parameters of the previous bucket.
+        first: first unit of the last bucket.
+        before: the partial bucketing that ends with the previous bucket.
     """
 
     added: float
@@ -36,30 +41,30 @@ class _Label(NamedTuple):
 
 
 def least_added(problem: BucketProblem) -> tuple[int, ...] | None:
-    """The units of each bucket; None where no bucketing fits."""
+    """Number of units of each bucket; None where no bucketing fits."""
     count = len(problem.units)
     known = [counts for counts in _known(problem) if problem.fits(counts)]
     best = min(known, key=problem.added, default=None)
     least = math.inf if best is None else problem.added(best)
     states: list[dict[int, list[_Label]]] = [{} for _ in range(count + 1)]
-    """By the end of the last bucket, and then by its first unit."""
+    """Partial bucketings, by the end of the last bucket and then by its first unit."""
     for last in range(1, count + 1):
         span = problem.span(0, last)
         if problem.fits_at_ends(span, None) and (added := problem.begin(span)) < least:
             states[last][0] = [_Label(added, problem.before.gather_again, 0, 0, None)]
     for last in range(1, count):
-        behind = _Behind(problem, last)
+        following = _NextBuckets(problem, last)
         for first, labels in states[last].items():
             span = problem.span(first, last)
             again = problem.gather_again(span.size)
-            reached, chosen = _best(problem, span, behind, labels)
+            reached, chosen = _best(problem, span, following, labels)
             for place in np.flatnonzero(reached < least).tolist():
                 label = _Label(float(reached[place]), again, span.size, last, labels[int(chosen[place])])
                 states[last + 1 + place].setdefault(last, []).append(label)
         for end in range(last + 1, count + 1):
             if last in states[end]:
                 states[end][last] = _undominated(states[end][last])
-    nothing = _Behind(problem, count)
+    nothing = _NextBuckets(problem, count)
     for first, labels in states[count].items():
         span = problem.span(first, count)
         [reached], [place] = _best(problem, span, nothing, labels)
@@ -69,8 +74,8 @@ def least_added(problem: BucketProblem) -> tuple[int, ...] | None:
     return best
 
 
-class _Behind:
-    """The buckets that may stand behind an edge, by their ends; behind the last unit what computes there."""
+class _NextBuckets:
+    """Buckets that may start at `first`, by their ends; after the last unit, the neighbour after all buckets."""
 
     def __init__(self, problem: BucketProblem, first: int) -> None:
         sizes = [problem.span(first, last).size for last in range(first + 1, len(problem.units) + 1)]
@@ -79,12 +84,14 @@ class _Behind:
         self.reduce = np.array([problem.reduce(size) for size in sizes] or [problem.after.reduce])
 
 
-def _best(problem: BucketProblem, span: Span, behind: _Behind, labels: Sequence[_Label]) -> tuple[Floats, Places]:
-    """For each bucket behind a bucket the least seconds up to there, infinite where none fits, and the label of it."""
+def _best(
+    problem: BucketProblem, span: Span, following: _NextBuckets, labels: Sequence[_Label]
+) -> tuple[Floats, Places]:
+    """For each next bucket, the least added seconds, infinite where none fits, and the index of their label."""
     added = np.array([
         np.where(
-            problem.has_room(span, label.size, behind.sizes),
-            label.added + problem.beside(span, behind.gather, behind.reduce + label.again),
+            problem.has_room(span, label.size, following.sizes),
+            label.added + problem.beside(span, following.gather, following.reduce + label.again),
             np.inf,
         )
         for label in labels
@@ -102,7 +109,7 @@ def _undominated(labels: list[_Label]) -> list[_Label]:
 
 
 def _known(problem: BucketProblem) -> Iterator[tuple[int, ...]]:
-    """Bucketings that any better one must beat."""
+    """Yield bucketings whose least time is an upper bound."""
     count = len(problem.units)
     yield algorithm_1(problem)
     for size in {1, 2, 4, 8, count}:

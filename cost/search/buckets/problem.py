@@ -1,16 +1,16 @@
-"""Buckets of consecutive units, and what their communication adds to a micro batch.
+"""Buckets of consecutive units, and the time that their communication adds to a micro batch.
 
-Buckets communicate on one queue while others compute. With the computation of bucket `k` the next one's gather begins
-in forward; in backward the reduction of the bucket behind it, and then the gather of the one before it:
+Collectives of buckets run on one stream, overlapped with computation. In forward, the all-gather of the next bucket
+starts with the computation of bucket `k`; in backward, the reduction of the next bucket, and then the all-gather of the
+previous one:
 
     forward     compute k  |  gather k + 1
     backward    compute k  |  reduce k + 1, gather k - 1
 
-The next computation waits for all of that. So each computation is a window: what is communicated beside it is exposed
-as far as it takes longer, and until then slows down what computes first: the parameters of all units of the bucket are
-copied out of its buffer, and then the units compute one after the other. What stands before the first unit and behind
-the last has windows too. Where nothing is reordered, a collective is waited for as soon as it is issued, and all of it
-is exposed.
+The next computation waits for these collectives. So each computation is a window. Communication is exposed where it
+takes longer than the window, and slows down the computation that it overlaps: first the copies of the bucket's
+parameters out of its buffer, and then the units one after another. The computations before the first and after the last
+unit are windows too. If nothing is reordered, each collective is waited for when it is issued, and is fully exposed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Sizes: TypeAlias = Any
 """Parameters: a number, or an array of them."""
 
 Seconds: TypeAlias = Callable[[int], float]
-"""Seconds of a collective of so many parameters."""
+"""Seconds of a collective as a function of the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What computes in one pass, in pieces of (seconds alone, seconds beside a collective).
+    """Computation in one pass, as intervals of (seconds alone, seconds when overlapped by a collective).
 
     Attributes:
-        copies: of parameters out of the buffer in which they were gathered, before all else.
-        kernels: what follows, in its order.
+        copies: copies of parameters out of the all-gather's buffer, which come first.
+        kernels: the intervals after them, in order.
     """
 
     copies: tuple[float, float] = (0.0, 0.0)
@@ -49,12 +49,12 @@ class Work:
 
     @staticmethod
     def of(seconds: float, slowdown: float = 1.0) -> Work:
-        """What takes so many seconds alone, and so many times as much beside a collective."""
+        """Work of one interval, with a slowdown when overlapped by a collective."""
         return Work(kernels=((seconds, slowdown * seconds),))
 
     @property
     def seconds(self) -> float:
-        """Of all of it alone."""
+        """Seconds of all of it alone."""
         return self.copies[0] + sum(alone for alone, _ in self.kernels)
 
 
@@ -63,11 +63,11 @@ class Unit:
     """A unit that may share its collectives.
 
     Attributes:
-        forward: of a micro batch.
-        backward: the same of its backward, with what is recomputed.
-        size: parameters.
-        forward_room: bytes that buckets may take while it computes in forward.
-        backward_room: the same of backward.
+        forward: its forward of a micro batch.
+        backward: its backward of a micro batch, with recomputation.
+        size: number of parameters.
+        forward_room: memory limit for buckets while it computes in forward, in bytes.
+        backward_room: memory limit for buckets while it computes in backward, in bytes.
     """
 
     forward: Work
@@ -79,16 +79,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What stands before the first unit, or behind the last.
+    """Computation before the first unit, or after the last.
 
     Attributes:
-        forward: what it computes in forward.
-        backward: the same of its backward.
-        gather: seconds of its own gather in forward.
-        gather_again: seconds of that in backward.
+        forward: its forward of a micro batch.
+        backward: its backward of a micro batch, with recomputation.
+        gather: seconds of its own all-gather in forward.
+        gather_again: seconds of its own all-gather in backward.
         reduce: seconds of the reduction of its gradients.
-        forward_room: bytes that buckets may take while it computes in forward.
-        backward_room: the same of backward.
+        forward_room: memory limit for buckets while it computes in forward, in bytes.
+        backward_room: memory limit for buckets while it computes in backward, in bytes.
     """
 
     forward: Work = Work()
@@ -102,12 +102,12 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Curve:
-    """How much of several pieces of work is done beside a collective.
+    """Cumulative seconds of consecutive works, alone and when overlapped by a collective.
 
     Attributes:
-        beside: seconds beside a collective up to the end of each kernel.
-        alone: the same of seconds alone.
-        starts: of each piece, the seconds beside a collective before it; and behind the last.
+        beside: overlapped seconds up to the end of each interval.
+        alone: seconds alone up to the end of each interval.
+        starts: overlapped seconds before each work, and at the end of the last.
     """
 
     beside: Sequence[float]
@@ -116,7 +116,7 @@ class Curve:
 
     @staticmethod
     def of(works: Sequence[Work]) -> Curve:
-        """The curve of works, one after the other."""
+        """The curve of consecutive works."""
         kernels = [kernel for work in works for kernel in work.kernels]
         starts = accumulate((sum(beside for _, beside in work.kernels) for work in works), initial=0.0)
         return Curve(
@@ -128,14 +128,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A computation beside which something is communicated.
+    """A computation that communication overlaps.
 
     Attributes:
-        copies: as of :class:`Work`.
-        curve: of what follows.
-        start: where it begins on the curve, in seconds beside a collective.
-        end: where it ends.
-        seconds: of all of it alone.
+        copies: as for :class:`Work`.
+        curve: a curve that includes the intervals after the copies.
+        start: position on the curve where these begin, in overlapped seconds.
+        end: position on the curve where they end.
+        seconds: seconds of all of it alone.
     """
 
     copies: tuple[float, float]
@@ -146,12 +146,12 @@ class Window:
 
     @staticmethod
     def of(work: Work) -> Window:
-        """The window of one piece of work."""
+        """The window of one work."""
         curve = Curve.of([work])
         return Window(work.copies, curve, 0.0, curve.starts[-1], work.seconds)
 
     def done(self, communication: Times) -> Times:
-        """Seconds of work alone that are done beside so many seconds of communication."""
+        """Computation that is done during some seconds of communication, in seconds alone."""
         alone, beside = self.copies
         copying = np.minimum(communication, beside)
         until = np.minimum(self.start + communication - copying, self.end)
@@ -162,7 +162,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive units as one bucket: what they compute and hold together, and the least room of any."""
+    """Consecutive units as one bucket: their computation, their parameters, and the least memory limit among them."""
 
     forward: Window
     backward: Window
@@ -173,18 +173,18 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketProblem:
-    """Units that are to be put into buckets.
+    """Partition of consecutive units into buckets.
 
     Attributes:
-        units: in the order of forward.
-        before: what computes before the first of them.
-        after: what computes behind the last.
-        gather: seconds of a gather in forward.
-        gather_again: seconds of one in backward; 0 where nothing is gathered again.
+        units: the units, in the order of forward.
+        before: the computation before the first unit.
+        after: the computation after the last unit.
+        gather: seconds of an all-gather in forward.
+        gather_again: seconds of an all-gather in backward; 0 where parameters stay unsharded.
         reduce: seconds of a reduction.
-        gathered_bytes: of one gathered parameter, which its gradient takes too before it is reduced.
-        reduced_bytes: of one parameter in the buffer of a reduction.
-        overlaps: whether anything computes beside a collective.
+        gathered_bytes: bytes per unsharded parameter, and per unsharded gradient.
+        reduced_bytes: bytes per parameter in the buffer of a reduction.
+        overlaps: whether computation and collectives overlap.
     """
 
     units: Sequence[Unit]
@@ -198,11 +198,11 @@ class BucketProblem:
     overlaps: bool = True
 
     def window(self, communication: Times, computation: Window) -> Times:
-        """Seconds that communication adds to the computation beside it."""
+        """Seconds that communication adds to the computation that it overlaps."""
         return communication - computation.done(communication) if self.overlaps else communication
 
     def added(self, counts: Sequence[int]) -> float:
-        """Seconds that the communication of buckets of so many units adds to a micro batch."""
+        """Seconds that the communication of a bucketing adds to a micro batch."""
         spans = self.spans(counts)
         first, last = spans[0], spans[-1]
         total = self.begin(first) + self.end(last)
@@ -214,7 +214,7 @@ class BucketProblem:
         return float(total)
 
     def begin(self, first: Span) -> float:
-        """Seconds added before the first bucket computes in forward, and behind that in backward."""
+        """Seconds added before the first bucket's forward and after its backward."""
         forward, backward, _ = self._ends
         return float(self.window(self.gather(first.size), forward) + self.window(self.reduce(first.size), backward))
 
@@ -223,8 +223,8 @@ class BucketProblem:
 
         Args:
             span: the bucket.
-            gathered: seconds of the gather beside its forward.
-            reduced: seconds of the reduction and the gather beside its backward.
+            gathered: seconds of the all-gather that overlaps its forward.
+            reduced: seconds of the reduction and the all-gather that overlap its backward.
         """
         return self.window(gathered, span.forward) + self.window(reduced, span.backward)
 
@@ -233,7 +233,7 @@ class BucketProblem:
         return float(self.window(self.gather_again(last.size), self._ends[2]))
 
     def fits(self, counts: Sequence[int]) -> bool:
-        """Whether buckets of so many units fit at every moment."""
+        """Whether a bucketing fits at every moment."""
         spans = self.spans(counts)
         return self.fits_at_ends(spans[0], spans[-1]) and all(
             self.has_room(span, 0 if previous is None else previous.size, 0 if following is None else following.size)
@@ -241,7 +241,7 @@ class BucketProblem:
         )
 
     def fits_at_ends(self, first: Span | None, last: Span | None) -> bool:
-        """Whether what is communicated beside the neighbours fits there."""
+        """Whether the buffers of collectives that overlap the neighbours' computation fit there."""
         if not self.overlaps:
             return True
         before, after = self.before, self.after
@@ -258,18 +258,18 @@ class BucketProblem:
 
         Args:
             span: the bucket.
-            previous: parameters of the one before it.
-            following: of the one behind it.
+            previous: parameters of the previous bucket.
+            following: parameters of the next bucket.
         """
         forward, backward = self.bytes(span.size, previous, following)
         return (forward <= span.forward_room) & (backward <= span.backward_room)
 
     def bytes(self, size: int, previous: int, following: Sizes) -> tuple[Times, Times]:
-        """Bytes that buckets take while one computes: in forward, and at the end of its backward.
+        """Bytes of buckets while one computes: in forward, and at the end of its backward.
 
-        In forward these are its parameters, and those of the next one on their way. In backward they are its parameters
-        and gradients, these also in the buffer of their reduction, the parameters of the one before it, and the buffer
-        of the one behind it.
+        In forward these are its unsharded parameters and those of the next bucket. In backward these are its unsharded
+        parameters and gradients, the buffer of their reduction, the previous bucket's unsharded parameters, and the
+        buffer of the next bucket's reduction.
         """
         if not self.overlaps:
             previous, following = 0, 0 * following
@@ -278,7 +278,7 @@ class BucketProblem:
         return forward, backward
 
     def spans(self, counts: Sequence[int]) -> list[Span]:
-        """The buckets of so many units."""
+        """The buckets of a bucketing."""
         assert sum(counts) == len(self.units), "every unit is in one bucket"
         ends = [0, *accumulate(counts)]
         return [self.span(first, last) for first, last in pairwise(ends)]
@@ -299,7 +299,7 @@ class BucketProblem:
 
     @functools.cached_property
     def _sums(self) -> tuple[list[int], NDArray[np.float64]]:
-        """Parameters before each unit, and seconds of copies and of all work, in both passes."""
+        """Prefix sums over the units: of parameters, and of seconds of copies and of all work, in both passes."""
         works = [
             [*unit.forward.copies, unit.forward.seconds, *unit.backward.copies, unit.backward.seconds]
             for unit in self.units
@@ -309,7 +309,7 @@ class BucketProblem:
 
     @functools.cached_property
     def _curves(self) -> tuple[Curve, Curve]:
-        """Of forward, and of backward, which begins with the last unit."""
+        """The curves of forward, and of backward, which begins with the last unit."""
         forward = Curve.of([unit.forward for unit in self.units])
         return forward, Curve.of([unit.backward for unit in reversed(self.units)])
 

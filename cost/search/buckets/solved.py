@@ -20,10 +20,9 @@ class Bucketing:
     """Buckets of consecutive units.
 
     Attributes:
-        counts: units of each.
-        added: seconds that their communication adds to a step, exposed or by slowing computation down, as it is
-            foreseen.
-        fits: whether they are foreseen to fit.
+        counts: number of units of each bucket.
+        added: predicted seconds that their communication adds to a step, exposed or by slowing computation down.
+        fits: whether they are predicted to fit.
     """
 
     counts: tuple[int, ...]
@@ -38,12 +37,12 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketings:
-    """What is known of the buckets of one rule.
+    """Solved bucketings of one rule.
 
     Attributes:
-        span: of the rule.
-        algorithm_1: the better of what SimpleFSDP's algorithm gives in forward and in backward.
-        least: of all contiguous buckets that fit those that add least; None where none fits.
+        span: span of the rule.
+        algorithm_1: the better of the results of SimpleFSDP's algorithm in forward and in backward.
+        least: the bucketing that fits and adds least; None where none fits.
     """
 
     span: Span
@@ -57,7 +56,7 @@ class Bucketings:
 
 
 def bucket_of(counts: Sequence[int]) -> str:
-    """The treatment of buckets of so many units, as a plan writes it."""
+    """The treatment of buckets with these numbers of units, as a plan writes it."""
     if len(counts) == 1:
         return "bucket(group)"
     if max(counts) == 1:
@@ -66,13 +65,13 @@ def bucket_of(counts: Sequence[int]) -> str:
 
 
 def bucketings(analysis: Analysis, work: UnitWork, machine: Machine, room: Room) -> Iterator[Bucketings]:
-    """Yield the buckets of each rule of `comm` of a simulated candidate.
+    """Yield the solved bucketings of each rule of `comm` of a simulated candidate.
 
     Args:
-        analysis: of the candidate.
-        work: of its units.
-        machine: on which it runs.
-        room: bytes that a rank may take.
+        analysis: analysis of the candidate.
+        work: observed work of its units.
+        machine: the machine that it runs on.
+        room: memory limits of a rank.
     """
     limit = min(room.active, room.reserved - work.unused, room.device - work.beyond)
     batches = micro_batches(analysis.plan) or 1

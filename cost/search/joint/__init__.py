@@ -1,1 +1,1 @@
-"""Joint decision of the holes that determine memory: the holes, and what their values were observed to cost."""
+"""Joint decision of the holes that determine memory: the holes, and the observed costs of their values."""

@@ -13,17 +13,17 @@ from legoai.specs.directives.fsdp import Fsdp
 from legoai.specs.directives.offload import Offload
 
 _FEWEST_BLOCKS: Final = 6
-"""Fewer cannot be distinguished in a trace."""
+"""Least number of blocks: fewer cannot be distinguished in a trace."""
 
 Kind: TypeAlias = int
 """0 for the treatment of `checkpoint`, 1 for that of `fsdp`, 2 for offloading."""
 
 WrittenRule: TypeAlias = tuple[int | None, int | None, int]
-"""Values of the first blocks and of the others, and how many are the first."""
+"""Value of the first blocks, value of the others, and number of first blocks; 0 where all have the second."""
 
 
 class Values(NamedTuple):
-    """Indices of the values that the three holes have; None of a hole that the plan has not."""
+    """Indices of the values of the three holes; None for a hole that the plan does not have."""
 
     checkpoint: int | None
     fsdp: int | None
@@ -31,7 +31,7 @@ class Values(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A joint answer in the values of the three holes: rules of the model's blocks, or of those of each stage."""
+    """A joint solution in terms of the holes' values: one rule for the model's blocks, or one for each stage."""
 
     checkpoint: tuple[WrittenRule, ...]
     fsdp: tuple[WrittenRule, ...]
@@ -39,10 +39,10 @@ class Written(NamedTuple):
 
 
 class MemoryHoles:
-    """The holes of a plan that are answered jointly.
+    """The holes of a plan that are decided jointly.
 
     Args:
-        plan: with its holes.
+        plan: the plan, with its holes.
     """
 
     def __init__(self, plan: OpenPlan) -> None:
@@ -51,12 +51,12 @@ class MemoryHoles:
 
     @property
     def apply(self) -> bool:
-        """Whether the plan has such holes, one for all of the model's blocks at least."""
+        """Whether the plan has such holes: at least one for the blocks, and each of these for all of them."""
         blocks = [hole for hole in self.holes[:2] if hole is not None]
         return bool(blocks) and all(self._of_all_blocks(hole) for hole in blocks)
 
     def group(self, choices: Choices) -> Choices:
-        """The answers of the other holes."""
+        """The choices of the other holes."""
         return tuple(None if index in self.holes else choice for index, choice in enumerate(choices))
 
     def values(self, choices: Choices) -> Values:
@@ -64,7 +64,7 @@ class MemoryHoles:
         return Values(*(None if hole is None else choices[hole] for hole in self.holes))
 
     def chosen(self, group: Choices, values: Values) -> Choices:
-        """The candidate that some values of the three holes make of the answers of the others."""
+        """The candidate with these values of the three holes and the choices of the other holes."""
         chosen = list(group)
         for hole, value in zip(self.holes, values, strict=True):
             if hole is not None:
@@ -72,14 +72,14 @@ class MemoryHoles:
         return tuple(chosen)
 
     def are_listed(self, choices: Choices) -> bool:
-        """Whether all blocks of a candidate have one treatment."""
+        """Whether all three values are listed ones, so that all blocks have one treatment."""
         return all(
             hole is None or value in self.listed(kind)
             for kind, (hole, value) in enumerate(zip(self.holes, self.values(choices), strict=True))
         )
 
     def listed(self, kind: Kind) -> list[int]:
-        """The values of a hole that a joint answer is made of."""
+        """The listed values of a hole from which joint solutions are composed."""
         hole = self.holes[kind]
         if hole is None:
             return []
@@ -87,13 +87,13 @@ class MemoryHoles:
         return [index for index in range(known.listed) if known.choices[index].startswith(_MADE_OF[kind])]
 
     def around(self, own: Values) -> Iterator[Values]:
-        """The values of which one differs."""
+        """Yield the values that differ in at most one hole."""
         for kind in (0, 1, 2):
             for value in self.listed(kind):
                 yield Values(*(value if place == kind else one for place, one in enumerate(own)))
 
     def value(self, kind: Kind, rules: tuple[WrittenRule, ...]) -> int | None:
-        """The value of a hole that says some rules, of all blocks or of each stage; it is added where it is new."""
+        """The value of a hole for the rules of all blocks or of each stage; it is added to the plan where it is new."""
         hole, (_, high, some) = self.holes[kind], rules[0]
         if hole is None or high is None or (not some and all(rule == rules[0] for rule in rules)):
             return high
@@ -109,7 +109,7 @@ class MemoryHoles:
         return f"first({some}, {texts[low]}{others})"
 
     def _of_all_blocks(self, hole: int) -> bool:
-        """Whether the rule of a hole is that of all blocks of the one list that the model has."""
+        """Whether the rule of a hole matches exactly the blocks of the model's only block list."""
         analysis, path = self.plan.analysis, self.plan.holes[hole].path
         if analysis is None or analysis.manifest is None or path is None:
             return False
@@ -121,11 +121,11 @@ class MemoryHoles:
 
 _OWNERS: Final = (Checkpoint, Fsdp, Offload)
 _MADE_OF: Final = (("none", "full", "selective", "budget"), ("unit",), ("none", "all"))
-"""How the listed values begin that a joint answer is made of."""
+"""Prefixes of the listed values from which joint solutions are composed, by kind."""
 
 
 def _hole(plan: OpenPlan, kind: Kind) -> int | None:
-    """The one hole without a domain of a kind; None where there is none, or several."""
+    """The only hole of a kind that has no domain; None where there is none, or several."""
     found = [
         index
         for index, hole in enumerate(plan.holes)

@@ -1,4 +1,4 @@
-"""Memory problem of a model without stages, from what the listed values of its holes were observed to cost."""
+"""Memory problem of a model without stages, from the observed costs of the listed values of its holes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from legoai.cost.search.stages.costs import Room
 
 
 class Observations(ABC):
-    """What listed values of the holes were observed to take, and in which order they hold more.
+    """Observed costs of listed values of the holes, and the order of these values by the memory that they hold.
 
     Args:
-        holes: of the plan.
-        own: values with which others are compared.
-        figures: by the values of the three holes.
+        holes: the plan's memory holes.
+        own: the reference values, from which costs are differences.
+        figures: simulated figures, by the values of the three holes.
     """
 
     def __init__(self, holes: MemoryHoles, own: Values, figures: Mapping[Values, Figures]) -> None:
@@ -39,25 +39,27 @@ class Observations(ABC):
 
     @abstractmethod
     def held(self, figures: Figures) -> tuple[float, float]:
-        """What blocks hold before their backward and behind it, above what those of the own values do."""
+        """Bytes that blocks hold before and after their backward, as differences from the reference."""
 
-    def _own_or(self, kind: Kind, value: int | None) -> Values:
-        """The own values, but for one hole."""
+    def _reference_or(self, kind: Kind, value: int | None) -> Values:
+        """The reference values with another value of one hole."""
         return Values(*(value if place == kind else one for place, one in enumerate(self.own)))
 
     def _ordered(self, kind: Kind) -> list[int | None]:
-        """The values of a hole that were simulated, in the order of the bytes that blocks hold."""
-        known: list[int | None] = [one for one in self.holes.listed(kind) if self._own_or(kind, one) in self.figures]
+        """The simulated values of a hole, in ascending order of the bytes that blocks hold."""
+        known: list[int | None] = [
+            one for one in self.holes.listed(kind) if self._reference_or(kind, one) in self.figures
+        ]
         if not known:
             return [self.own[kind]]
-        return sorted(known, key=lambda one: (*self.held(self.figures[self._own_or(kind, one)]), one or 0))
+        return sorted(known, key=lambda one: (*self.held(self.figures[self._reference_or(kind, one)]), one or 0))
 
     def uniform(self, pair: Pair) -> Values:
-        """The values under which all blocks are of a pair."""
+        """The values that give all blocks one pair."""
         return self.own._replace(checkpoint=self.kinds[0][pair[0]], fsdp=self.kinds[1][pair[1]])
 
     def pairs(self) -> Iterator[tuple[Pair, list[Figures]]]:
-        """Each pair with its figures; with those of each treatment by itself where both were not simulated together."""
+        """Each pair with its figures, or where it was not simulated, with those of each of its treatments alone."""
         for pair in itertools.product(range(len(self.kinds[0])), range(len(self.kinds[1]))):
             values = self.uniform(pair)
             if values in self.figures:
@@ -67,11 +69,11 @@ class Observations(ABC):
                 yield pair, [self.figures[one] for one in apart]
 
     def values(self, written: Written) -> Values:
-        """The values that say an answer, which are added to those of the holes where they are new."""
+        """The holes' values for a solution; new values are added to the plan."""
         return Values(self.holes.value(0, written.checkpoint), self.holes.value(1, written.fsdp), written.offload)
 
     def rule(self, kind: Kind, written: WrittenRule) -> Rule:
-        """A rule of an answer, in the order of what blocks hold."""
+        """A rule in terms of the order by held bytes."""
         low, high, some = written
         return self.kinds[kind].index(low), self.kinds[kind].index(high), some
 
@@ -82,7 +84,7 @@ class Observations(ABC):
 
 
 class ObservedMemory(Observations):
-    """What listed values of the holes were observed to take by a model without stages."""
+    """Observed costs of listed values of the holes in a model without stages."""
 
     def __init__(self, holes: MemoryHoles, own: Values, figures: Mapping[Values, Figures]) -> None:
         self.blocks = figures[own].points.blocks
@@ -90,11 +92,11 @@ class ObservedMemory(Observations):
 
     @staticmethod
     def are_usable(figures: Figures) -> bool:
-        """As of :class:`Observations`."""
+        """See :class:`Observations`."""
         return figures.points.blocks > 0
 
     def held(self, figures: Figures) -> tuple[float, float]:
-        """As of :class:`Observations`."""
+        """See :class:`Observations`."""
         costs = self._costs(figures)
         return costs.held, costs.stays
 
@@ -112,7 +114,7 @@ class ObservedMemory(Observations):
         )
 
     def problem(self, room: Room) -> MemoryProblem:
-        """The problem; what was not simulated together takes what each of the two was observed to add."""
+        """The problem; the costs of a pair that was not simulated are the sum of its treatments' differences."""
         base = self._costs(self.base)
         pairs: dict[Pair, PairCosts] = {}
         for pair, found in self.pairs():
@@ -139,15 +141,15 @@ class ObservedMemory(Observations):
         )
 
     def corrected(self, problem: MemoryProblem, written: Written, seen: Figures) -> MemoryProblem:
-        """The problem as it is after an answer was observed."""
+        """The problem with limits corrected by a simulated solution."""
         return problem.corrected(self.division(written), seen.active, seen.reserved)
 
     def predicted(self, problem: MemoryProblem, division: Division) -> float:
-        """Seconds of a step under a choice."""
+        """Predicted seconds of a step."""
         return problem.seconds + problem.time(division)
 
     def written(self, division: Division) -> Written:
-        """A choice in the values of the holes."""
+        """A solution in terms of the holes' values."""
         checkpoint, fsdp = self.written_rule(0, division.checkpoint), self.written_rule(1, division.fsdp)
         return Written((checkpoint,), (fsdp,), self.ways[division.offloading])
 
@@ -157,12 +159,12 @@ class ObservedMemory(Observations):
         return Division(self.rule(0, checkpoint), self.rule(1, fsdp), self.ways.index(written.offload))
 
     def alike(self, written: Written) -> list[Values]:
-        """The values under which all blocks are of one of the pairs that an answer has."""
+        """The listed values that give all blocks one of the solution's pairs."""
         division = self.division(written)
         return [self.uniform(pair) for pair, _ in chain(division.checkpoint, division.fsdp, self.blocks)]
 
 
 def _added(left: PairCosts, right: PairCosts, base: PairCosts) -> PairCosts:
-    """What is added to a base by two differences from it."""
+    """The reference costs plus the differences of two others from them."""
     parts = zip(astuple(left), astuple(right), astuple(base), strict=True)
     return PairCosts(*(one + other - both for one, other, both in parts))

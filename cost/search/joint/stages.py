@@ -1,4 +1,4 @@
-"""Memory problem of a pipeline, from what the listed values of its holes were observed to cost in each stage."""
+"""Memory problem of a pipeline, from the observed costs of the listed values of its holes in each stage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from legoai.cost.search.stages.costs import Room
 
 
 class ObservedStageMemory(Observations):
-    """What listed values of the holes were observed to take in the stages of a pipeline.
+    """Observed costs of listed values of the holes in the stages of a pipeline.
 
-    What a rank holds in the backward of one of its stages is shared among its stages as their blocks and micro batches
-    under way are; what it takes otherwise, as their blocks are.
+    The bytes of a rank at the peak of one stage's backward are attributed to its stages in proportion to their blocks
+    times their in-flight micro batches; all other bytes of the rank in proportion to their blocks.
 
     Args:
-        holes: of the plan.
-        own: values with which others are compared.
-        figures: by the values of the three holes.
-        graph: of the schedule's actions.
-        blocks: of each stage.
+        holes: the plan's memory holes.
+        own: the reference values, from which costs are differences.
+        figures: simulated figures, by the values of the three holes.
+        graph: graph of the schedule's actions.
+        blocks: number of blocks of each stage.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class ObservedStageMemory(Observations):
 
     @staticmethod
     def are_usable(figures: Figures) -> bool:
-        """As of :class:`Observations`."""
+        """See :class:`Observations`."""
         return bool(figures.ranks) and all(rank.stages for rank in figures.ranks)
 
     def held(self, figures: Figures) -> tuple[float, float]:
-        """As of :class:`Observations`; of the fullest moments of all ranks together."""
+        """See :class:`Observations`; summed over the stages of all ranks."""
         own = sum(stage.before for rank in figures.ranks for stage in rank.stages)
         base = sum(stage.before for rank in self.base.ranks for stage in rank.stages)
         optimizer = sum(rank.optimizer for rank in figures.ranks) - sum(rank.optimizer for rank in self.base.ranks)
@@ -61,11 +61,11 @@ class ObservedStageMemory(Observations):
         return found
 
     def _besides(self, figures: Figures) -> float:
-        """Seconds of a step beside the longest path."""
+        """Seconds of a step outside the longest path through the actions."""
         return figures.step_time - self.graph.longest(self._actions(figures))[0]
 
     def _costs(self, figures: Figures) -> dict[int, StagePair]:
-        """What blocks take in each stage where all blocks are treated so."""
+        """Costs of a pair in each stage, from the figures of a step whose blocks all have it."""
         actions, base = self._actions(figures), self._actions(self.base)
         besides = (self._besides(figures) - self._besides(self.base)) / sum(self.blocks)
         found = {}
@@ -73,7 +73,7 @@ class ObservedStageMemory(Observations):
             count = sum(self.blocks[stage.stage] for stage in rank.stages)
             for stage, seen in zip(rank.stages, own.stages, strict=True):
                 more = {
-                    other.stage: _of_block(other.before - before.before, other, self.blocks, stage.stage)
+                    other.stage: _share_of_block(other.before - before.before, other, self.blocks, stage.stage)
                     for other, before in zip(rank.stages, own.stages, strict=True)
                 }
                 held = more.pop(stage.stage)
@@ -96,7 +96,7 @@ class ObservedStageMemory(Observations):
         return found
 
     def problem(self, room: Room) -> StagedMemoryProblem:
-        """The problem; what was not simulated together takes what each of the two was observed to add."""
+        """The problem; the costs of a pair that was not simulated are the sum of its treatments' differences."""
         base = self._costs(self.base)
         pairs: list[dict[Pair, StagePair]] = [{} for _ in self.blocks]
         for pair, found in self.pairs():
@@ -142,17 +142,17 @@ class ObservedStageMemory(Observations):
         )
 
     def corrected(self, problem: StagedMemoryProblem, written: Written, seen: Figures) -> StagedMemoryProblem:
-        """The problem as it is after an answer was observed."""
+        """The problem with limits corrected by a simulated solution."""
         active = seen.stages.active
         reserved = [one + unused for one, unused in zip(active, seen.stages.unused, strict=True)]
         return problem.corrected(self.division(written), active, reserved)
 
     def predicted(self, problem: StagedMemoryProblem, division: StagedDivision) -> float:
-        """Seconds of a step under a choice."""
+        """Predicted seconds of a step."""
         return problem.time(division)
 
     def written(self, division: StagedDivision) -> Written:
-        """A choice in the values of the holes."""
+        """A solution in terms of the holes' values."""
         return Written(
             tuple(self.written_rule(0, rules.checkpoint) for rules in division.stages),
             tuple(self.written_rule(1, rules.fsdp) for rules in division.stages),
@@ -166,21 +166,21 @@ class ObservedStageMemory(Observations):
         return StagedDivision(rules, self.ways.index(written.offload))
 
     def alike(self, written: Written) -> list[Values]:
-        """The values under which all blocks are of one of the pairs that an answer has."""
+        """The listed values that give all blocks one of the solution's pairs."""
         both = zip(self.division(written).stages, self.blocks, strict=True)
         pairs = {pair for rules, blocks in both for pair, _ in chain(*rules, blocks)}
         return [self.uniform(pair) for pair in sorted(pairs)]
 
 
-def _of_block(bytes: float, moment: StagePoints, blocks: Sequence[int], stage: int) -> float:
-    """Of bytes that a rank holds at a moment those of a block of a stage, by the micro batches under way."""
+def _share_of_block(bytes: float, moment: StagePoints, blocks: Sequence[int], stage: int) -> float:
+    """Share of one block of a stage in the bytes of a rank at a peak, by in-flight micro batches."""
     under_way = dict(moment.under_way)
     every = sum(count * blocks[one] for one, count in under_way.items())
     return bytes * under_way.get(stage, 0) / every
 
 
 def _added(left: StagePair, right: StagePair, base: StagePair) -> StagePair:
-    """What is added to a base by two differences from it."""
+    """The reference costs plus the differences of two others from them."""
 
     def added(one: float, other: float, both: float) -> float:
         return one + other - both

@@ -19,10 +19,10 @@ from legoai.cost.search.lower_bounds.products import kept_products
 from legoai.cost.search.lower_bounds.sharded_layers import ShardedLayers, children, cut_layers
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import output_bytes
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, holders, modules_inside
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.frontend.paths import pattern

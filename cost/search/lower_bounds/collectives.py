@@ -27,9 +27,9 @@ from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.parallelism.experts import distributed_experts

@@ -16,9 +16,9 @@ from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.shared_work import DEGREES, MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from legoai.cost.search.lower_bounds.block_steps import BlockSteps, Held, Styles
 from legoai.cost.search.lower_bounds.style_graph import StyleGraph, style_graph
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.parallelism.styles import style_of, styles_for

@@ -23,8 +23,8 @@ from legoai.cost.search.lower_bounds.recomputation import (
     recomputed_under,
 )
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.domains import BUDGETS
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, Every, First, Full, KeepAll, Selective, Stages
 from legoai.specs.directives.hole import Hole

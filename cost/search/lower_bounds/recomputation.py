@@ -18,8 +18,8 @@ from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.products import recomputed_products
 from legoai.cost.search.lower_bounds.sharded_layers import children
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders, modules_inside
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.layouts.tensors import as_list
 from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.dsl.analysis.parallelism.shard import tensor_parallel

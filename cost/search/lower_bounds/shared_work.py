@@ -25,7 +25,7 @@ from legoai.cost.trace.records import Collective, Kernel, Mark, Phase, Record, W
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.models.manifest import Manifest

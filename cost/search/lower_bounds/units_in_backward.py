@@ -14,9 +14,9 @@ from typing import NamedTuple
 from legoai.cost.search.lower_bounds.collectives import elements_of_units, gathered_for_backward, is_cast, may_reshard
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.parallelism.experts import distributed_experts

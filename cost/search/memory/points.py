@@ -1,7 +1,7 @@
 """Observed memory of repeated blocks at the points of a step, from which other treatments of them are predicted.
 
-After the backward of a block its activations are freed, and unsharded parameters may stay. That is the same for all
-repeated blocks, so that a line through a few of them gives the active memory in the backward of any of them.
+The backward of a block frees its activations; its unsharded parameters may remain. Both sizes are the same for all
+repeated blocks, so a line through a few of them gives the active memory in the backward of any of them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoints:
-    """Active memory of a step whose blocks all have one treatment, in bytes; of its last micro batch.
+    """Active memory in the last micro batch of a step whose blocks all have one treatment, in bytes.
 
     Attributes:
-        blocks: their number; 0 where they cannot be distinguished, and peak, released and inside are not known.
-        peak: the most around the turn from forward to backward: in forward, in the loss, in the last blocks' backward.
-        released: less behind the backward of each block.
-        inside: the most while the backward of the last block runs; as the line through the others gives it.
-        optimizer: the most while the optimizer runs.
-        outside: bytes of the device that are taken outside of PyTorch.
+        blocks: number of blocks; 0 where they cannot be distinguished, so that peak, released and inside are unknown.
+        peak: peak from forward to the start of backward: in forward, in the loss, and in the last blocks' backward.
+        released: decrease of active memory by the backward of one block.
+        inside: peak in the backward of the last block, extrapolated from the other blocks.
+        optimizer: peak while the optimizer runs.
+        outside: bytes of the device used outside PyTorch's allocator.
     """
 
     blocks: int = 0
@@ -45,16 +45,19 @@ _SHIFTED: Final = 2
 """Blocks in a segment of backward that begins and ends within a block."""
 
 
-class _Passed(NamedTuple):
-    """A block's backward: its place, what is active before it, and the most while it lasts."""
+class _BlockBackward(NamedTuple):
+    """Backward of one block: its index, and active bytes before it and at its peak."""
 
-    place: int
+    block: int
     before: int
     most: int
 
 
 def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
-    """The points of a simulated step of one rank; nothing of a pipeline, or where blocks cannot be distinguished."""
+    """The points of a simulated step of one rank.
+
+    They are zero for a pipeline; without distinguishable blocks only `optimizer` and `outside` are known.
+    """
     [rank, *others] = found.ranks
     lists = [item for item in manifest.block_lists if item.path]
     if others or len(lists) != 1:
@@ -65,29 +68,29 @@ def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
     if len(seen.backward) < 2:
         return MemoryPoints(optimizer=optimizer, outside=outside)
     first, last = seen.backward[0], seen.backward[-1]
-    released = (first.before - last.before) / (first.place - last.place)
+    released = (first.before - last.before) / (first.block - last.block)
     return MemoryPoints(
         blocks=len(blocks),
         peak=seen.peak,
         released=released,
-        inside=max(one.most + (len(blocks) - 1 - one.place) * released for one in seen.backward),
+        inside=max(one.most + (len(blocks) - 1 - one.block) * released for one in seen.backward),
         optimizer=optimizer,
         outside=outside,
     )
 
 
 @dataclass(slots=True)
-class _Seen:
-    backward: list[_Passed] = field(default_factory=list)
+class _LastMicroBatch:
+    backward: list[_BlockBackward] = field(default_factory=list)
     peak: int = 0
 
 
-def _follow(rank: RankEstimate, blocks: BlockList) -> _Seen:
-    """What was active before and in the blocks of the last micro batch."""
+def _follow(rank: RankEstimate, blocks: BlockList) -> _LastMicroBatch:
+    """Active memory before and in the backward of blocks, in the last micro batch."""
     places = {f"{blocks.path}.{name}": place for place, name in enumerate(blocks.names)}
     kinds: dict[int, tuple[Segment, frozenset[Phase], frozenset[str]]] = {}
-    seen = _Seen()
-    for before, most, item in _last_batch(rank):
+    seen = _LastMicroBatch()
+    for before, most, item in _segments_of_last_micro_batch(rank):
         if id(item.segment) not in kinds:
             kernels = [one for one in item.segment.records if isinstance(one, Kernel)]
             modules = frozenset(one.module for one in kernels if one.module)
@@ -97,19 +100,19 @@ def _follow(rank: RankEstimate, blocks: BlockList) -> _Seen:
             found = {_holder(item.path(module), places) for module in modules}
             known = {place for place in found if place is not None}
             if len(known) == len(found) in (1, _SHIFTED):
-                seen.backward.append(_Passed(max(known), before, most))
+                seen.backward.append(_BlockBackward(max(known), before, most))
         if not seen.backward:
             seen.peak = max(seen.peak, most)
     return seen
 
 
 def _holder(path: str, places: dict[str, int]) -> int | None:
-    """The block that a module is, or lies in."""
+    """Index of the block that contains the module at `path`, or is it."""
     return next((places[above] for above in (path, *holders(path)) if above in places), None)
 
 
-def _last_batch(rank: RankEstimate) -> list[tuple[int, int, Instance]]:
-    """Active bytes before each instance of a segment from the last micro batch on, and the most while it lasts."""
+def _segments_of_last_micro_batch(rank: RankEstimate) -> list[tuple[int, int, Instance]]:
+    """Segment instances from the last micro batch on, each with the active bytes before it and at its peak."""
     found: list[tuple[int, int, Instance]] = []
     for one in rank.trace.summary(Followed).seen:
         if not rank.span.start <= one.start < rank.span.stop:

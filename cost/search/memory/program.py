@@ -1,15 +1,15 @@
-"""Joint choice of what equal blocks recompute, what they keep unsharded, and what is offloaded, as an integer program.
+"""Joint choice of recomputation, resharding and offloading for equal blocks, as an integer program.
 
-A block has one of the treatments of `checkpoint` and one of `fsdp`: a pair. Blocks are equal, so that it matters only
-how many have each pair, and in which order: what holds more stands behind, where backward comes first, so that it is
-freed before what holds less needs room to recompute. A rule divides its blocks in two at most. So the blocks of a plan
-are a chain of pairs, in which both treatments ascend in the bytes that they hold.
+A block has a pair of treatments: one of `checkpoint` and one of `fsdp`. Blocks are equal, so a choice consists of the
+number of blocks of each pair and their order. The last blocks of the model hold the most memory: their backward runs
+first, and frees that memory before blocks that recompute need memory for their activations. A rule divides its blocks
+into two groups at most. So the blocks form a chain of pairs, along which the bytes held ascend for both treatments.
 
-The program counts the blocks of each pair. It minimises the seconds of recomputation, gathers and copies, under the
-room of the device at every point of the step at which it may be short: the turn from forward to backward; the backward
-of the last block of each pair, when all blocks before it hold what they kept, and those behind it what stays; and the
-optimizer. A greedy choice is what it is compared with, and bounds it: from the fastest treatments on, one block after
-the other gets that which frees the missing bytes at the least cost.
+The program counts the blocks of each pair. It minimises the seconds of recomputation, all-gathers and copies under the
+memory limit at each point of the step that may be the peak: the end of forward; the backward of the last block of each
+pair, when the blocks before it hold their activations and the blocks after it what their backward does not free; and
+the optimizer. A greedy choice serves as baseline and as upper bound: it starts from the fastest treatments, and changes
+one block at a time, by the change that frees missing bytes at the least cost.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from legoai.runtime.linear_program import LinearProgram
 
 _MOST_NODES: Final = 5000
-"""Of the integer program; the same on every machine."""
+"""Node limit of the integer program, which does not depend on the machine as a time limit would."""
 
 Pair: TypeAlias = tuple[int, int]
-"""Indices of a treatment of `checkpoint` and of one of `fsdp`; both ascend in the bytes that blocks hold."""
+"""Indices of a treatment of `checkpoint` and of one of `fsdp`; both ascend with the bytes that blocks hold."""
 
 Rule: TypeAlias = tuple[int, int, int]
-"""The treatment of the first blocks, that of the others, and how many are the first; 0 where all have the same."""
+"""Treatment of the first blocks, treatment of the others, and number of first blocks; 0 where all have the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """What blocks of a pair take.
+    """Time and memory of the blocks of a pair.
+
+    Costs of one block are differences from a block of the reference pair, which is the same for all pairs of a problem.
 
     Attributes:
-        seconds: of a block in a step, above those of a block of some other pair.
-        held: bytes of a block from its forward to its backward, above those of a block of that pair.
-        stays: bytes behind its backward, likewise above what that pair holds before it.
-        peak: active bytes around the turn from forward to backward if all blocks are of this pair.
-        inside: likewise in the backward of the last block.
-        optimizer: likewise while the optimizer runs.
-        unused: bytes that the allocator reserves beyond what is active.
+        seconds: difference in seconds per block and step.
+        held: difference in bytes per block between its forward and its backward.
+        stays: bytes per block after its backward, less the bytes that a block of the reference pair holds before it.
+        peak: peak of active bytes from forward to the start of backward, if all blocks have this pair.
+        inside: peak of active bytes in the backward of the last block, if all blocks have this pair.
+        optimizer: peak of active bytes while the optimizer runs, if all blocks have this pair.
+        unused: bytes that the allocator reserves beyond the active ones.
     """
 
     seconds: float
@@ -55,13 +57,13 @@ class PairCosts:
 
 
 class Offloading(NamedTuple):
-    """A way to offload.
+    """Costs of one value of `offload`, as differences from the value of the reference.
 
     Attributes:
-        seconds: that it adds to a step.
-        bytes: that it adds to what is active before the optimizer.
-        optimizer: that it adds in the optimizer.
-        unused: that the allocator reserves under it beyond what is active, at least.
+        seconds: seconds that it adds to a step.
+        bytes: active bytes that it adds before the optimizer runs.
+        optimizer: active bytes that it adds while the optimizer runs.
+        unused: least bytes that the allocator reserves beyond the active ones.
     """
 
     seconds: float
@@ -71,12 +73,12 @@ class Offloading(NamedTuple):
 
 
 class Division(NamedTuple):
-    """A choice that a plan can write.
+    """Choice that a plan can write: two rules for its blocks, and a value of `offload`.
 
     Attributes:
-        checkpoint: its rule.
-        fsdp: its rule.
-        offloading: which way.
+        checkpoint: rule of `checkpoint`.
+        fsdp: rule of `fsdp`.
+        offloading: index among the problem's offloadings.
     """
 
     checkpoint: Rule
@@ -85,7 +87,7 @@ class Division(NamedTuple):
 
 
 def chain(checkpoint: Rule, fsdp: Rule, blocks: int) -> list[tuple[Pair, int]]:
-    """The pairs of blocks in the model's order under two rules, each with the number of blocks."""
+    """Pairs of the blocks in the model's order under two rules, each with its number of blocks."""
     (low, high, some), (less, more, units) = checkpoint, fsdp
     found, start = [], 0
     for end in sorted({some, units, blocks} - {0}):
@@ -96,7 +98,7 @@ def chain(checkpoint: Rule, fsdp: Rule, blocks: int) -> list[tuple[Pair, int]]:
 
 
 def one_more(rule: Rule, blocks: int) -> Iterator[Rule]:
-    """Rules under which the first blocks are one more, the first of them if there were none."""
+    """Yield the rules with one more first block; where there was none, one rule for each treatment that holds less."""
     low, high, some = rule
     for one in [low] if some else range(high):
         yield (one, one, 0) if some + 1 == blocks else (one, high, some + 1)
@@ -104,13 +106,13 @@ def one_more(rule: Rule, blocks: int) -> Iterator[Rule]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointChoice:
-    """What was chosen.
+    """Solution of a memory problem.
 
     Attributes:
-        division: the choice; None where nothing fits.
-        seconds: of a step, above one whose blocks are all of the pair that others are compared with.
-        bound: no choice that fits takes less.
-        status: `optimal`, `stopped` at the limit of nodes, or `infeasible`.
+        division: the choice; None where none fits.
+        seconds: seconds of a step, as difference from a step whose blocks all have the reference pair.
+        bound: lower bound of the seconds of all choices that fit.
+        status: `optimal`, `stopped` at the node limit, or `infeasible`.
     """
 
     division: Division | None
@@ -121,15 +123,15 @@ class JointChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProblem:
-    """Equal blocks whose treatments are to be chosen.
+    """Choice of the treatments of equal blocks under a memory limit.
 
     Attributes:
-        blocks: their number.
-        pairs: what each pair takes; pairs that are missing are not chosen.
-        offloadings: ways to offload.
-        active: bytes of active memory that a rank may have.
-        reserved: bytes that its allocator may reserve.
-        seconds: of a step whose blocks are all of the pair that others are compared with.
+        blocks: number of blocks.
+        pairs: costs of each pair; pairs that are missing are not chosen.
+        offloadings: costs of each value of `offload`.
+        active: limit of a rank's active memory, in bytes.
+        reserved: limit of the bytes that a rank's allocator reserves.
+        seconds: seconds of a step whose blocks all have the reference pair.
     """
 
     blocks: int
@@ -140,48 +142,48 @@ class MemoryProblem:
     seconds: float = 0.0
 
     def chain(self, division: Division) -> list[tuple[Pair, int]]:
-        """The pairs of the blocks in the model's order, each with the number of blocks."""
+        """Pairs of the blocks in the model's order, each with its number of blocks."""
         return chain(division.checkpoint, division.fsdp, self.blocks)
 
     def time(self, division: Division) -> float:
-        """Seconds of a choice, above those of a step whose blocks are all of the pair that others are compared with."""
+        """Seconds of a step, as difference from a step whose blocks all have the reference pair."""
         taken = sum(count * self.pairs[pair].seconds for pair, count in self.chain(division))
         return taken + self.offloadings[division.offloading].seconds
 
     def needed(self, division: Division) -> Iterator[float]:
-        """Bytes of active memory at each point of the step."""
+        """Yield the bytes of active memory at each point of the step that may be the peak."""
         chain = [(self.pairs[pair], count) for pair, count in self.chain(division)]
         offloaded = self.offloadings[division.offloading]
         last = chain[-1][0]
         yield last.peak + sum(count * (one.held - last.held) for one, count in chain) + offloaded.bytes
         for place, (own, _) in enumerate(chain):
             before = sum(count * (one.held - own.held) for one, count in chain[:place])
-            behind = sum(count * (one.stays - own.held) for one, count in chain[place + 1 :])
-            yield own.inside + before + behind + offloaded.bytes
+            after = sum(count * (one.stays - own.held) for one, count in chain[place + 1 :])
+            yield own.inside + before + after + offloaded.bytes
         one, _ = chain[0]
         stays = sum(count * (other.optimizer - one.optimizer) for other, count in chain) / self.blocks
         yield one.optimizer + stays + offloaded.optimizer
 
     def unused(self, division: Division) -> float:
-        """Bytes that the allocator reserves beyond what is active: as many as where it does most.
+        """Bytes that the allocator reserves beyond the active ones: the maximum over the pairs and the offloading.
 
-        What fragments memory under one of the pairs, or a way to offload, does so beside the others too.
+        A treatment that fragments memory is assumed to fragment it as much where only some blocks have it.
         """
         most = max(self.pairs[pair].unused for pair, _ in self.chain(division))
         return max(most, self.offloadings[division.offloading].unused)
 
     def excess(self, division: Division) -> float:
-        """Bytes that a choice takes beyond its room; at most 0 where it fits."""
+        """Bytes by which a choice exceeds its limit, active or reserved; at most 0 where it fits."""
         most = max(self.needed(division))
         return max(most - self.active, most + self.unused(division) - self.reserved)
 
     def corrected(self, division: Division, active: float, reserved: float) -> MemoryProblem:
-        """The problem with less room, or more, by what a choice was observed to take beyond what was expected.
+        """The problem with its limits corrected by the error of the prediction for one choice.
 
         Args:
             division: the choice.
-            active: bytes that were active at its peak.
-            reserved: bytes that its allocator reserved.
+            active: simulated peak of active bytes.
+            reserved: simulated bytes that the allocator reserves.
         """
         most = max(self.needed(division))
         return replace(
@@ -191,7 +193,7 @@ class MemoryProblem:
         )
 
     def greedy(self) -> Division | None:
-        """A choice that fits, found by one block after the other; None where it ends without one."""
+        """A choice that fits, found by changing one block at a time; None where no change frees memory any more."""
         ways = range(len(self.offloadings))
         pair = min(self.pairs, key=lambda pair: self.pairs[pair].seconds)
         way = min(ways, key=lambda way: self.offloadings[way].seconds)
@@ -208,7 +210,7 @@ class MemoryProblem:
         return now
 
     def _steps(self, now: Division) -> Iterator[Division]:
-        """Choices in which one block more holds less, or more is offloaded."""
+        """Yield the choices in which one more block holds less, or in which the offloading differs."""
         changed = [now._replace(checkpoint=rule) for rule in one_more(now.checkpoint, self.blocks)]
         changed += [now._replace(fsdp=rule) for rule in one_more(now.fsdp, self.blocks)]
         yield from (one for one in changed if self._known(one))
@@ -220,11 +222,11 @@ class MemoryProblem:
         return all(pair in self.pairs for pair, _ in self.chain(division))
 
     def solve(self) -> JointChoice:
-        """The choice of least time that fits; the greedy one where the program has no better.
+        """The choice of least time that fits; the greedy one where the program finds no better one.
 
         Raises:
             SolverMissingError: no solver is installed.
-            SolverFailedError: it ended without an answer.
+            SolverFailedError: the solver ended without an answer.
         """
         greedy = self.greedy()
         most = math.inf if greedy is None else self.time(greedy)
@@ -243,11 +245,11 @@ class MemoryProblem:
 
 
 class _Program:
-    """The integer program.
+    """Integer program of a memory problem, with the numbers of blocks of the pairs as variables.
 
     Args:
-        problem: whose blocks are counted.
-        most: seconds of a choice that is known to fit; infinite where none is known.
+        problem: the problem.
+        most: seconds of a choice that is known to fit, an upper bound; infinite where none is known.
     """
 
     def __init__(self, problem: MemoryProblem, most: float) -> None:
@@ -277,14 +279,14 @@ class _Program:
             program.at_most(terms, most / self.scale + 1e-9)
 
     def _chained(self) -> None:
-        """Rows: the pairs that are used follow each other, of two treatments of each kind at most."""
+        """Add rows: the pairs in use form a chain, with two treatments of each kind at most."""
         program, blocks = self.program, float(self.problem.blocks)
         for pair in self.pairs:
             program.at_most({self.count[pair]: 1.0, self.used[pair]: -blocks}, 0.0)
             program.at_most({self.used[pair]: 1.0, self.count[pair]: -1.0}, 0.0)
             program.at_most({self.last[pair]: 1.0, self.used[pair]: -1.0}, 0.0)
             for other in self.pairs:
-                if pair < other and other[1] < pair[1]:  # neither follows the other
+                if pair < other and other[1] < pair[1]:  # no chain has both
                     program.at_most({self.used[pair]: 1.0, self.used[other]: 1.0}, 1.0)
                 if pair != other and _follows(other, pair):
                     program.at_most({self.last[pair]: 1.0, self.used[other]: 1.0}, 1.0)
@@ -298,13 +300,13 @@ class _Program:
             program.at_most(dict.fromkeys(chosen, 1.0), 2.0)
 
     def _fit(self) -> None:
-        """Rows: at each point there is room for what is active, and for what the allocator reserves with it."""
+        """Add rows: at each point active memory, and reserved memory with the unused bytes, are within their limits."""
         problem = self.problem
         unused = {self.used[pair]: costs.unused for pair, costs in problem.pairs.items()}
         least = min(unused.values())
         unused |= {one: way.unused for one, way in zip(self.way, problem.offloadings, strict=True)}
         beyond = max(unused.values()) - least
-        most_unused = self.program.variable(high=1.0)  # as a share: solvers take coefficients below 1e-9 for zeros
+        most_unused = self.program.variable(high=1.0)  # scaled to 1: solvers treat coefficients below 1e-9 as zero
         for chosen, size in unused.items():
             if size > least:
                 self.program.at_most({chosen: (size - least) / beyond, most_unused: -1.0}, 0.0)
@@ -315,7 +317,7 @@ class _Program:
                 side = limit
                 terms.update(beside)
                 if when is not None:
-                    # No more than all blocks of the pair that takes most: the row says nothing unless it is used.
+                    # Big-M: all blocks have the most expensive pair. The row binds only if pair `own` is in use.
                     most = max(0.0, problem.blocks * max(terms[self.count[pair]] for pair in self.pairs)) - side
                     most += max(0.0, *(terms[one] for one in self.way))
                     most += beyond if beside else 0.0
@@ -327,7 +329,7 @@ class _Program:
                 self.program.at_most({index: value / size for index, value in terms.items()}, side / size)
 
     def _points(self, room: float) -> Iterator[tuple[dict[int, float], float, int | None]]:
-        """Rows: bytes of variables, their room, and the variable that says whether the row counts."""
+        """Yield rows: bytes of each variable, the limit, and the variable that enables the row, if any."""
         problem, costs = self.problem, self.problem.pairs
         ways = {one: cost.bytes for one, cost in zip(self.way, problem.offloadings, strict=True)}
         held = {self.count[pair]: costs[pair].held for pair in self.pairs}
@@ -344,7 +346,7 @@ class _Program:
         yield {**{self.count[pair]: costs[pair].optimizer / problem.blocks for pair in self.pairs}, **ways}, room, None
 
     def solve(self) -> tuple[Division | None, float, bool] | None:
-        """The choice, a bound of its seconds and whether it is optimal; None where nothing fits."""
+        """The choice, a lower bound of the seconds, and whether it is optimal; None where nothing fits."""
         found = self.program.solve(node_limit=_MOST_NODES)
         if found.status == "infeasible":
             return None
@@ -365,5 +367,5 @@ class _Program:
 
 
 def _follows(pair: Pair, other: Pair) -> bool:
-    """Whether blocks of a pair stand behind those of another, or are of it."""
+    """Whether blocks of a pair may come after blocks of another in a chain; true for equal pairs."""
     return pair[0] >= other[0] and pair[1] >= other[1]

@@ -1,7 +1,7 @@
 """Options of a pipeline rank: time and memory of its stages under the rules of their blocks.
 
-The blocks of a stage are a chain of pairs, as those of a model without stages are
-(:mod:`legoai.cost.search.memory.program`).
+The blocks of a stage form a chain of pairs, as the blocks of a model without stages do
+(:mod:`legoai.cost.search.memory.program`). Costs are differences from the reference pair.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Stage: TypeAlias = int
 
 
 class StageRules(NamedTuple):
-    """How the blocks of a stage are treated."""
+    """Rules of the blocks of a stage."""
 
     checkpoint: Rule
     fsdp: Rule
@@ -27,20 +27,20 @@ class StageRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePair:
-    """What blocks of a pair take in a stage.
+    """Time and memory of the blocks of a pair in one stage, as differences from the reference pair.
 
     Attributes:
-        seconds: of a block for a micro batch by kind of action, above those of a block of some other pair.
-        besides: seconds of a block in a step beside the actions, above those of a block of that pair.
-        held: bytes of a block when the stage's backward finds most, above those of a block of that pair.
-        stays: bytes behind its backward, likewise above what that pair holds before it.
-        peak: active bytes up to the backward of the last block if all blocks of the stage are of this pair, and those
-            of the rank's other stages of that pair.
-        inside: likewise in the backward of the last block as it would be if it were one of the others.
-        beside: bytes of a block when another stage's backward finds most, likewise above that pair, by that stage.
-        elsewhere: bytes of a block in other actions, likewise.
-        optimizer: bytes of a block while the optimizer runs, likewise.
-        unused: bytes that the allocator reserves beyond what is active.
+        seconds: difference in seconds per block and micro batch, by kind of action.
+        besides: difference in seconds per block and step outside the actions.
+        held: difference in bytes per block at the stage's peak, which is in one of its backwards.
+        stays: bytes per block after its backward, less the bytes that a block of the reference pair holds before it.
+        peak: peak of active bytes up to the backward of the last block, if all blocks of the stage have this pair and
+            those of the rank's other stages have the reference pair.
+        inside: peak of active bytes in the backward of the last block, extrapolated from the other blocks, likewise.
+        beside: difference in bytes per block at the peak of another stage of the rank, by that stage.
+        elsewhere: difference in bytes per block in the other actions.
+        optimizer: difference in bytes per block while the optimizer runs.
+        unused: bytes that the allocator reserves beyond the active ones.
     """
 
     seconds: Mapping[str, float]
@@ -60,9 +60,9 @@ class StageBlocks:
     """The blocks of a stage.
 
     Attributes:
-        stage: which.
-        blocks: their number.
-        pairs: what each pair takes; pairs that are missing are not chosen.
+        stage: index of the stage.
+        blocks: number of blocks.
+        pairs: costs of each pair; pairs that are missing are not chosen.
     """
 
     stage: Stage
@@ -70,15 +70,15 @@ class StageBlocks:
     pairs: Mapping[Pair, StagePair]
 
     def chain(self, rules: StageRules) -> list[tuple[StagePair, int]]:
-        """What blocks take in the model's order under some rules, with their numbers."""
+        """Costs of the pairs in the model's order under some rules, each with its number of blocks."""
         return [(self.pairs[pair], count) for pair, count in chain(*rules, self.blocks)]
 
     def known(self, rules: StageRules) -> bool:
-        """Whether all pairs are there of which blocks would be."""
+        """Whether the costs of all pairs that occur under some rules are known."""
         return all(pair in self.pairs for pair, _ in chain(*rules, self.blocks))
 
     def rules(self) -> Iterator[StageRules]:
-        """All rules that a plan can write, with what holds less in front."""
+        """All rules that a plan can write, with the treatment that holds less on the first blocks."""
         kinds = [sorted({pair[place] for pair in self.pairs}) for place in (0, 1)]
         lists: list[list[Rule]] = [
             [(one, one, 0) for one in known]
@@ -89,7 +89,7 @@ class StageBlocks:
         return (rules for rules in every if self.known(rules))
 
     def option(self, rules: StageRules) -> StageOption:
-        """What the stage takes under some rules."""
+        """Costs of the stage under some rules."""
         found = self.chain(rules)
         kinds = sorted({kind for one, _ in found for kind in one.seconds})
         moments = sorted({moment for one, _ in found for moment in one.beside})
@@ -105,33 +105,34 @@ class StageBlocks:
         )
 
     def _needed(self, found: Sequence[tuple[StagePair, int]]) -> Iterator[float]:
-        """Bytes in the stage's own backward: at the turn, and in the first and the last block of each pair.
+        """Yield the bytes that may be the peak of the stage's own backward.
 
-        The last block of all is at the turn. Where parameters stay gathered, memory grows from block to block.
+        These are its start, which includes the stage's last block, and the first and the last block of each pair: where
+        parameters stay unsharded, memory grows from block to block.
         """
         last = found[-1][0]
         yield last.peak + sum(count * (one.held - last.held) for one, count in found)
         for place, (own, count) in enumerate(found):
             before = sum(number * (one.held - own.held) for one, number in found[:place])
-            behind = sum(number * (one.stays - own.held) for one, number in found[place + 1 :])
+            after = sum(number * (one.stays - own.held) for one, number in found[place + 1 :])
             ends = {0, count - 1} if place < len(found) - 1 else {0, count - 2} if count > 1 else set()
             for end in ends:
-                yield own.inside + before + behind + (count - 1 - end) * (own.stays - own.held)
+                yield own.inside + before + after + (count - 1 - end) * (own.stays - own.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOption:
-    """What a stage takes under some rules.
+    """Time and memory of a stage under some rules.
 
     Attributes:
-        rules: of its blocks.
-        seconds: for a micro batch by kind of action, above those that it was observed to take.
-        besides: seconds of a step beside the actions, likewise.
-        own: bytes in its own backward, if the rank's other stages are as they were observed.
-        beside: bytes in that of another stage, above those that it was observed to take.
-        elsewhere: likewise in other actions.
-        optimizer: likewise in the optimizer.
-        unused: bytes that the allocator reserves beyond what is active.
+        rules: rules of its blocks.
+        seconds: difference in seconds per micro batch from the observed ones, by kind of action.
+        besides: difference in seconds per step outside the actions.
+        own: active bytes at the peak of its own backward, if the rank's other stages are as observed.
+        beside: difference in bytes at the peak of another stage of the rank, by that stage.
+        elsewhere: difference in bytes in the other actions.
+        optimizer: difference in bytes while the optimizer runs.
+        unused: bytes that the allocator reserves beyond the active ones.
     """
 
     rules: StageRules
@@ -146,15 +147,15 @@ class StageOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The stages of a rank, and its room.
+    """The stages of a rank, and its memory limits.
 
     Attributes:
-        stages: that it holds.
-        elsewhere: bytes in other actions as they were observed; 0 where these matter nowhere.
-        optimizer: bytes in the optimizer as they were observed.
-        offloadings: bytes of each way to offload; its seconds are of the step.
-        active: bytes of active memory that the rank may have.
-        reserved: bytes that its allocator may reserve.
+        stages: the stages of the rank.
+        elsewhere: observed bytes in the other actions; 0 where these never are the peak.
+        optimizer: observed bytes while the optimizer runs.
+        offloadings: bytes of each value of `offload`; their seconds are kept with the step.
+        active: limit of active memory, in bytes.
+        reserved: limit of the bytes that the allocator reserves.
     """
 
     stages: Sequence[StageBlocks]
@@ -165,7 +166,7 @@ class RankMemory:
     reserved: float
 
     def taken(self, options: Sequence[StageOption], way: int) -> tuple[float, float]:
-        """Bytes that are active where most are, and those that the allocator reserves beyond them."""
+        """Peak of active bytes, and the bytes that the allocator reserves beyond them."""
         offloading = self.offloadings[way]
         needed = [self.optimizer + sum(one.optimizer for one in options) + offloading.optimizer]
         for own, stage in zip(options, self.stages, strict=True):
@@ -176,14 +177,14 @@ class RankMemory:
         return max(needed), max(offloading.unused, *(one.unused for one in options))
 
     def excess(self, options: Sequence[StageOption], way: int) -> float:
-        """Bytes beyond the room; at most 0 where the rank has it."""
+        """Bytes by which the rank exceeds its limit, active or reserved; at most 0 where it fits."""
         most, unused = self.taken(options, way)
         return max(most - self.active, most + unused - self.reserved)
 
     def listed(self, way: int) -> list[tuple[StageOption, ...]]:
-        """What the rank could do and has room for, without what takes no less time than something else in any action.
+        """The combinations of the stages' options that fit and are not dominated in time in every kind of action.
 
-        A stage's options are left out before they are joined where another takes no more of anything.
+        Dominated options of one stage are dropped before the options of stages are combined.
         """
         sized = len(self.stages) > 1
         each = [_best([stage.option(rules) for rules in stage.rules()], sized=sized) for stage in self.stages]
@@ -193,12 +194,12 @@ class RankMemory:
 
 
 def times_of(option: StageOption) -> list[float]:
-    """Its seconds in every kind of action, and beside them."""
+    """Seconds of an option in every kind of action, and outside the actions."""
     return [*option.seconds.values(), option.besides]
 
 
 def _best(options: list[StageOption], *, sized: bool) -> list[StageOption]:
-    """Options than which none takes less of everything; all of them unless their bytes are to be joined with others."""
+    """Options that no other dominates in time and bytes; all of them where the rank has one stage."""
     if not sized:
         return options
     rows = [
@@ -208,13 +209,13 @@ def _best(options: list[StageOption], *, sized: bool) -> list[StageOption]:
 
 
 def _front(rows: Sequence[Sequence[float]]) -> list[int]:
-    """The rows than which no other is at most as large everywhere; of equal ones the first."""
+    """Pareto front: indices of the rows that no other row dominates; of equal rows the first."""
     if not rows:
         return []
     values = np.asarray(rows, dtype=np.float64)
     kept: list[int] = []
     held = np.empty_like(values)
-    # What comes later in this order is nowhere less than what comes before.
+    # In the order of the sums, no row is dominated by a later one.
     for place in np.lexsort((np.arange(len(values)), values.sum(axis=1))):
         if not kept or not bool(np.any(np.all(held[: len(kept)] <= values[place], axis=1))):
             held[len(kept)] = values[place]

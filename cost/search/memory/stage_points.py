@@ -1,8 +1,8 @@
 """Observed memory of pipeline ranks at the points of a step, from which other treatments of stages are predicted.
 
-The backward of a stage at its peak is followed block by block. What its blocks hold there belongs to all micro batches
-in flight. A rank with several stages has such a point for each, at which its other stages hold what their own micro
-batches left.
+Each stage has one point: its backward with the highest peak, followed block by block. The activations that its blocks
+hold there are those of all in-flight micro batches of the stage. On a rank with several stages, the other stages also
+hold the activations of their own in-flight micro batches.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _COMPUTES: Final = re.compile(r"(\d+)([FBIW])\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePoints:
-    """Active memory of a rank in the backward of one of its stages that finds most of it, in bytes.
+    """Active memory of a rank in the backward of one stage, the one with the highest peak, in bytes.
 
     Attributes:
-        stage: whose backward it is.
-        before: what is active when the backward of its last block begins.
-        peak: the most since the backward before it, up to the end of that of its last block.
-        released: less behind the backward of each block; more, where parameters stay gathered.
-        inside: the most while the backward of the last block runs; as the line through the others gives it.
-        under_way: micro batches between forward and backward, this one among them, by stage of the rank.
+        stage: index of the stage.
+        before: active bytes when the backward of its last block begins.
+        peak: peak from the rank's previous backward to the end of the backward of the stage's last block.
+        released: decrease by the backward of one block; negative where unsharded parameters accumulate.
+        inside: peak in the backward of the last block, extrapolated from the other blocks.
+        under_way: in-flight micro batches by stage of the rank, the one in backward included.
     """
 
     stage: int
@@ -54,10 +54,10 @@ class RankPoints:
     """Active memory of a rank of a pipeline, in bytes.
 
     Attributes:
-        stages: at the fullest backward of each of its stages.
-        elsewhere: the most in the other actions; 0 where it is no more than in these.
-        optimizer: the most behind all actions, while the optimizer runs.
-        outside: bytes of the device that are taken outside of PyTorch.
+        stages: the point of each of its stages.
+        elsewhere: peak in all other actions; 0 where it does not exceed the stages' peaks.
+        optimizer: peak after all actions, while the optimizer runs.
+        outside: bytes of the device used outside PyTorch's allocator.
     """
 
     stages: list[StagePoints] = field(default_factory=list)
@@ -67,7 +67,7 @@ class RankPoints:
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> RankPoints:
-        """The points whose fields are these, as plain data."""
+        """The points from plain data, the inverse of `dataclasses.asdict`."""
         stages = [
             StagePoints(**{**one, "under_way": [(stage, count) for stage, count in one["under_way"]]})
             for one in document["stages"]
@@ -76,7 +76,7 @@ class RankPoints:
 
 
 def stage_points(found: Estimate, manifest: Manifest) -> list[RankPoints]:
-    """The points of each rank of a pipeline; nothing without one, or of a model without one list of blocks."""
+    """The points of each rank of a pipeline; empty without a pipeline, or unless the model has one list of blocks."""
     lists = [item for item in manifest.block_lists if item.path]
     if len(lists) != 1 or not found.ranks[0].actions:
         return []
@@ -85,16 +85,16 @@ def stage_points(found: Estimate, manifest: Manifest) -> list[RankPoints]:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """An action, or what is between two of them.
+class _Interval:
+    """An action, or the interval between two actions.
 
     Attributes:
-        stage: of the action; -1 between them.
-        kind: likewise, or nothing.
-        before: what is active when it begins.
-        most: the most that is active while it lasts.
+        stage: stage of the action; -1 between actions.
+        kind: kind of the action; empty between actions.
+        before: active bytes when it begins.
+        most: peak of active bytes.
         begin: sequence number of its first record.
-        under_way: micro batches, by stage.
+        under_way: in-flight micro batches, by stage.
     """
 
     stage: int
@@ -106,74 +106,74 @@ class _Piece:
 
 
 def _rank_points(rank: RankEstimate, places: Mapping[str, int]) -> RankPoints:
-    pieces = list(_pieces(rank))
-    actions = [place for place, piece in enumerate(pieces) if piece.kind]
-    stages, passed = [], {len(pieces) - 1}
+    intervals = list(_intervals(rank))
+    actions = [place for place, interval in enumerate(intervals) if interval.kind]
+    stages, passed = [], {len(intervals) - 1}
     chosen = []
-    for stage in sorted({pieces[place].stage for place in actions}):
-        backward = [place for place in actions if pieces[place].stage == stage and pieces[place].kind in "BI"]
-        fullest = max(backward, key=lambda place: (pieces[place].most, -place))
-        earlier = [place for place in actions if place < fullest and pieces[place].kind in "BIW"]
+    for stage in sorted({intervals[place].stage for place in actions}):
+        backward = [place for place in actions if intervals[place].stage == stage and intervals[place].kind in "BI"]
+        fullest = max(backward, key=lambda place: (intervals[place].most, -place))
+        earlier = [place for place in actions if place < fullest and intervals[place].kind in "BIW"]
         chosen.append((fullest, range(max(earlier, default=-1) + 1, fullest)))
         passed |= {fullest, *chosen[-1][1]}
-    blocks = _Blocks(rank, places, {pieces[place].begin for place, _ in chosen})
+    blocks = _Blocks(rank, places, {intervals[place].begin for place, _ in chosen})
     for place, ahead in chosen:
-        piece = pieces[place]
-        seen, turn = blocks.found[piece.begin]
+        interval = intervals[place]
+        seen, turn = blocks.found[interval.begin]
         if not seen:
             return RankPoints()
         first, last = seen[0], seen[-1]
-        steps = first.place - last.place
-        released = (first.before - last.before) / steps if steps else float(first.before - blocks.ends[piece.begin])
+        steps = first.block - last.block
+        released = (first.before - last.before) / steps if steps else float(first.before - blocks.ends[interval.begin])
         stages.append(
             StagePoints(
-                stage=piece.stage,
+                stage=interval.stage,
                 before=first.before,
-                peak=max([turn, first.most, *(pieces[one].most for one in ahead)]),
+                peak=max([turn, first.most, *(intervals[one].most for one in ahead)]),
                 released=released,
-                inside=max([one.most + (first.place - one.place) * released for one in seen[1:]], default=first.most),
-                under_way=sorted(piece.under_way.items()),
+                inside=max([one.most + (first.block - one.block) * released for one in seen[1:]], default=first.most),
+                under_way=sorted(interval.under_way.items()),
             )
         )
-    reached = max(max(one.peak, pieces[place].most) for one, (place, _) in zip(stages, chosen, strict=True))
-    others = [piece.most for place, piece in enumerate(pieces) if place not in passed and piece.most > reached]
+    reached = max(max(one.peak, intervals[place].most) for one, (place, _) in zip(stages, chosen, strict=True))
+    others = [one.most for place, one in enumerate(intervals) if place not in passed and one.most > reached]
     return RankPoints(
         stages=stages,
         elsewhere=max(others, default=0),
-        optimizer=pieces[-1].most,
+        optimizer=intervals[-1].most,
         outside=rank.use.total - rank.use.reserved,
     )
 
 
-def _pieces(rank: RankEstimate) -> Iterator[_Piece]:
-    """The actions of a rank's step, and what is between them; the last is what is behind them all."""
-    now: _Piece | None = None
+def _intervals(rank: RankEstimate) -> Iterator[_Interval]:
+    """Intervals of a rank's step: its actions and the intervals between them; the last one follows all actions."""
+    now: _Interval | None = None
     under_way: Counter[int] = Counter()
     for index, active, most, item in _followed(rank, {Allocate, Free, Resize, Mark}):
         if index < rank.span.start:
             continue
         if now is None:
-            now = _Piece(-1, "", active, active, index, {})
+            now = _Interval(-1, "", active, active, index, {})
         now.most = max(now.most, most)
         if isinstance(item, Mark) and item.name.startswith((ACTION, END_ACTION)):
             yield now
             name = _COMPUTES.fullmatch(item.name.removeprefix(ACTION))
             if name is None:
-                now = _Piece(-1, "", active, active, index, {})
+                now = _Interval(-1, "", active, active, index, {})
                 continue
             stage, kind = int(name[1]), name[2]
             under_way[stage] += kind == "F"
-            now = _Piece(stage, kind, active, active, index, dict(under_way))
+            now = _Interval(stage, kind, active, active, index, dict(under_way))
             under_way[stage] -= kind in "BI"
     assert now is not None, "a step of a pipeline has actions"
     yield now
 
 
 @dataclass(slots=True)
-class _Passed:
-    """A block's backward: its place, what is active before it, and the most while it lasts."""
+class _BlockBackward:
+    """Backward of one block: its index, and active bytes before it and at its peak."""
 
-    place: int
+    block: int
     before: int
     most: int
 
@@ -182,21 +182,21 @@ class _Blocks:
     """Backward actions of a rank, block by block.
 
     Args:
-        rank: with its trace.
-        places: of the blocks, by path.
-        begins: sequence numbers of the marks of the actions.
+        rank: the rank, with its trace.
+        places: index of each block, by path.
+        begins: sequence numbers of the marks at which the actions begin.
 
     Attributes:
-        found: of each action the blocks in the order of backward, and the most before the first of them.
-        ends: what is active behind each.
+        found: for each action, its blocks in the order of backward, and the peak before the first of them.
+        ends: active bytes at the end of each action.
     """
 
     def __init__(self, rank: RankEstimate, places: Mapping[str, int], begins: set[int]) -> None:
-        self.found: dict[int, tuple[list[_Passed], int]] = {}
+        self.found: dict[int, tuple[list[_BlockBackward], int]] = {}
         self.ends: dict[int, int] = {}
         translation = rank.trace.translation
         now: int | None = None
-        seen: list[_Passed] = []
+        seen: list[_BlockBackward] = []
         turn = 0
         kinds = {Allocate, Free, Resize, Mark, Kernel}
         for index, active, most, item in _followed(rank, kinds, begins):
@@ -210,8 +210,8 @@ class _Blocks:
                 continue
             if isinstance(item, Kernel) and item.phase in ("backward", "recompute") and item.module:
                 place = _holder(item.module if translation is None else translation.path(item.module), places)
-                if place is not None and (not seen or place < seen[-1].place):
-                    seen.append(_Passed(place, active, active))
+                if place is not None and (not seen or place < seen[-1].block):
+                    seen.append(_BlockBackward(place, active, active))
             if seen:
                 seen[-1].most = max(seen[-1].most, most)
             else:
@@ -219,19 +219,19 @@ class _Blocks:
 
 
 def _holder(path: str, places: Mapping[str, int]) -> int | None:
-    """The block that a module is, or lies in."""
+    """Index of the block that contains the module at `path`, or is it."""
     return next((places[above] for above in (path, *holders(path)) if above in places), None)
 
 
 def _followed(
     rank: RankEstimate, kinds: set[type], apart: AbstractSet[int] = frozenset()
 ) -> Iterator[tuple[int, int, int, Item]]:
-    """Every item of some kinds up to the end of the step, with what is active behind it and the most while it lasts.
+    """Items of the trace up to the end of the step: sequence number, active bytes after it, and peak during it.
 
     Args:
-        rank: with its trace.
-        kinds: of records; instances are yielded too.
-        apart: marks of actions whose records are yielded one by one, also where they are an instance.
+        rank: the rank, with its trace.
+        kinds: kinds of records to yield; segment instances are yielded too.
+        apart: marks of actions whose segment instances are yielded record by record.
     """
     held: dict[int, int] = {}
     active, whole = 0, True

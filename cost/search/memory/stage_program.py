@@ -1,18 +1,18 @@
-"""Joint choice of what the blocks of each stage of a pipeline recompute and keep unsharded, as an integer program.
+"""Joint choice of recomputation and resharding for the blocks of each pipeline stage, as an integer program.
 
-The blocks of a stage are a chain of pairs, as those of a model without stages are
-(:mod:`legoai.cost.search.memory.program`), and each rank needs room at the points of its own step: in the backward of
-each of its stages that finds most memory, with the micro batches that are under way there, and in the optimizer. What
-stages share is the time of the step: the longest path through the schedule's actions
-(:class:`~legoai.cost.search.stages.action_graph.ActionGraph`), with what the answer costs beside it.
+The blocks of a stage form a chain of pairs, as the blocks of a model without stages do
+(:mod:`legoai.cost.search.memory.program`). Each rank has its own memory limits at the points of its own step: the
+backward with the highest peak of each of its stages, with the micro batches in flight there, and the optimizer. The
+step time couples the stages: it is the longest path through the schedule's actions
+(:class:`~legoai.cost.search.stages.action_graph.ActionGraph`), plus the seconds outside the actions.
 
-So all that a rank could do and has room for is listed, but for what takes no less time than something else in every
-kind of action. The program takes one of these for each rank, so that a step is shortest. There are too many paths to be
-written down: the longest ones of each answer become rows until none is longer than the program's own objective. The
-optimizer's state is offloaded on all ranks or on none, with a program for each.
+For each rank all options that fit are listed, except those that another option dominates in every kind of action. The
+program selects one option per rank such that the step is shortest. There are too many paths to write them all down:
+the longest paths of each solution become rows, until none is longer than the program's objective. The optimizer's state
+is offloaded on all ranks or on none; there is one program for each value of `offload`.
 
-A greedy choice is what it is compared with, and bounds it: from the fastest treatments on, one block after the other
-gets that which frees the missing bytes at the least cost to its own rank.
+A greedy choice serves as baseline and as upper bound: it starts from the fastest treatments, and changes one block at a
+time, by the change that frees missing bytes at the least cost to its own rank.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from legoai.cost.search.stages.action_graph import ActionGraph, Path
 from legoai.runtime.linear_program import LinearProgram
 
 _MOST_NODES: Final = 5000
-"""Of each integer program; the same on every machine."""
+"""Node limit of each integer program, which does not depend on the machine as a time limit would."""
 _MOST_ROUNDS: Final = 100
-"""Integer programs that are solved before the best answer so far is taken."""
+"""Limit of integer programs; after it the best solution so far is returned."""
 _PRECISION: Final = 1e-6
-"""Share of the time by which two answers may differ and count as equally fast: what the solver rounds."""
+"""Relative difference up to which two step times count as equal: the solver's rounding."""
 
 
 class StagedDivision(NamedTuple):
-    """A choice that a plan can write.
+    """Choice that a plan can write: rules for each stage, and a value of `offload`.
 
     Attributes:
-        stages: the rules of each.
-        offloading: which way.
+        stages: the rules of each stage.
+        offloading: index among the problem's offloadings.
     """
 
     stages: tuple[StageRules, ...]
@@ -49,12 +49,12 @@ class StagedDivision(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedChoice:
-    """What was chosen; as :class:`~legoai.cost.search.memory.program.JointChoice`.
+    """Solution of a problem with stages; as :class:`~legoai.cost.search.memory.program.JointChoice`.
 
     Attributes:
-        division: the choice; None where nothing fits.
-        seconds: of a step.
-        bound: no choice that fits takes less.
+        division: the choice; None where none fits.
+        seconds: seconds of a step.
+        bound: lower bound of the seconds of all choices that fit.
         status: `optimal`, `stopped` at a limit, or `infeasible`.
     """
 
@@ -66,15 +66,15 @@ class StagedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedMemoryProblem:
-    """Blocks of stages whose treatments are to be chosen.
+    """Choice of the treatments of the blocks of all stages under the memory limits of the ranks.
 
     Attributes:
-        ranks: with their stages.
-        graph: of the schedule's actions.
-        actions: seconds of the actions of each stage, by kind, as they were observed.
-        besides: seconds of a step beside the longest path through them, as they were observed.
-        offloadings: seconds that each way to offload adds to a step.
-        micro_batches: of a step.
+        ranks: the ranks, with their stages.
+        graph: graph of the schedule's actions.
+        actions: observed seconds of the actions of each stage, by kind.
+        besides: observed seconds of a step outside the longest path through the actions.
+        offloadings: seconds that each value of `offload` adds to a step.
+        micro_batches: micro batches of a step.
     """
 
     ranks: Sequence[RankMemory]
@@ -86,11 +86,11 @@ class StagedMemoryProblem:
 
     @property
     def stages(self) -> dict[Stage, StageBlocks]:
-        """Every stage."""
+        """All stages by index."""
         return {stage.stage: stage for rank in self.ranks for stage in rank.stages}
 
     def options(self, division: StagedDivision) -> list[list[StageOption]]:
-        """What the stages of each rank take."""
+        """The options of the stages of each rank."""
         return [[stage.option(division.stages[stage.stage]) for stage in rank.stages] for rank in self.ranks]
 
     def time(self, division: StagedDivision) -> float:
@@ -98,7 +98,7 @@ class StagedMemoryProblem:
         return self._follow(self.options(division), division.offloading)[0]
 
     def _follow(self, options: Sequence[Sequence[StageOption]], way: int) -> tuple[float, tuple[Path, ...]]:
-        """Seconds of a step, and the longest paths to the end of each rank."""
+        """Seconds of a step, and the longest path to the end of each rank."""
         seconds = [dict(found) for found in self.actions]
         besides = self.besides + self.offloadings[way]
         for rank, taken in zip(self.ranks, options, strict=True):
@@ -110,19 +110,19 @@ class StagedMemoryProblem:
         return longest + besides, paths
 
     def excess(self, division: StagedDivision) -> float:
-        """Bytes that a choice takes beyond the room of the fullest rank; at most 0 where all have it."""
+        """Bytes by which a choice exceeds the limit of a rank, at most over the ranks; at most 0 where all fit."""
         options = zip(self.ranks, self.options(division), strict=True)
         return max(rank.excess(taken, division.offloading) for rank, taken in options)
 
     def corrected(
         self, division: StagedDivision, active: Sequence[float], reserved: Sequence[float]
     ) -> StagedMemoryProblem:
-        """The problem with less room, or more, by what a choice was observed to take beyond what was expected.
+        """The problem with its limits corrected by the error of the prediction for one choice.
 
         Args:
             division: the choice.
-            active: bytes that were active at the peak of each rank.
-            reserved: bytes that the allocator of each rank reserved.
+            active: simulated peak of active bytes of each rank.
+            reserved: simulated bytes that the allocator of each rank reserves.
         """
         ranks = []
         seen = zip(self.ranks, self.options(division), active, reserved, strict=True)
@@ -138,7 +138,7 @@ class StagedMemoryProblem:
         return replace(self, ranks=ranks)
 
     def greedy(self) -> StagedDivision | None:
-        """A choice that fits, found by one block after the other; None where it ends without one."""
+        """A choice that fits, found by changing one block at a time; None where no change frees memory any more."""
         ways = range(len(self.offloadings))
         stages = self.stages
         fastest = {}
@@ -159,16 +159,19 @@ class StagedMemoryProblem:
         return now
 
     def _cost(self, seconds: Mapping[str, float], besides: float) -> float:
-        """Seconds of a rank in a step."""
+        """Seconds per step on one rank: those per micro batch of all kinds, and those outside the actions."""
         return self.micro_batches * sum(seconds.values()) + besides
 
     def _over(self, division: StagedDivision) -> float:
-        """Bytes that are missing on all ranks together."""
+        """Sum over the ranks of the bytes beyond their limits."""
         options = zip(self.ranks, self.options(division), strict=True)
         return sum(max(rank.excess(taken, division.offloading), 0.0) for rank, taken in options)
 
     def _steps(self, now: StagedDivision) -> Iterator[tuple[StagedDivision, float]]:
-        """Choices in which one block more holds less on a rank without room, or more is offloaded, with their costs."""
+        """Yield changed choices with their costs in seconds.
+
+        One more block holds less, on a rank that does not fit, or the offloading differs.
+        """
         for rank, options in zip(self.ranks, self.options(now), strict=True):
             if rank.excess(options, now.offloading) <= 0.0:
                 continue
@@ -191,7 +194,7 @@ class StagedMemoryProblem:
 
         Raises:
             SolverMissingError: no solver is installed.
-            SolverFailedError: it ended without an answer.
+            SolverFailedError: the solver ended without an answer.
         """
         best, bound = self.greedy(), math.inf
         seconds = math.inf if best is None else self.time(best)
@@ -211,7 +214,7 @@ class StagedMemoryProblem:
         return StagedChoice(division=best, seconds=seconds, bound=bound, status=status)
 
     def _solve(self, way: int, listed: Sequence[Sequence[tuple[StageOption, ...]]], known: float) -> StagedChoice:
-        """The best choice with one way to offload, or none where its bound is no less than what is known."""
+        """The best choice under one value of `offload`; the search ends once its bound reaches the `known` seconds."""
         paths: dict[Path, None] = {}
         least = [min(options, key=lambda one: sum(map(sum, map(times_of, one)))) for options in listed]
         best, (seconds, found) = least, self._follow(least, way)
@@ -240,13 +243,13 @@ def _close(seconds: float, bound: float, gap: float) -> bool:
 
 
 class _Program:
-    """The integer program of some paths: one of its options for each rank.
+    """Integer program over some paths, which selects one option per rank.
 
     Args:
-        problem: whose stages are treated.
-        way: to offload.
+        problem: the problem.
+        way: index of the offloading.
         listed: the options of each rank.
-        paths: of which each takes at most the time of a step.
+        paths: paths that constrain the step time: none may be longer.
     """
 
     def __init__(
@@ -282,13 +285,13 @@ class _Program:
             program.at_most(terms, -length / self.scale)
 
     def solve(self, most: float) -> tuple[list[tuple[StageOption, ...]] | None, float]:
-        """The options of the ranks and a bound of the time; none where the limit was reached first.
+        """The selected options and a lower bound of the time; no options where the node limit was reached first.
 
         Args:
-            most: seconds of a choice that is known.
+            most: seconds of a known choice.
         """
         found = self.program.solve(node_limit=_MOST_NODES)
-        if found.status == "infeasible":  # what is rounded
+        if found.status == "infeasible":  # by the solver's rounding: every rank has an option
             return None, most
         bound = -math.inf if found.bound is None else found.bound * self.scale + self.besides
         if not found.values:

@@ -1,10 +1,10 @@
-"""Seconds and bytes of one micro batch's work on one rank of `tp`, by the style that a module has.
+"""Seconds and bytes of one micro batch's work on one rank of `tp`, by the styles of the modules.
 
-Kernels take what the device's models say at the shapes that a style leaves on a rank; changes of layout take what the
-collective takes that `torch.distributed.tensor` issues, in forward and for the gradient in backward. Operations between
-modules read and write their tensors once. Parameters cost the optimizer's pass over what a rank holds of them, shared
-among the micro batches, so that a layer that is whole on every rank costs time as well as memory. Communication is
-taken to be exposed, as it is in a program that does not overlap it.
+Kernels have the predicted time at the rank's local shapes; changes of layout have the time of the collectives that
+`torch.distributed.tensor` issues, in forward and for the gradient in backward. Operations between modules read and
+write their tensors once. Parameters cost the optimizer's pass over their local part, divided by the micro batches, so
+that a replicated layer costs time as well as memory. All communication is assumed to be exposed, as in a program that
+does not overlap it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 from legoai.specs.models.manifest import ModuleInfo
 
 _NORM_PASSES: Final = Pass(4, 6)
-"""Times that a norm reads or writes its tensor: in two passes in forward, with the gradient in three in backward."""
+"""Reads and writes of a norm's tensor: two passes in forward, three with the gradient in backward."""
 _LOSS_PASSES: Final = Pass(6, 4)
-"""Of the loss over the logits in single precision: cast, maximum and sum, difference; in backward their gradients."""
+"""Reads and writes of the fp32 logits by the loss: cast, maximum and sum, difference; in backward their gradients."""
 _OPTIMIZER_PASSES: Final = 7
-"""Of Adam over a parameter: it reads four tensors and writes three."""
+"""Reads and writes of Adam per parameter: four tensors are read and three written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a micro batch, in forward, backward and recomputation, and bytes that stay on the device."""
+    """Seconds per micro batch, of forward, backward and recomputation, and bytes held on the device."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -64,8 +64,8 @@ class PlacementCosts:
     """Costs of styles under a plan whose mesh and micro batch are decided.
 
     Args:
-        analysis: of the plan; its styles may be open.
-        machine: that it runs on.
+        analysis: analysis of the plan; its styles may be open.
+        machine: the machine that it runs on.
 
     Raises:
         Undecided: the costs depend on a hole.
@@ -92,18 +92,18 @@ class PlacementCosts:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the costs depend on: plans with equal keys have equal costs."""
+        """Cache key: plans with equal keys have equal costs."""
         return (
             self.ranks, self.tokens, self.sequences, self.item, self.batches, self.stages, self.of_element, self.shards,
             self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernels, id(self.machine),
         )  # fmt: skip
 
     def again(self, path: str) -> int:
-        """How often a module's forward is computed: twice where it is recomputed."""
+        """Number of a module's forward computations: 2 where it is recomputed, otherwise 1."""
         return 2 if any(above in self.recomputed for above in (path, *holders(path))) else 1
 
     def layer(self, info: ModuleInfo, style: Any, got: Tensor) -> Cost:
-        """Of a linear layer, an embedding or a norm, with the changes of layout that its style makes."""
+        """Cost of a linear layer, an embedding or a norm, with the changes of layout by its style."""
         if isinstance(style, Colwise | Rowwise):
             return self._cut_layer(info, style, got) + self._parameters(info, self.ranks)
         whole = self._parameters(info, 1)
@@ -119,7 +119,7 @@ class PlacementCosts:
         return whole
 
     def conversion(self, path: str, style: Any, features: int, *, entering: bool) -> Cost:
-        """Of the change of layout that `inputs` or `outputs` is, for a module's first input or its output."""
+        """Cost of the change of layout by `inputs` or `outputs`, for a module's first input or its output."""
         if entering:
             if not isinstance(style, Inputs):
                 return Cost()
@@ -131,7 +131,7 @@ class PlacementCosts:
             source, target = as_list(style.source)[0], as_list(style.target)[0]
         if isinstance(source, str) or isinstance(target, str):
             return Cost()
-        # The gradient of what stays a DTensor comes back as summands, where cut layers took all of it.
+        # The gradient of a DTensor that was replicated for sharded layers is a partial sum on each rank.
         summed = isinstance(style, Inputs) and not style.local and isinstance(target, Replicated)
         back = Partial() if summed else target
         if overlaps(style):
@@ -139,7 +139,7 @@ class PlacementCosts:
         return self._converted(path, features, (source, target), (back, source))
 
     def operation(self, path: str, op: str, features: int, got: list[Tensor], heads: AttentionShape | None) -> Cost:
-        """Of an operation between modules."""
+        """Cost of an operation between modules."""
         if op == "attention" and heads is not None:
             parts = self.ranks if got and got[0].state == "shard" else 1
             found = self.kernels.attention(
@@ -152,22 +152,22 @@ class PlacementCosts:
         return Cost()
 
     def loss(self, vocabulary: int, got: Tensor) -> Cost:
-        """Of the loss, over the logits as they lie."""
+        """Cost of the loss, by the layout of the logits."""
         return self._moved("loss", _LOSS_PASSES, self.bytes_of(vocabulary, got, item=4), "")
 
     def kept(self, features: int, got: Tensor) -> float:
-        """Bytes of what enters a block, which is kept for its backward."""
+        """Bytes of a block's input, which is kept for its backward."""
         return self.bytes_of(features, got) / self.stages if self.keeps_activations else 0.0
 
     def bytes_of(self, features: int, tensor: Tensor, *, item: int | None = None) -> float:
-        """Of a rank's part of a tensor."""
+        """Bytes of a rank's local part of a tensor."""
         return self._whole(features, item) / (self.ranks if tensor.state == "shard" else 1)
 
     def _whole(self, features: int, item: int | None = None) -> float:
         return self.tokens * features * (item or self.item)
 
     def _parameters(self, info: ModuleInfo, parts: int) -> Cost:
-        """Of holding and updating a module's parameters, cut in parts; a bias counts as cut too."""
+        """Cost of holding and updating a module's parameters, split into parts; a bias counts as split too."""
         elements = sum(item.numel for item in info.parameters) / parts
         passed = Movement(kind="optimizer", bytes=int(_OPTIMIZER_PASSES * self.master * elements / self.shards))
         floor = Movement(kind="optimizer", bytes=0)  # one kernel updates all parameters
@@ -185,12 +185,12 @@ class PlacementCosts:
         work = Cost()
         if not embeds:
             cut = (rows, -(-columns // self.ranks)) if rowwise else (-(-rows // self.ranks), columns)
-            # Of a plain input the layer sums up the gradient itself; that of a DTensor goes on as summands.
+            # The layer reduces the gradient of a plain tensor itself; that of a DTensor stays a partial sum.
             grads: Layout = wanted if rowwise else Partial()
             after = grads if overlaps(style) or (got.wrapped and given == wanted) else given
             work = self._linear(info.path, *cut) + self._converted(info.path, columns, (given, wanted), (grads, after))
         width = columns if embeds else rows
-        returned = Replicated() if rowwise else made  # a gradient that summands take is whole
+        returned = Replicated() if rowwise else made  # the gradient of a partial sum is replicated
         return work + self._converted(info.path, width, (made, leaves), (leaves, returned))
 
     def _linear(self, path: str, rows: int, columns: int) -> Cost:
@@ -201,7 +201,7 @@ class PlacementCosts:
         return Cost(took.forward * self.again(path) + took.backward)
 
     def _moved(self, kind: MovementKind, passes: Pass, size: float, path: str) -> Cost:
-        """Of reading and writing a tensor so many times; each pass in one kernel."""
+        """Cost of reading and writing a tensor `passes` times; forward and backward are one kernel each."""
         forward, backward = (
             seconds_of(Movement(kind=kind, bytes=int(count * size)), self.machine.profile)[0]
             for count in (passes.forward, passes.backward)
@@ -215,7 +215,7 @@ class PlacementCosts:
         return Cost(self._resharded(*forward, size) * self.again(path) + self._resharded(*backward, size))
 
     def _resharded(self, source: Layout, target: Layout, size: float) -> float:
-        """Seconds of bringing a tensor from one layout into another."""
+        """Seconds of the collective that changes a tensor's layout."""
         match source, target:
             case Partial(), Replicated():
                 return self._seconds("all_reduce", size)

@@ -1,12 +1,11 @@
-"""Module graph of a model whose styles on `tp` are open: which styles fit each module, and in which layouts.
+"""Module graph of a model whose styles on `tp` are open: the valid styles of each module by the layouts of its inputs.
 
-The graph follows the model's forward as :mod:`legoai.dsl.analysis.layouts.propagation` does, and asks it for every
-result: a style fits a module that gets its input in some layout where that finds nothing that disagrees. A tensor has a
-node for the module, operation or change of layout that makes it, and one layout of several; what does not depend on
-styles has none.
+The graph follows the model's forward with :mod:`legoai.dsl.analysis.layouts.propagation`, which computes every result.
+A style is valid for an input layout if propagation finds no mismatch. Each module, operation or change of layout whose
+result depends on styles is a node, and its output has one of several layouts.
 
-Blocks of a class follow the same rules, so that they share their styles. Of a run of such blocks the first is in the
-graph, and the second, which stands for the rest: it gives what it takes, so that the next can take it too.
+Repeated blocks with the same rules share their styles. The graph holds the first of them, and the second one on behalf
+of all others: its output has the layout of its input, so that the next block can take it.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from legoai.specs.directives.hole import Hole
 from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
 
 _OPEN: Final[PathRule[Any]] = PathRule(path="**", treatment=Hole())
-"""Stands for the rule of a module whose style is open, where the rule itself does not matter."""
+"""Placeholder for the rule of a module whose style is open, where the rule itself does not matter."""
 
 _Layout = tuple[Tensor, bool, object]
-"""A tensor, whether whole parameters are in it, and the rule that gave it its layout, where the loss depends on it."""
+"""Key of a layout: tensor, whether replicated parameters contribute to it, and whether its rule is loss parallel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """What a step of the forward gives.
+    """Result of a step of the forward.
 
     Attributes:
-        node: that makes it; None where it does not depend on styles.
-        tensors: the layouts that it may have.
-        features: of a token.
+        node: number of the node that makes it; None where it does not depend on styles.
+        tensors: its possible layouts, each with an example tensor.
+        features: number of features per token.
     """
 
     node: int | None
@@ -59,23 +58,23 @@ def _layout(tensor: Tensor) -> _Layout:
 
 
 _Make = Callable[[Label, Sequence[Tensor]], tuple[Tensor, Cost] | None]
-"""Gives a module's result and its cost, from the label of its style and what it takes; None where it cannot."""
+"""Function from the label of a style and input tensors to a result and its cost; None where the style is invalid."""
 
 _NOTHING: Final[tuple[Label, ...]] = (None,)
 _INSIDE: Final = " "
-"""In the place of a path: of a step that no rule speaks of."""
+"""Path of steps to which no rule applies."""
 
 
 class GraphBuilder:
-    """Builds the graph of a model.
+    """Builder of a model's placement graph.
 
     Args:
-        manifest: of the model, whose forward is known.
+        manifest: manifest of the model, with a known forward.
         rules: the rule of each module and parameter whose style is decided.
         open: the group of each module whose style is open.
-        choices: for each group its labels, each with a rule that has the style.
-        costs: of the styles.
-        followed: leave out styles after which a layout is not known, so that nothing can disagree with it.
+        choices: the labels of each group, each with a rule that has the style.
+        costs: costs of the styles.
+        followed: leave out styles with a result of unknown layout, for which propagation cannot find a mismatch.
     """
 
     def __init__(
@@ -97,13 +96,13 @@ class GraphBuilder:
         self.graph = PlacementGraph()
         self._layouts = Propagation(manifest, {**rules, **dict.fromkeys(open, _OPEN)})
         self._touched = {""} | {above for path in open for above in (path, *holders(path))}
-        """Modules whose style is open, or that of one inside of them."""
+        """Modules that are open or contain an open one."""
         self._runs = dict(self._find_runs())
         self._rest: dict[str, Value] = {}
-        """By the first block of a run, what the blocks after it give."""
+        """Result of the other repeated blocks, by the path of the first."""
 
     def build(self) -> PlacementGraph:
-        """The graph of one forward, from the model's inputs to its loss."""
+        """Build the graph of one forward, from the model's inputs to its loss."""
         arguments = [_constant(item) for item in self._layouts.given()]
         made = self._flow(self.manifest.modules[""], arguments, 1, whole=True)
 
@@ -115,7 +114,7 @@ class GraphBuilder:
         return self.graph
 
     def _find_runs(self) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Each block whose styles are open, with the first of its run and the number of blocks in that."""
+        """Yield each block with open styles, with the first of its repeated blocks and their number."""
         for blocks in self.manifest.block_lists:
             paths = blocks.paths
             for _, run in itertools.groupby(paths, key=self._class_of):
@@ -123,7 +122,7 @@ class GraphBuilder:
                 yield from ((path, (members[0], len(members))) for path in members if path in self._touched)
 
     def _class_of(self, path: str) -> tuple[object, ...]:
-        """What blocks have in common that are equal and follow the same rules."""
+        """Key that is the same for equal blocks with the same rules."""
         inside = [name for name in self.manifest.modules if name == path or name.startswith(f"{path}.")]
         inside += [
             self.manifest.modules[name].child_path(item.name)
@@ -161,7 +160,7 @@ class GraphBuilder:
         return self._rest[first]
 
     def _joined(self, given: Value, made: Value) -> Value:
-        """What a block gives, in those layouts in which it is given its input."""
+        """The result of a block, restricted to layouts equal to that of its input."""
 
         def same(_: Label, taken: Sequence[Tensor]) -> tuple[Tensor, Cost] | None:
             return (taken[1], Cost()) if _layout(taken[0]) == _layout(taken[1]) else None
@@ -169,7 +168,7 @@ class GraphBuilder:
         return self._node(_INSIDE, [given, made], same, made.features, 1)
 
     def _block(self, path: str, arguments: list[Value], count: int) -> Value:
-        """A block of a run, whose input is kept for its backward."""
+        """Add a repeated block, whose input is kept for its backward."""
 
         def keep(_: Label, taken: Sequence[Tensor]) -> tuple[Tensor, Cost]:
             return taken[0], Cost(0.0, self.costs.kept(arguments[0].features, taken[0]))
@@ -204,7 +203,7 @@ class GraphBuilder:
         return entering + self.costs.conversion(path, style, made, entering=False)
 
     def _holder(self, info: ModuleInfo, arguments: list[Value], count: int) -> Value:
-        """A module with open styles inside of it: its inputs and its output have nodes for their changes of layout."""
+        """Add a module that contains open ones: its inputs and its output have nodes for their changes of layout."""
         path = info.path
         inside = arguments
         if path in self.open or path in self.rules:
@@ -245,7 +244,7 @@ class GraphBuilder:
         return self._node(_INSIDE, taken, compute, features, count)
 
     def _rule(self, path: str, label: Label) -> PathRule[Any] | None:
-        """The rule of a module, if it has one, where the module's group has the label."""
+        """The rule of a module under a label of its group; None where it has no rule."""
         group = self.open.get(path)
         return self.rules.get(path) if group is None else self.choices[group][label]
 
@@ -257,7 +256,7 @@ class GraphBuilder:
         features: int,
         count: int,
     ) -> Value:
-        """What ``make`` gives for each style of the module, and each layout of the inputs, where nothing disagrees."""
+        """Add a node with a strategy for each style and each combination of input layouts without a mismatch."""
         group = self.open.get(path)
         held = [index for index, item in enumerate(inputs) if item.node is not None]
         strategies: list[Strategy] = []
@@ -278,7 +277,7 @@ class GraphBuilder:
         return Value(self.graph.add(Node(group, tuple(strategies)), numbers), tensors, features)
 
     def _tried(self, path: str, label: Label, make: _Make, taken: Sequence[Tensor]) -> tuple[Tensor, Cost] | None:
-        """What ``make`` gives where the module has the style of this label; None where something disagrees."""
+        """The result of ``make`` under the style of this label; None on a mismatch."""
         group = self.open.get(path)
         if group is not None:
             self._layouts.styles[path] = self.choices[group][label]

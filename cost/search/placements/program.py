@@ -1,14 +1,14 @@
 """Integer program of placements: a strategy for each node of a module graph, such that layouts agree along its edges.
 
-A node is a module, an operation between modules, or a change of layout, which the language writes as a style of a
-module too: resharding costs what the node costs that reshards. A strategy says in which layouts a node takes its
-inputs, in which it gives its output, and what that costs. Nodes of one group, such as a layer of every block of a
-class, take strategies with the same label.
+A node is a module, an operation between modules, or a change of layout, which the language also writes as a style of a
+module: the cost of resharding is the cost of that node. A strategy has the layouts of a node's inputs, the layout of
+its output, and a cost. Nodes of one group, such as a layer of every repeated block, have strategies with the same
+label.
 
-The program has a variable for each strategy, and a row for each edge and layout: what gives the layout is chosen as
-often as what takes it. Its relaxation is integral in practice. It is pruned before it is built, since building and
-presolving are what takes time: strategies that no neighbour can stand beside and strategies that cost more than an
-equal one are left out, and nodes that must do the same become one.
+The program has a variable for each strategy, and a row for each edge and layout: the source has an output of that
+layout if and only if the target has an input of it. Its relaxation is integral in practice. The graph is pruned first,
+since building and presolving the program take most of the time: strategies that agree with no strategy of a neighbour
+and dominated strategies are removed, and nodes that must have equal strategies are merged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import networkx
 from legoai.runtime.linear_program import LinearProgram, Status
 
 _UNIT: Final = 1e-6
-"""Seconds of one unit of the objective: solvers compare costs with tolerances that suit numbers about 1."""
+"""Seconds per unit of the objective: solvers' tolerances suit numbers about 1."""
 
 Group = Hashable
 Label = Hashable
 Forbidden = Collection[tuple[Group, Label]]
-"""Labels of groups that are not all to be chosen together."""
+"""Labels of groups that must not all be chosen together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Strategy:
     """One way to compute a node.
 
     Attributes:
-        label: what nodes of a group have in common; None where the node has nothing to choose.
+        label: label, the same for all nodes of a group; None for a node without a group.
         takes: the layouts of the inputs, by position.
         gives: the layout of the output.
-        seconds: that it takes.
-        bytes: that it keeps.
+        seconds: seconds per micro batch.
+        bytes: bytes held on the device.
     """
 
     label: Label
@@ -52,7 +52,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node: its group, None where it has nothing to choose, and its strategies."""
+    """A node: its group, None where it has no style to choose, and its strategies."""
 
     group: Group | None
     strategies: tuple[Strategy, ...]
@@ -60,16 +60,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """What solving came to.
+    """Solution of a placement program.
 
     Attributes:
-        status: of the solver.
-        labels: of each group; empty where nothing was found.
-        seconds: of all nodes; None where nothing was found.
-        bytes: of all nodes.
-        bound: no labels take fewer seconds; None where nothing is known.
-        variables: of the program that was built.
-        rows: of the same.
+        status: status of the solver.
+        labels: label of each group; empty without a solution.
+        seconds: sum of seconds over the nodes; None without a solution.
+        bytes: sum of bytes over the nodes.
+        bound: lower bound of the seconds; None where unknown.
+        variables: number of the program's variables, after pruning.
+        rows: number of the program's rows, after pruning.
     """
 
     status: Status
@@ -82,15 +82,15 @@ class Placed:
 
 
 class PlacementGraph:
-    """A directed graph of nodes, each after those that its inputs come from."""
+    """Directed graph of nodes, in topological order."""
 
     def __init__(self) -> None:
         self.graph: networkx.MultiDiGraph = networkx.MultiDiGraph()
 
     def add(self, node: Node, inputs: Sequence[int] = ()) -> int:
-        """Add a node that takes the outputs of these, in the order of its strategies' layouts; return its number."""
+        """Add a node with these nodes' outputs as inputs, in the order of `Strategy.takes`; return its number."""
         number = len(self.graph)
-        assert all(0 <= item < number for item in inputs), "a node stands behind its inputs"
+        assert all(0 <= item < number for item in inputs), "a node comes after its inputs"
         assert all(len(item.takes) == len(inputs) for item in node.strategies), "a layout for each input"
         self.graph.add_node(number, node=node)
         for position, item in enumerate(inputs):
@@ -102,7 +102,7 @@ class PlacementGraph:
         return dict(self.graph.nodes(data="node"))
 
     def inputs(self, number: int) -> list[int]:
-        """The nodes that a node takes its inputs from, by position."""
+        """The source nodes of a node's inputs, by position."""
         edges = sorted(self.graph.in_edges(number, keys=True), key=lambda edge: int(edge[2]))
         return [source for source, _, _ in edges]
 
@@ -114,7 +114,7 @@ def place(
     most_bytes: float | None = None,
     time_limit: float | None = None,
 ) -> Placed:
-    """Choose strategies that take the fewest seconds together, and keep no more than ``most_bytes``.
+    """Choose the strategies with the least sum of seconds whose sum of bytes is at most ``most_bytes``.
 
     Raises:
         SolverMissingError: PuLP or a solver is not installed.
@@ -130,7 +130,7 @@ def place(
 def _pruned(graph: PlacementGraph, named: Collection[Group], *, by_bytes: bool) -> PlacementGraph | None:
     """An equivalent graph with fewer strategies and nodes; None where no strategies agree.
 
-    Groups in ``named`` keep all their labels that agree, since a cheaper one may be forbidden.
+    Groups in ``named`` keep all labels that agree with their neighbours, since a cheaper one may be forbidden.
     """
     nodes = _agreeing(graph, graph.nodes())
     if nodes is None:
@@ -150,14 +150,14 @@ def _pruned(graph: PlacementGraph, named: Collection[Group], *, by_bytes: bool) 
         known = merged.get(key) if len(set(ways)) == len(ways) else None
         if known is None:
             numbers[number] = merged[key] = result.add(Node(node.group, strategies), inputs)
-        else:  # the same inputs and the same label leave both one choice, and the same
+        else:  # equal inputs and labels determine the strategies of both nodes, which are equal
             numbers[number] = known
             result.graph.nodes[known]["node"] = _together(result.graph.nodes[known]["node"], strategies)
     return result
 
 
 def _agreeing(graph: PlacementGraph, nodes: dict[int, Node]) -> dict[int, Node] | None:
-    """The nodes with the strategies beside which each neighbour, and each other node of the group, has one."""
+    """The nodes with those strategies that agree with some strategy of each neighbour and each node of the group."""
     sources = {number: graph.inputs(number) for number in nodes}
     readers = {number: [(edge[1], edge[2]) for edge in graph.graph.out_edges(number, keys=True)] for number in nodes}
     nodes = dict(nodes)
@@ -188,7 +188,10 @@ def _agreeing(graph: PlacementGraph, nodes: dict[int, Node]) -> dict[int, Node] 
 
 
 def _undominated(strategies: Sequence[Strategy], *, free: bool, by_bytes: bool) -> tuple[Strategy, ...]:
-    """The strategies without those that cost no less than another with the same layouts, and label where it counts."""
+    """The strategies without dominated ones: those that cost at least as much as another with equal layouts and label.
+
+    Labels need not be equal for a node that is ``free`` to choose its label.
+    """
     alike: dict[tuple[object, ...], list[Strategy]] = {}
     for item in sorted(strategies, key=lambda one: (one.seconds, one.bytes)):
         others = alike.setdefault((item.takes, item.gives, None if free else item.label), [])
@@ -199,7 +202,7 @@ def _undominated(strategies: Sequence[Strategy], *, free: bool, by_bytes: bool) 
 
 
 def _together(node: Node, others: Sequence[Strategy]) -> Node:
-    """The node with the costs of another that always does the same."""
+    """The node with the added costs of another one, which always has an equal strategy."""
     beside = {(item.label, item.takes, item.gives): item for item in others}
     added = []
     for item in node.strategies:
@@ -211,7 +214,7 @@ def _together(node: Node, others: Sequence[Strategy]) -> Node:
 
 
 class _Program:
-    """The program of a graph, each of whose nodes has a strategy at least."""
+    """Integer program of a graph, each of whose nodes has at least one strategy."""
 
     def __init__(self, graph: PlacementGraph, forbidden: Collection[Forbidden], most_bytes: float | None) -> None:
         self.program = LinearProgram()
@@ -268,7 +271,7 @@ class _Program:
         self._balance(balance)
 
     def _balance(self, balance: Mapping[Hashable, Mapping[int, float]]) -> None:
-        """A row for each but the last, which follows from the rest: one strategy is chosen on both sides."""
+        """Add a row for each key but the last: that row is redundant, since both sides choose exactly one strategy."""
         for terms in list(balance.values())[:-1]:
             self._equal(terms, 0.0)
 
@@ -281,7 +284,7 @@ class _Program:
                 if item.label == label
             }
             if not found:
-                return  # it cannot be chosen at all
+                return  # pruned: this label cannot be chosen
             terms |= found
         self._at_most(terms, len(pairs) - 1.0)
 

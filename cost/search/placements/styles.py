@@ -1,9 +1,9 @@
 """Styles of a plan's modules on `tp`, chosen together by an integer program once all else of the plan is decided.
 
-The program minimises what styles cost by themselves (:mod:`legoai.cost.search.placements.costs`): kernels and
-collectives one after another. The candidate that it gives is simulated like any other. What the language forbids
-beyond layouts, such as heads that the ranks do not divide, is asked of lint's own rules: where they refuse a solution,
-the styles that the diagnostic speaks of are forbidden, and the program is solved again.
+The program minimises the costs of the styles (:mod:`legoai.cost.search.placements.costs`), without overlap of kernels
+and collectives. The resulting candidate is simulated like any other. Constraints of the language apart from layouts,
+such as a number of heads that the ranks must divide, are checked by the lint rules: if they reject a solution, the
+styles that the diagnostic names are forbidden, and the program is solved again.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 _MOST_ROUNDS: Final = 8
-"""Solutions that lint may refuse before the search gives up on the styles of a candidate."""
+"""Limit of solutions that lint may reject before the search gives up on the styles of a candidate."""
 
 _LIMITED: Final = ("peak_memory", "reserved_memory")
 
 Choices = tuple[int | None, ...]
 Forbidden = frozenset[tuple[int, Label]]
-"""Styles of holes that cannot stand together."""
+"""Styles of holes, as pairs of hole and label, that must not be chosen together."""
 
 
 @dataclass(slots=True)
 class Placements:
-    """Completes the choices of a plan in which nothing but styles is open.
+    """Completion of the choices of a plan in which nothing but styles is open.
 
     Args:
-        plan: with its holes.
-        machine: of a candidate.
+        plan: the plan, with its holes.
+        machine: gives the machine of a candidate.
     """
 
     plan: OpenPlan
     machine: Callable[[Analysis], Machine]
     _first: dict[object, tuple[PlacementGraph, set[Forbidden], Placed]] = field(default_factory=dict)
-    """Graphs, what ties forbid, and their solutions before lint is asked, by what their costs depend on."""
+    """Graphs, styles forbidden by tied parameters, and solutions before lint, by the key of their costs."""
     _alone: dict[tuple[str, object], frozenset[tuple[int, Label]]] = field(default_factory=dict)
-    """Styles that have an error of a code by themselves."""
+    """Styles that cause an error of a code by themselves, by code and key of costs."""
     _rules: dict[int, dict[Label, PathRule[Any]]] = field(default_factory=dict)
 
     def complete(
         self, choices: Choices, *, without: Sequence[Span] = (), deadline: float | None = None
     ) -> Choices | None:
-        """The choices with those of the program for the styles; None where no styles are legal, or fit.
+        """The choices with the program's choices for the styles; None where no styles are legal, or none fit.
 
         Args:
-            choices: for each hole, None for the styles alone.
+            choices: choice of each hole; None for styles, and only for these.
             without: spans of `require` lines that are left out.
             deadline: a time of `time.monotonic` at which to stop.
 
@@ -83,7 +83,7 @@ class Placements:
         named = tuple(index for hole, index in zip(self.plan.holes, choices, strict=True) if hole.owner is Shard)
         key = (costs.key, most, named)
         if key not in self._first:
-            # Where no layout can be followed from end to end, those that cannot be followed have to do.
+            # Allow unknown layouts only where no styles have known layouts from end to end.
             for followed in (True, False):
                 graph = self._graph(analysis, costs, followed=followed)
                 ties = set(self._ties(choices, analysis))
@@ -108,7 +108,7 @@ class Placements:
         return tuple(labels.get(index, choice) for index, choice in enumerate(choices))
 
     def _ties(self, choices: Choices, analysis: Analysis) -> Iterator[Forbidden]:
-        """The styles under which parameters that are one would lie in two ways."""
+        """Yield the styles under which tied parameters would have different placements."""
         assert analysis.manifest is not None
         nothing, open = self._with(choices, dict.fromkeys(self._rules, 0)), self._open(analysis)
         for first, *others in analysis.manifest.tied_parameters:
@@ -119,7 +119,7 @@ class Placements:
                         yield left | right
 
     def _ways(self, parameter: str, open: Mapping[str, int], nothing: Choices) -> Iterator[tuple[Forbidden, Placement]]:
-        """How a parameter may lie, each with the style of its module under which it does."""
+        """Yield the possible placements of a parameter, each with the style of its module."""
         hole = open.get(parameter.rpartition(".")[0])
         for style in [{}] if hole is None else [{hole: label} for label in range(len(self._rules[hole]))]:
             analysis = self.plan.candidate(self._with(nothing, style)).analysis
@@ -147,10 +147,10 @@ class Placements:
         return GraphBuilder(analysis.manifest, decided, open, self._rules, costs, followed=followed).build()
 
     def _refused(self, complete: Choices, key: object, without: Sequence[Span]) -> Iterator[Forbidden]:
-        """What a candidate's errors forbid; nothing where it has none.
+        """Yield the styles that a candidate's errors forbid; none without errors.
 
-        An error that a style has both beside these and by itself, without any other, forbids the style. Else those
-        styles cannot stand together of whose rules the error speaks.
+        An error that a style causes both with these styles and without any other forbids that style. Any other error
+        forbids the combination of the styles whose rules it names.
         """
         for error in self.plan.candidate(complete, without=without).errors:
             if (error.code, key) not in self._alone:
@@ -164,7 +164,7 @@ class Placements:
                 yield together
 
     def _refused_alone(self, complete: Choices, code: str) -> Iterator[tuple[int, Label]]:
-        """The styles that have an error of this code where all others are none."""
+        """Yield the styles that cause an error of this code both alone and with all other choices."""
         nothing = self._with(complete, dict.fromkeys(self._rules, 0))
         for hole, rules in self._rules.items():
             for label in range(1, len(rules)):
@@ -186,7 +186,7 @@ def _placed(
 
 
 def _most_bytes(plan: Plan, machine: Machine) -> float | None:
-    """Bytes that a device may hold, by its memory and the plan's requirements; None where nothing limits them."""
+    """Memory limit of a device in bytes, by its capacity and the plan's requirements; None without a limit."""
     memory = machine.device.memory
     limits = [item.bound for item in plan.require if item.metric in _LIMITED and item.comparison in ("<=", "<", "==")]
     if memory is not None and memory.capacity_bytes is not None:

@@ -1,8 +1,8 @@
 """Graph of a pipeline schedule's actions and its longest path.
 
 A rank runs its actions one after another, in the order of torch's own schedule class or of the plan's file. A forward
-waits for that of the previous stage, a backward for that of the next. The order does not depend on where the model is
-split, so that a path is a lower bound of the time of every split: a linear function of the stages' seconds.
+waits for the forward of the previous stage, a backward for the backward of the next. The order does not depend on the
+split of the model. So each path gives a lower bound of the step time of every split, linear in the stages' seconds.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from legoai.dsl.analysis.stages.pipeline import order, stage_count, stages_of_ra
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile
 
 _GATHERED: Final = 3
-"""Stages that torch's runtime of schedules gathers at once: `max_active_stages` of `_add_unshard_reshard`."""
+"""Stages that torch's schedule runtime keeps unsharded at once: `max_active_stages` of `_add_unshard_reshard`."""
 _MOST_ACTIONS: Final = 100_000
-"""Actions of a step beyond which nothing is said of it: a second's work."""
+"""Limit of the actions of a step; beyond it no graph is built, which would take more than a second."""
 
 
 _Counts: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Held(NamedTuple):
-    """What a rank holds at a moment of a step: micro batches between forward and backward, by stage, and gradients.
+    """Memory state of a rank at a moment of a step.
 
-    `halved` counts those whose backward is in halves of which one is over: the other reads all that was kept for both.
-    `summed` are the stages whose gradients are added up over micro batches: some backward of a pass is over, not all.
-    `gathered` are those whose units are gathered, if these are kept from forward to backward.
+    Attributes:
+        micro_batches: micro batches in flight, between forward and backward, by stage.
+        summed: stages with accumulated gradients: after the first and before the last backward of a pass.
+        gathered: stages whose parameters are unsharded, if they stay so from forward to backward.
+        halved: micro batches between the halves of a split backward, by stage; the second half reads the same
+            activations as the first.
     """
 
     micro_batches: Mapping[int, int]
@@ -45,46 +48,46 @@ class Held(NamedTuple):
     halved: Mapping[int, int]
 
     def kept(self, *, between_halves: bool) -> Mapping[int, int]:
-        """Micro batches of which activations are kept, by stage; those between two halves are asked for or not."""
+        """Micro batches whose activations are kept, by stage; with or without those between the halves of backward."""
         return Counter(self.micro_batches) + Counter(self.halved) if between_halves else self.micro_batches
 
     @property
     def with_gradients(self) -> Mapping[int, int]:
-        """Micro batches between two halves, by stage; not of the first one, whose inputs have no gradient."""
+        """Micro batches between the halves of backward, by stage; without stage 0, whose inputs have no gradient."""
         return {stage: count for stage, count in self.halved.items() if stage}
 
 
 Seconds = Sequence[Mapping[str, float]]
-"""Of each stage, by kind of action."""
+"""Seconds of each stage's actions, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Actions of a path, as they are counted: how many there are of each stage and kind."""
+    """A path through the actions, as the number of its actions of each stage and kind."""
 
     counts: tuple[tuple[tuple[int, str], int], ...]
 
     def seconds(self, seconds: Seconds) -> float:
-        """How long it takes."""
+        """Length of the path."""
         return sum(count * seconds[stage][kind] for (stage, kind), count in self.counts)
 
 
 class ActionGraph:
-    """The actions of all ranks in an order in which they can be taken, with what each waits for.
+    """The actions of all ranks in topological order, with their predecessors.
 
     Args:
-        ranks: what each rank does in a step.
-        of_pass: micro batches after which a stage's gradients are reduced.
-        ahead: stages that are gathered at once: those of the next actions.
+        ranks: actions of each rank in a step, in its order.
+        of_pass: micro batches of a pass, after which a stage's gradients are reduced.
+        ahead: number of stages that are unsharded at once: those of the next actions.
 
     Raises:
-        ValueError: the ranks wait for each other in a circle.
+        ValueError: the ranks wait for each other in a cycle.
     """
 
     def __init__(self, ranks: Sequence[Sequence[Action]], of_pass: int, ahead: int = 0) -> None:
         self.stages = 1 + max(action.stage for actions in ranks for action in actions)
         self.held = tuple(tuple(_most_held(actions, of_pass, ahead)) for actions in ranks)
-        """What each rank holds at the moments at which no other moment has as much of everything."""
+        """For each rank, the memory states that no other state of the rank dominates."""
         self.actions: list[Action] = []
         self._before: list[tuple[int, ...]] = []
         self._last: list[int] = []
@@ -109,12 +112,12 @@ class ActionGraph:
                 raise ValueError("the ranks wait for each other")
         self._last = [place for place in previous if place >= 0]
         self._works = sorted({(action.stage, action.kind) for action in self.actions})
-        """What actions are, but for their micro batch."""
+        """Stage and kind of the actions, each pair once."""
         places_of_works = {work: place for place, work in enumerate(self._works)}
         self._work = [places_of_works[action.stage, action.kind] for action in self.actions]
 
     def _waits_for(self, action: Action) -> list[Action]:
-        """Actions of which one must be over; none where nothing but the rank's earlier ones must."""
+        """Actions of which one must have ended, besides the rank's previous action; empty for none."""
         stage, kind, micro_batch = action
         if kind == "F":
             return [Action(stage - 1, "F", micro_batch)] if stage else []
@@ -125,7 +128,7 @@ class ActionGraph:
         return [Action(stage + 1, name, micro_batch) for name in ("B", "I")]
 
     def time(self, seconds: Seconds) -> float:
-        """The time of a step, as :meth:`longest` gives it."""
+        """Step time, as the first result of :meth:`longest`."""
         took = [seconds[stage][kind] for stage, kind in self._works]
         ends: list[float] = []
         for work, before in zip(self._work, self._before, strict=True):
@@ -133,7 +136,7 @@ class ActionGraph:
         return max(ends[place] for place in self._last)
 
     def longest(self, seconds: Seconds) -> tuple[float, tuple[Path, ...]]:
-        """The time of a step, and the longest path to the end of each rank, the longest of all first."""
+        """Step time, and the longest path to the end of each rank, in descending order of length."""
         ends: list[float] = []
         whence: list[int] = []
         took = [seconds[stage][kind] for stage, kind in self._works]
@@ -153,15 +156,15 @@ class ActionGraph:
         return Path(tuple(sorted(counts.items())))
 
 
-_DOES: Final = {"F": (0, 1), "B": (0, -1), "I": (1, -1), "W": (-1, 0)}
-"""What an action changes of micro batches between two halves, and of those before their backward."""
+_CHANGES: Final = {"F": (0, 1), "B": (0, -1), "I": (1, -1), "W": (-1, 0)}
+"""Changes by an action: of the micro batches between halves of backward, and of those between forward and backward."""
 
 
 def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[Held]:
-    """What a rank holds at the moments at which no other moment has as much of everything.
+    """The memory states of a rank that no other state dominates.
 
-    Of what differs in micro batches between the halves of their backward alone, one moment counts, and those at which
-    most wait for the second half, and of these most for their backward.
+    With a split backward, the states with the most micro batches between halves, and among these the most in flight,
+    are added; states that differ in the micro batches between halves alone are listed once.
     """
     between: dict[_Counts, Held] = {}
     others: dict[tuple[_Counts, frozenset[int], frozenset[int]], Held] = {}
@@ -178,21 +181,21 @@ def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[
 
 
 def _moments(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[tuple[bool, Held]]:
-    """Moments at which much is held, each with whether most micro batches are between the halves of their backward."""
+    """Yield states that may be the peak, each with whether the most micro batches are between halves of backward."""
     now: Counter[int] = Counter()
     halved: Counter[int] = Counter()
     done: Counter[int] = Counter()
     gathered = _gathered(actions, of_pass, ahead)
-    totals = list(itertools.accumulate((_DOES[action.kind] for action in actions), _added))
+    totals = list(itertools.accumulate((_CHANGES[action.kind] for action in actions), _added))
     fullest = max(totals, default=(0, 0))
     for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
-        between, before = _DOES[action.kind]
+        between, before = _CHANGES[action.kind]
         halved[action.stage] += between
         now[action.stage] += before
         if action.kind in ("B", "W"):
             done[action.stage] += 1
         first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
-        # Behind a forward that another follows, the next moment has more micro batches.
+        # After a forward that is followed by another forward, the next state has more micro batches in flight.
         most = action.kind == "F" and (following is None or following.kind != "F")
         most_between = totals[place] == fullest and fullest[0] > 0
         if first or most or most_between:
@@ -205,7 +208,7 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def _gathered(actions: Sequence[Action], of_pass: int, ahead: int) -> list[frozenset[int]]:
-    """For each action the first stages of those from it to the end of its pass."""
+    """For each action, the next stages, from the action's own to those of later actions of its pass."""
     found: list[frozenset[int]] = []
     stages, of = list[int](), -1
     for stage, _, micro_batch in reversed(actions):
@@ -224,7 +227,7 @@ def _covers(other: Held, one: Held) -> bool:
 
 
 def graph_of(analysis: Analysis) -> ActionGraph | None:
-    """The actions of a plan whose schedule and batch are decided; None where it has no pipeline, or too many actions.
+    """The action graph of a plan whose schedule and batch are decided; None without a pipeline, or for a large graph.
 
     Raises:
         Undecided: the schedule, the batch or the mesh is a hole.
@@ -260,7 +263,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
 
 
 def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) -> Listed:
-    """What each rank of one of torch's schedules computes in a pass."""
+    """Actions of each rank under one of torch's schedules, in a pass."""
     from legoai.runtime.torch_internals.pipelining import computing_schedule
 
     count = sum(map(len, held))
@@ -276,7 +279,7 @@ def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) ->
 
 
 def _single(name: str, ranks: int, rank: int, micro_batches: int) -> tuple[Action, ...]:
-    """What a rank of a schedule of one stage for each does; torch's own list for 1F1B miscounts on the last rank."""
+    """Actions of a rank with one stage under GPipe or 1F1B; torch's own list for 1F1B miscounts on the last rank."""
     forward, backward = ([Action(rank, kind, index) for index in range(micro_batches)] for kind in "FB")
     ahead = micro_batches if name == "GPipe" else min(micro_batches, ranks - rank)
     found = forward[:ahead]
@@ -286,7 +289,7 @@ def _single(name: str, ranks: int, rank: int, micro_batches: int) -> tuple[Actio
 
 
 def _computed(actions: Sequence[Any]) -> Iterator[Action]:
-    """What is computed of torch's actions, those that overlap one after the other, as its runtime takes them."""
+    """Yield the computing actions among torch's; overlapped ones are sequential, as in torch's schedule runtime."""
     for action in actions:
         for part in () if action is None else (action.sub_actions or (action,)):
             kind = part.computation_type.value

@@ -1,10 +1,10 @@
-"""Contiguous assignment of blocks to the stages of a pipeline: least time of a step, within each rank's memory.
+"""Contiguous assignment of blocks to the stages of a pipeline: least step time, within each rank's memory limit.
 
-An integer program decides how many blocks of each run of equal ones a stage has. Its objective is the longest path
-through the schedule's actions (:class:`~legoai.cost.search.stages.action_graph.ActionGraph`). There are too many paths
-to be written down, so rows are added as they are needed: the program's answer is laid through the graph, and the
-longest path found there, which holds for every split, becomes a row. When no path is longer than the program's own
-objective, it is the least of all splits. On the way the objective is a lower bound of every split.
+An integer program decides how many blocks of each group of equal consecutive blocks a stage has. Its objective is the
+longest path through the schedule's actions (:class:`~legoai.cost.search.stages.action_graph.ActionGraph`). There are
+too many paths to write them all down, so rows are added as needed: the longest paths of each solution become rows,
+which are valid for every split. When no path of a solution is longer than the objective, the solution is optimal.
+Until then, the objective is a lower bound of the step time of every split.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from legoai.cost.search.stages.action_graph import ActionGraph, Path
 from legoai.runtime.linear_program import LinearProgram
 
 _MOST_ROUNDS: Final = 200
-"""Integer programs that are solved before the best split so far is the answer, times the number of stages."""
+"""Limit of solved integer programs, times the number of stages; after it the best split so far is returned."""
 _MOST_NODES: Final = 500
-"""Nodes of each of them; the same on every machine."""
+"""Node limit of each integer program, which does not depend on the machine as a time limit would."""
 _MOST_MOVES: Final = 12
+"""Limit of the moves of the warm start."""
 _MOVED: Final = 3
-"""Moves of one block before the first of them, and the stages among which each is chosen."""
+"""Stages that a move may take a block from, and stages that it may give it to."""
 _PRECISION: Final = 1e-6
-"""Share of the time by which two splits may differ and count as equally fast: what the solver rounds."""
+"""Relative difference up to which two step times count as equal: the solver's rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of the model, or what stands before or behind all of them.
+    """Costs of a block of the model, or of the modules before the first or after the last block.
 
     Attributes:
-        seconds: of one micro batch, by kind of action.
-        whole: seconds of one micro batch's forward and backward, which may be more than those of its actions add up to
-            where it is not known how a backward is divided.
-        state: bytes that it takes on its rank whatever the schedule.
-        kept: bytes that it keeps of one micro batch from its forward to its backward.
-        halved: bytes that it has of one micro batch between the halves of its backward beside these.
-        gradients: bytes that it takes while its gradients are added up over micro batches.
-        parameters: bytes that it takes while its stage is gathered.
+        seconds: seconds per micro batch, by kind of action.
+        whole: seconds of forward and backward per micro batch; more than the sum of `seconds` where the division of a
+            split backward into halves is not known.
+        state: bytes that do not depend on the schedule, such as parameters and optimizer state.
+        kept: bytes of activations per micro batch, from its forward to its backward.
+        halved: further bytes per micro batch between the halves of its backward.
+        gradients: bytes of accumulated gradients.
+        parameters: bytes of unsharded parameters.
     """
 
     seconds: Mapping[str, float] = field(hash=False)
@@ -54,7 +55,7 @@ class Block:
     halved: float = 0.0
 
     def taken(self, stage: int, moment: Moment) -> float:
-        """Bytes that it takes at a moment, in a stage."""
+        """Bytes at a moment, if the block is in a stage."""
         summed = self.gradients if stage in moment.summed else 0.0
         gathered = self.parameters if stage in moment.gathered else 0.0
         halved = moment.halved.get(stage, 0) * self.halved
@@ -63,15 +64,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a rank holds at one moment of a step.
+    """Memory state of a rank at one moment of a step, and its limit.
 
     Attributes:
-        held: of each of its stages, how often what a block keeps is held.
-        room: bytes that its blocks may take.
-        summed: the stages whose gradients are there.
-        gathered: the stages whose parameters are unsharded.
-        besides: bytes that are there whatever the split is.
-        halved: of each of its stages, micro batches between the halves of their backward.
+        held: factor of `Block.kept` for each of its stages, such as the micro batches in flight.
+        room: memory limit, in bytes.
+        summed: stages with accumulated gradients.
+        gathered: stages with unsharded parameters.
+        besides: bytes that do not depend on the split.
+        halved: micro batches between the halves of their backward, for each of its stages.
     """
 
     held: Mapping[int, float]
@@ -84,12 +85,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The best split that was found.
+    """The best split found.
 
     Attributes:
-        counts: blocks of each stage; empty where no split fits.
-        seconds: of a step; infinite where no split fits.
-        bound: no split that fits takes less.
+        counts: number of blocks of each stage; empty where no split fits.
+        seconds: seconds of a step; infinite where no split fits.
+        bound: lower bound of the seconds of all splits that fit.
     """
 
     counts: tuple[int, ...]
@@ -98,7 +99,7 @@ class Assignment:
 
     @property
     def status(self) -> Literal["optimal", "stopped", "infeasible"]:
-        """Whether it is the best of all."""
+        """Whether the split is proven optimal, or no split fits."""
         if not self.counts:
             return "stopped" if math.isfinite(self.bound) else "infeasible"
         return "optimal" if _close(self.seconds, self.bound, 2 * _PRECISION) else "stopped"
@@ -106,16 +107,16 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProblem:
-    """Blocks that are to be assigned, and the ranks on which their stages lie.
+    """Assignment of blocks to stages, and of stages to ranks with memory limits.
 
     Attributes:
-        blocks: in the model's order; each stage gets at least one.
-        first: what the first stage has besides.
-        last: what the last stage has besides.
-        ranks: the stages of each.
-        moments: of each rank, at which its memory must suffice.
-        graph: of the schedule's actions.
-        micro_batches: of a step.
+        blocks: blocks in the model's order; each stage gets at least one.
+        first: modules before the first block, which the first stage has too.
+        last: modules after the last block, which the last stage has too.
+        ranks: the stages of each rank.
+        moments: for each rank, the moments at which its memory limit must hold.
+        graph: graph of the schedule's actions.
+        micro_batches: micro batches of a step.
     """
 
     blocks: Sequence[Block]
@@ -128,23 +129,23 @@ class StageProblem:
 
     @property
     def stages(self) -> int:
-        """Their number."""
+        """Number of stages."""
         return sum(map(len, self.ranks))
 
     def time(self, counts: Sequence[int]) -> float:
-        """Seconds of a step of a split, at least: the longest path, or the sum of what a rank computes."""
+        """Lower bound of the step time of a split: the longest path, or the computation of the busiest rank."""
         return self._follow(counts, {})
 
     def fits(self, counts: Sequence[int]) -> bool:
-        """Whether a split fits on every rank at every moment."""
+        """Whether a split is within the memory limit of every rank at every moment."""
         return all(needed <= moment.room for moment, needed in self._needed(counts))
 
     def memory(self, counts: Sequence[int]) -> float:
-        """Bytes that a split takes on the fullest rank, at least."""
+        """Lower bound of the peak memory of a split, in bytes, on the rank with the highest peak."""
         return max((needed for _, needed in self._needed(counts)), default=0.0)
 
     def _needed(self, counts: Sequence[int]) -> Iterator[tuple[Moment, float]]:
-        """Every moment of every rank, with the bytes that are held there."""
+        """Yield every moment of every rank, with the bytes at that moment."""
         held = self._blocks(counts)
         for stages, moments in zip(self.ranks, self.moments, strict=True):
             for moment in moments:
@@ -152,19 +153,19 @@ class StageProblem:
                 yield moment, moment.besides + blocks
 
     def even(self) -> tuple[int, ...]:
-        """Equal numbers of blocks, the later stages one more."""
+        """Equal numbers of blocks; the remainder goes to the last stages."""
         least, more = divmod(len(self.blocks), self.stages)
         return tuple(least + (stage >= self.stages - more) for stage in range(self.stages))
 
     def solve(self, *, gap: float = _PRECISION) -> Assignment:
-        """The split of least time.
+        """The split with the least step time.
 
         Args:
-            gap: share of the time by which the answer may be above the bound.
+            gap: relative gap to the bound at which a split is accepted.
 
         Raises:
             SolverMissingError: no solver is installed.
-            SolverFailedError: it ended without an answer.
+            SolverFailedError: the solver ended without an answer.
         """
         assert self.stages <= len(self.blocks)
         paths: dict[Path, None] = {}
@@ -186,16 +187,16 @@ class StageProblem:
         return Assignment(counts=best, seconds=seconds, bound=bound)
 
     def _follow(self, counts: Sequence[int], paths: dict[Path, None]) -> float:
-        """The seconds of a split, whose longest paths are noted."""
+        """The seconds of a split; its longest paths are added to `paths`."""
         longest, found = self.graph.longest(self._seconds(counts))
         paths |= dict.fromkeys(found)
         return max(longest, self._busiest(counts))
 
     def _by_moves(self, paths: dict[Path, None]) -> tuple[tuple[int, ...], float]:
-        """A split from which no move of one block off the longest path is faster, and its seconds; the warm start.
+        """Warm start by local search from an even split: the best split found that fits, and its seconds.
 
-        From an even split on, a block goes from one of the stages that are on the longest path most to one of those
-        that are on it least.
+        Each move takes a block from one of the stages with the most seconds on the longest path, and gives it to one of
+        those with the fewest.
         """
         counts = self.even()
         seconds = self._follow(counts, paths)
@@ -222,7 +223,7 @@ class StageProblem:
         return best
 
     def _blocks(self, counts: Sequence[int]) -> list[list[Block]]:
-        """The blocks of each stage, and what the ends have besides."""
+        """The blocks of each stage, with the modules before and after all blocks."""
         ends = list(accumulate(counts))
         held = [list(self.blocks[end - count : end]) for end, count in zip(ends, counts, strict=True)]
         held[0].append(self.first)
@@ -240,7 +241,7 @@ class StageProblem:
         return found
 
     def _busiest(self, counts: Sequence[int]) -> float:
-        """Seconds that the busiest rank computes."""
+        """Seconds of computation of the busiest rank."""
         whole = [sum(block.whole for block in blocks) for blocks in self._blocks(counts)]
         return self.micro_batches * max(sum(whole[stage] for stage in held) for held in self.ranks)
 
@@ -256,53 +257,53 @@ class _Answer:
 
 
 class _Program:
-    """The integer program of some paths.
+    """Integer program over some paths.
 
-    Of each run of equal blocks a stage takes a whole number. It takes of a run only where the earlier stages and itself
-    have taken all of the run before it.
+    A variable is the number of blocks of one group of equal consecutive blocks that a stage has. It may be positive
+    only if this stage and earlier ones have all blocks of the previous group.
 
     Args:
-        problem: whose blocks are assigned.
-        paths: of which each takes at most the time of a step.
+        problem: the problem.
+        paths: paths that constrain the step time: none may be longer.
     """
 
     def __init__(self, problem: StageProblem, paths: Mapping[Path, None]) -> None:
         self.problem = problem
-        self.runs = [(block, len(list(same))) for block, same in groupby(problem.blocks)]
+        self.groups = [(block, len(list(same))) for block, same in groupby(problem.blocks)]
         self.program = LinearProgram()
         self.scale = max(problem.time(problem.even()), 1e-12)
         self.time = self.program.variable(cost=1.0)
         stages = range(problem.stages)
         self.taken = [
-            [self.program.variable(high=count, integer=True) for _, count in self.runs] for _ in stages
+            [self.program.variable(high=count, integer=True) for _, count in self.groups] for _ in stages
         ]  # fmt: skip
-        for place, (_, count) in enumerate(self.runs):
+        for place, (_, count) in enumerate(self.groups):
             self.program.equal({self.taken[stage][place]: 1.0 for stage in stages}, count)
         for stage in stages:
             self.program.at_most(dict.fromkeys(self.taken[stage], -1.0), -1.0)
         self._in_order()
         for path in paths:
-            self._longer_than({key: float(count) for key, count in path.counts})
+            self._at_least({key: float(count) for key, count in path.counts})
         for held, moments in zip(problem.ranks, problem.moments, strict=True):
-            self._longer_than({(stage, ""): float(problem.micro_batches) for stage in held})
+            self._at_least({(stage, ""): float(problem.micro_batches) for stage in held})
             self._fit(held, moments)
 
     def _in_order(self) -> None:
-        for place, (_, count) in enumerate(self.runs[:-1]):
-            behind, most = place + 1, self.runs[place + 1][1]
+        for place, (_, count) in enumerate(self.groups[:-1]):
+            following, most = place + 1, self.groups[place + 1][1]
             before: dict[int, float] = {}
             for stage in range(self.problem.stages):
                 before[self.taken[stage][place]] = -1.0
                 over = self.program.variable(high=1.0, integer=True)
                 self.program.at_most({**before, over: float(count)}, 0.0)
-                self.program.at_most({self.taken[stage][behind]: 1.0, over: -float(most)}, 0.0)
+                self.program.at_most({self.taken[stage][following]: 1.0, over: -float(most)}, 0.0)
 
-    def _longer_than(self, counts: Mapping[tuple[int, str], float]) -> None:
-        """A row: a step takes no less than some actions of some stages; of kind `""` is the whole of a micro batch."""
+    def _at_least(self, counts: Mapping[tuple[int, str], float]) -> None:
+        """Add a row: the step time is at least that of some actions; kind `""` is a micro batch's whole computation."""
         terms: defaultdict[int, float] = defaultdict(float)
         side = 0.0
         for (stage, kind), count in counts.items():
-            for place, (block, _) in enumerate(self.runs):
+            for place, (block, _) in enumerate(self.groups):
                 terms[self.taken[stage][place]] += count * _of(block, kind) / self.scale
             if stage == 0:
                 side += count * _of(self.problem.first, kind) / self.scale
@@ -311,7 +312,7 @@ class _Program:
         self.program.at_most({**terms, self.time: -1.0}, -side)
 
     def _fit(self, held: Sequence[int], moments: Sequence[Moment]) -> None:
-        """Rows: at each of its moments a rank has room for its blocks."""
+        """Add rows: at each moment a rank's blocks are within its memory limit."""
         problem = self.problem
         for moment in moments:
             terms, room = {}, moment.room - moment.besides
@@ -319,7 +320,7 @@ class _Program:
                 continue
             size = max(abs(room), 1.0)
             for stage in held:
-                for place, (block, _) in enumerate(self.runs):
+                for place, (block, _) in enumerate(self.groups):
                     terms[self.taken[stage][place]] = block.taken(stage, moment) / size
                 if stage == 0:
                     room -= problem.first.taken(stage, moment)
@@ -328,7 +329,7 @@ class _Program:
             self.program.at_most(terms, room / size)
 
     def solve(self, node_limit: int) -> _Answer | None:
-        """The counts and a bound of the time; no counts where the limit was reached first, None if nothing fits."""
+        """The counts and a lower bound of the time; no counts at the node limit, None if no split fits."""
         found = self.program.solve(node_limit=node_limit)
         if found.status == "infeasible":
             return None
@@ -343,7 +344,7 @@ def _of(block: Block, kind: str) -> float:
 
 
 def splits(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every contiguous split: the numbers of blocks of the stages."""
+    """Yield every contiguous split, as the numbers of blocks of the stages."""
     if stages == 1:
         yield (blocks,)
         return

@@ -1,4 +1,4 @@
-"""Memory of the blocks of a pipeline rank, and the recomputation of what does not fit."""
+"""Lower bounds of the memory of a pipeline rank's blocks, and of the recomputation of activations that do not fit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.magnitudes.state import summed_gradients_of_modules, unsharded_parameters_of_modules
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -23,19 +23,19 @@ from legoai.specs.directives.hole import Undecided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes:
-    """Bytes that blocks of a pipeline take on a rank at least, if all are equal, and what may be recomputed of one.
+    """Least bytes of one of equal blocks on a pipeline rank, and the outputs of it that may be recomputed.
 
     Attributes:
-        state: of a block's parameters and optimizer state, in shards.
-        gradients: of a block's gradients, which are added up over micro batches.
-        parameters: of a block's parameters that stay gathered.
-        gathered: of those that are gathered for the one block that computes.
-        given: of a block's input for one micro batch, which is kept.
-        kept: of all that is kept of a block for one micro batch under a plan's treatments, its input included.
-        halved: of what it has of one micro batch between the halves of its backward beside these.
-        outputs: that the backward of a block reads.
-        whole: the same of a block that is recomputed as a whole; None where that is not known.
-        room: of active memory on a rank.
+        state: bytes of the block's shards of parameters and optimizer state.
+        gradients: bytes of the block's accumulated gradients.
+        parameters: bytes of the block's parameters that stay unsharded.
+        gathered: bytes of unsharded parameters of the block that computes, where none stay unsharded.
+        given: bytes of the block's input for one micro batch, which is always kept.
+        kept: bytes of activations of one micro batch under the plan's treatments, the input included.
+        halved: further bytes of one micro batch between the halves of its backward.
+        outputs: outputs that the backward of the block reads.
+        whole: the same for a block that is recomputed as a whole; None where unknown.
+        room: limit of a rank's active memory, in bytes.
     """
 
     state: float = 0.0
@@ -50,13 +50,13 @@ class BlockBytes:
     room: float = math.inf
 
     def between(self, blocks: int, held: int, *, summed: bool, halves: bool) -> float:
-        """Those of a rank with some blocks that holds micro batches between their forward and their backward.
+        """Bytes of a rank with micro batches in flight.
 
         Args:
-            blocks: of the rank.
-            held: blocks that hold a micro batch, one counted for each of these.
-            summed: whether all blocks have gradients.
-            halves: whether a backward is in halves: then parameters stay gathered from forward to backward.
+            blocks: number of blocks of the rank.
+            held: sum over its blocks of their micro batches in flight.
+            summed: whether all blocks have accumulated gradients.
+            halves: whether backward is split; if so, parameters stay unsharded from forward to backward.
         """
         return self._of_blocks(blocks, summed=summed, halves=halves) + held * max(self.given, self.kept)
 
@@ -68,14 +68,14 @@ class BlockBytes:
     def recomputed(
         self, counts: Sequence[int], held: Sequence[int], *, first: bool, summed: bool, halves: bool
     ) -> float:
-        """Least seconds that such a rank recomputes of each micro batch, whatever the treatments are.
+        """Least seconds of recomputation of such a rank per micro batch, over all treatments.
 
         Args:
-            counts: blocks of each stage of the rank.
-            held: micro batches between their forward and their backward in each of these.
-            first: whether the first of these is the model's.
-            summed: whether all blocks have gradients.
-            halves: as above.
+            counts: number of blocks of each stage of the rank.
+            held: micro batches in flight of each stage of the rank.
+            first: whether the first of these stages is the model's first stage.
+            summed: whether all blocks have accumulated gradients.
+            halves: as for :meth:`between`.
         """
         left = self.room - self._of_blocks(sum(counts), summed=summed, halves=halves)
         outputs = [
@@ -86,22 +86,22 @@ class BlockBytes:
         return least_recomputed(outputs, left - self.given * sum(map(operator.mul, counts, held)))
 
     def read(self, *, first: bool, halves: bool) -> Sequence[Output]:
-        """What may be recomputed of a block, in the model's first stage or in another."""
+        """Outputs of a block that may be recomputed, in the model's first stage or in another."""
         if not halves or self.whole is None:
             return self.outputs
         return [self.whole.in_first if first else self.whole.in_others]
 
 
 def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, ...]:
-    """Least seconds that each rank recomputes of one micro batch, since memory cannot keep all; none if not known.
+    """Least seconds of recomputation of each rank per micro batch, forced by the memory limit; empty if not known.
 
-    At each moment of its schedule what a rank keeps for the micro batches that are under way has no more room than is
-    left beside the state of its blocks, the gradients that are added up, those that wait for the second half of a
-    backward, and the parameters that stay gathered.
+    At each moment of the schedule, the activations of the micro batches in flight must fit in the memory limit less the
+    state of the blocks, accumulated gradients, tensors between the halves of a split backward, and parameters that stay
+    unsharded.
 
     Args:
-        analysis: of a plan with an even split.
-        block: bytes of a block, which are those of all.
+        analysis: analysis of a plan with an even split.
+        block: bytes of each block.
 
     Raises:
         Undecided: the schedule is open.
@@ -136,7 +136,7 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
 
 @fact
 def _share_of_blocks(analysis: Analysis) -> float:
-    """Share of the model's parameters that lie in blocks."""
+    """Share of the blocks in the model's parameters."""
     assert analysis.manifest is not None
     blocks = tuple(f"{path}." for path in split_points(analysis).blocks)
     sizes = [(name.startswith(blocks), math.prod(shape)) for name, shape in analysis.manifest.parameters()]
@@ -153,19 +153,19 @@ def block_bytes(
     kept: float,
     room: float,
 ) -> BlockBytes:
-    """Bytes of the blocks of a pipeline on one rank, where all of them are equal; else none.
+    """Least bytes of a block of a pipeline on one rank.
 
     Args:
-        analysis: of a plan whose mesh and batch are decided.
-        state: of the parameters and optimizer state of a mean rank, in shards.
-        outputs: that the backward of a block reads.
-        whole: the same of a block that is recomputed as a whole.
-        given: of a block's input for one micro batch.
-        kept: of what is kept of a block for one micro batch, as far as that is decided.
-        room: of active memory on a rank.
+        analysis: analysis of a plan whose mesh and batch are decided.
+        state: bytes of a mean rank's shards of parameters and optimizer state.
+        outputs: outputs that the backward of a block reads.
+        whole: the same for a block that is recomputed as a whole.
+        given: bytes of a block's input for one micro batch.
+        kept: bytes of a block's activations of one micro batch, as far as that is decided.
+        room: limit of a rank's active memory, in bytes.
 
     Raises:
-        Undecided: it depends on another hole.
+        Undecided: the bytes depend on another hole.
     """
     blocks, ranks = split_points(analysis).blocks, analysis.plan.mesh.pp
     try:
@@ -204,7 +204,7 @@ def _parameters_of_block(analysis: Analysis) -> float:
 
 
 def _of_least_block(analysis: Analysis, of_modules: Mapping[str, int]) -> float:
-    """Bytes of a block that has the least, of what modules have."""
+    """Least bytes of a block, from the bytes of modules."""
     of_blocks = dict.fromkeys(split_points(analysis).blocks, 0.0)
     for path, size in of_modules.items():
         block = split_points(analysis).holder(path)

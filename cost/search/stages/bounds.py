@@ -1,4 +1,4 @@
-"""Lower bound of a pipeline's step time and recomputation, by the layers of its stages."""
+"""Lower bounds of a pipeline's step time, recomputation and memory, from the layers of its stages."""
 
 from __future__ import annotations
 
@@ -34,17 +34,21 @@ def along_schedule(
     besides: Callable[[float], float],
     adding_up: Callable[[float, bool], float],
 ) -> float:
-    """The longest path through the schedule, or the busiest rank's own work with what comes before and after it.
+    """Lower bound of the step time, in seconds: the maximum of three.
+
+    These are the longest path through the schedule; the computation of the busiest rank with the fill before its first
+    micro batch and the drain after its last; and the same of a mean rank with its work outside the layers.
 
     Args:
-        analysis: of a plan whose stages and schedule are decided.
-        times: of stages.
-        forced: the least that each rank recomputes for one micro batch, if that is known.
-        besides: seconds of a mean rank beside its layers, by the seconds for which it is idle.
-        adding_up: seconds in which a rank adds up gradients, by their bytes and by whether backward is in halves.
+        analysis: analysis of a plan whose stages and schedule are decided.
+        times: least seconds of stages.
+        forced: least seconds that each rank recomputes per micro batch, where known.
+        besides: seconds of a mean rank outside its layers, as a function of its idle seconds.
+        adding_up: seconds of a rank's gradient accumulation, as a function of the gradients' bytes and of whether
+            backward is split.
 
     Raises:
-        Undecided: it depends on a hole.
+        Undecided: the bound depends on a hole.
     """
     count, batches = stage_count(analysis), micro_batches(analysis.plan)
     if count is None or batches is None:
@@ -74,7 +78,7 @@ def along_schedule(
 
 @dataclass(frozen=True, slots=True)
 class UnderSchedules:
-    """Seconds and bytes of the busiest and the fullest rank under whatever schedule there may be; infinite if none."""
+    """Lower bounds of step time and peak memory over all schedules, each by itself; infinite if none fits."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -87,26 +91,30 @@ def under_any_schedule(
     besides: Callable[[float], float],
     adding_up: Callable[[float, bool], float],
 ) -> UnderSchedules:
-    """Least time and memory of a pipeline with an even split, under whatever schedule its plan may come to have.
+    """Lower bounds of the step time and peak memory of a pipeline with an even split, over all schedules of its plan.
 
-    A schedule decides how many stages there are, and which of them a rank holds. Whatever the order of its actions is,
-    a rank computes all that its stages compute, and nothing before the first micro batch has passed the stages before
-    its first one. Where a backward is not split, the last one of that stage is followed by those of the stages before.
-    Each micro batch passes all stages forth and back, one after another.
+    A schedule decides the number of stages and the ranks that hold them. For any order of its actions:
 
-    With one micro batch for each rank and more, the first rank comes to hold as many micro batches as there are ranks
-    in each of its stages, or one less if it has one stage; and, with two for each rank and more or if it has one stage,
-    gradients of all its stages meanwhile. In a V that is true of the last rank, which has gradients of both stages
-    where there is a micro batch more than ranks. Under `LoopedBFS`, which takes one stage after the other, the first
-    rank holds each micro batch in each of its stages before there are gradients. What then finds no room is recomputed
-    by that rank, which computes no less than the least busy one.
+    - A rank runs all actions of its stages. It starts after the first micro batch has passed the stages before its
+      first stage. If backward is not split, the last backward of that stage is followed by those of earlier stages.
+    - Each micro batch runs the forwards and then the backwards of all stages one after another.
+    - If a pass has at least as many micro batches as the pipeline has ranks, the first rank reaches a state with one
+      micro batch in flight per rank in each of its stages, or one less if it has one stage. All its stages have
+      accumulated gradients in that state if there are twice as many micro batches as ranks, or if it has one stage.
+    - In a V-shaped schedule the same is true of the last rank, whose stages both have gradients if there are more micro
+      batches than ranks.
+    - Under `LoopedBFS`, which runs one stage after another, all micro batches are in flight in each stage of the first
+      rank before it has gradients.
+
+    Activations beyond the memory limit in that state are recomputed by that rank, whose other computation is at least
+    that of the least busy rank.
 
     Args:
-        analysis: of a plan whose mesh and batch are decided, and whose schedule may be open.
-        times: of stages.
+        analysis: analysis of a plan whose mesh and batch are decided; its schedule may be open.
+        times: least seconds of stages.
         block: bytes of a block.
-        besides: as of :func:`along_schedule`.
-        adding_up: likewise.
+        besides: as for :func:`along_schedule`.
+        adding_up: as for :func:`along_schedule`.
 
     Raises:
         Undecided: the split is open.
@@ -123,7 +131,7 @@ def under_any_schedule(
     for shape in {shape_of(str(one), ranks, pipeline.stages) for one in listed}:
         count, v_shaped, halves, in_turn = shape
         if count > len(known.blocks):
-            continue  # a stage has a block at least
+            continue  # each stage has at least one block
         of_ranks = times.of_ranks(analysis, shape, batches)
         apart = halves and not is_traced(analysis)
         counts = known.even_counts(count, **weights_of(split))
@@ -134,7 +142,7 @@ def under_any_schedule(
         if of_pass >= ranks and count in (ranks, 2 * ranks):
             all_summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
             at_once = [min(ranks, of_pass - 1) if count == ranks else of_pass if in_turn else ranks] * (count // ranks)
-            fullest = counts[ranks - 1 : ranks + 1] if v_shaped else counts[::ranks]  # blocks of each of its stages
+            fullest = counts[ranks - 1 : ranks + 1] if v_shaped else counts[::ranks]  # blocks of the rank's stages
             held = sum(map(operator.mul, fullest, at_once))
             takes = block.between(sum(fullest), held, summed=all_summed, halves=apart)
             more = block.recomputed(fullest, at_once, first=not v_shaped, summed=all_summed, halves=apart)
@@ -147,7 +155,7 @@ def under_any_schedule(
 
 
 def _summed(analysis: Analysis) -> int:
-    """Bytes of the gradients of all modules that are added up over micro batches, as far as that is decided."""
+    """Bytes of the accumulated gradients of all modules; 0 where that is not decided."""
     try:
         return summed_gradients(analysis)
     except Undecided:
@@ -155,18 +163,18 @@ def _summed(analysis: Analysis) -> int:
 
 
 def held_between_backwards(analysis: Analysis, kept: int) -> int:
-    """Bytes of unsharded gradients, parameters and activations of the fullest rank behind the first backward, at least.
+    """Least bytes of unsharded gradients, parameters and activations on a rank, between two backwards of a stage.
 
-    When the second backward of a stage begins, the stage has the summed gradients of the first, and what it keeps
-    gathered; the fullest stage has no less than their mean. Where a schedule comes to have those of all stages of each
-    rank at once, the fullest rank has no less than the mean of the ranks.
+    When the second backward of a stage begins, the stage has the gradients of the first one and the parameters that
+    stay unsharded. The largest stage has at least the mean of the stages. Under a schedule that reaches a state with
+    the gradients of all stages of each rank, the largest rank has at least the mean of the ranks.
 
     Args:
-        analysis: of a plan whose mesh and batch are decided.
-        kept: bytes that one micro batch leaves on a rank, if the stages share it equally.
+        analysis: analysis of a plan whose mesh and batch are decided.
+        kept: bytes of activations of one micro batch on a mean rank.
 
     Raises:
-        Undecided: it depends on a hole.
+        Undecided: the bound depends on a hole.
     """
     plan, ranks, batches = analysis.plan, analysis.plan.mesh.pp, pass_micro_batches(analysis.plan)
     if not is_staged(analysis) or batches is None or batches == 1:

@@ -1,9 +1,9 @@
 """Seconds and bytes of a model's blocks for assigning stages: lower bounds, or observed in a simulation.
 
-Lower bounds are those of the search, so that the time of the best assignment bounds every split. Observed costs are
-those of one split: the seconds of its actions, divided among the modules at which a stage can begin by their kernels,
-and the bytes at the peak of each rank's memory, by module. Blocks with equal lower bounds are taken to be equal; memory
-outside blocks is taken to stay.
+With the lower bounds of the search, the step time of the best assignment bounds every split. Observed costs come from
+the simulation of one split: the seconds of its actions, attributed to the modules at which a stage can begin in
+proportion to their kernels, and the bytes at the peak of each rank, by module. Blocks with equal lower bounds are
+treated as equal; memory outside blocks is assumed not to depend on the split.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ if TYPE_CHECKING:
 _ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
 
 _Slot: TypeAlias = int
-"""Index of a block; -1 is what stands before the first, and the number of blocks what stands behind the last."""
+"""Index of a block; -1 for the modules before the first, and the number of blocks for those after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What the stages of a pipeline were observed to take in a step; nothing for a plan without one.
+    """Observed seconds and bytes of the stages of a pipeline in a step; empty for a plan without one.
 
     Attributes:
         actions: median seconds of a stage's actions, by stage and kind: `3F`.
-        forward: seconds of forward kernels, by the module with which a stage can begin.
-        backward: seconds of those of backward and recomputation.
-        least: of one micro batch, what any split computes: the module's layers alone on their stream, undisturbed.
+        forward: seconds of forward kernels, by the module at which a stage can begin.
+        backward: seconds of the kernels of backward and recomputation, by the same modules.
+        least: seconds per micro batch under any split, by the same modules: the layers alone on their stream.
         held: bytes at the peak of a rank's memory, by the same modules.
-        active: of each rank, bytes of active memory at its peak.
-        beyond: of each rank, bytes that it takes of its device beyond these.
-        unused: of these, bytes that the allocator has reserved.
+        active: peak of active bytes of each rank.
+        beyond: further bytes that each rank uses of its device.
+        unused: bytes among these that the allocator reserves.
     """
 
     actions: Mapping[str, float] = field(default_factory=dict)
@@ -77,13 +77,13 @@ class StageWork:
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> StageWork:
-        """The work whose fields are these, as plain data."""
+        """The work from plain data, the inverse of `dataclasses.asdict`."""
         least = {start: BlockWork(*took) for start, took in document["least"].items()}
         return StageWork(**{**document, "least": least})
 
 
 class Room(NamedTuple):
-    """Bytes that a rank may take: of its device, of active memory, and of what is reserved."""
+    """Memory limits of a rank, in bytes: of device memory, of active memory, and of reserved memory."""
 
     device: float
     active: float
@@ -93,16 +93,16 @@ class Room(NamedTuple):
 def least_problem(
     analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float], room: float
 ) -> StageProblem | None:
-    """The assignment of a plan's blocks at their least costs; None where no stages can be made.
+    """The assignment of a plan's blocks at their least costs; None where no stages are possible.
 
     Args:
-        analysis: of a plan in which at most the split is open.
-        least: seconds of layers for one micro batch.
+        analysis: analysis of a plan in which at most the split is open.
+        least: least seconds of layers per micro batch.
         recomputed: seconds of recomputation, by the recomputing module.
-        room: bytes of a device.
+        room: limit of a rank's active memory, in bytes.
 
     Raises:
-        Undecided: it depends on another hole.
+        Undecided: the costs depend on another hole.
     """
     count, batches, ranks = stage_count(analysis), micro_batches(analysis.plan), stages_of_ranks(analysis)
     known = split_points(analysis)
@@ -118,7 +118,7 @@ def least_problem(
     kept = _by_slot(known, slots, kept_of_blocks(analysis).items())
     gradients = _by_slot(known, slots, summed_gradients_of_modules(analysis).items())
     gathered = _by_slot(known, slots, unsharded_parameters_of_modules(analysis).items())
-    # Which half of a backward takes how long is not bounded.
+    # The seconds of each half of a split backward have no bound but 0; only their sum has.
     halves = splits_backward(analysis)
     apart = halves and not is_traced(analysis)
     halved = _by_slot(known, slots, between_halves(analysis).items() if apart else ())
@@ -153,10 +153,10 @@ def least_problem(
 
 
 def _buffers(analysis: Analysis, stages: Sequence[int], kept: Mapping[int, int]) -> float:
-    """Bytes of the buffers in which a rank receives activations and gradients, beyond those that its blocks keep.
+    """Bytes of a rank's receive buffers for activations and gradients, without those counted with its blocks.
 
-    torch makes them for each micro batch of a pass and each of its stages, and keeps them from step to step. The first
-    block of a stage keeps the activations that it received.
+    torch allocates one for each micro batch of a pass and each stage of the rank, and keeps them across steps. Those
+    for activations in flight are counted as the kept input of the stage's first block.
     """
     each, last = pass_micro_batches(analysis.plan) or 0, (stage_count(analysis) or 0) - 1
     received = sum((stage > 0) * (each - kept.get(stage, 0)) + (stage < last) * each for stage in stages)
@@ -164,13 +164,13 @@ def _buffers(analysis: Analysis, stages: Sequence[int], kept: Mapping[int, int])
 
 
 def observed_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:
-    """The same assignment at the costs that one split was observed to have; None where too little was observed of it.
+    """The same assignment at the costs observed for one split; None where the observation is incomplete.
 
     Args:
-        problem: at least costs.
-        analysis: of the plan whose split was simulated.
-        work: of its stages.
-        room: bytes that a rank may take.
+        problem: the assignment at least costs.
+        analysis: analysis of the plan whose split was simulated.
+        work: observed work of its stages.
+        room: memory limits of a rank.
     """
     known = split_points(analysis)
     stages = {path: stage_of(analysis, path) for path in known.starts}
@@ -198,8 +198,8 @@ def observed_problem(problem: StageProblem, analysis: Analysis, work: StageWork,
         mean = {kind: sum(by_kind[kind][slot] for slot in members) / len(members) for kind in kernels}
         return Block(mean, 0.0, 0.0, kept)
 
-    # What a block keeps is known by stage: it depends on the micro batches in flight there.
-    observed = {slot: block(members, 1.0) for _, members in _alike(problem.blocks) for slot in members}
+    # `Moment.held` has the bytes kept by a block: they depend on micro batches in flight, and are observed by stage.
+    observed = {slot: block(members, 1.0) for _, members in _equal_blocks(problem.blocks) for slot in members}
     held = _added((stages[path], work.held.get(path, 0)) for path in known.blocks)
     counts = Counter(stages[path] for path in known.blocks)
     moments = []
@@ -221,14 +221,14 @@ def observed_problem(problem: StageProblem, analysis: Analysis, work: StageWork,
 def raised_problem(
     problem: StageProblem, analysis: Analysis, work: Mapping[str, BlockWork], recomputed: Mapping[str, float]
 ) -> StageProblem:
-    """The assignment at least costs, where simulated blocks compute for longer than is known without.
+    """The assignment at least costs, with the seconds of blocks raised to those of simulated blocks.
 
-    What a block computes for a micro batch does not depend on the stage that it is in.
+    The seconds of a block per micro batch do not depend on its stage.
 
     Args:
-        problem: at least costs.
-        analysis: of the plan.
-        work: of its blocks, by the modules with which a stage can begin.
+        problem: the assignment at least costs.
+        analysis: analysis of the plan.
+        work: simulated work of its blocks, by the modules at which a stage can begin.
         recomputed: least seconds of recomputation, by the recomputing module.
     """
     known = split_points(analysis)
@@ -247,7 +247,7 @@ def raised_problem(
         seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
         return replace(block, seconds=seconds, whole=f + b)
 
-    by_block = {slot: raised(block, members) for block, members in _alike(problem.blocks) for slot in members}
+    by_block = {slot: raised(block, members) for block, members in _equal_blocks(problem.blocks) for slot in members}
     return replace(
         problem,
         blocks=[by_block[slot] for slot in range(len(problem.blocks))],
@@ -256,8 +256,8 @@ def raised_problem(
     )
 
 
-def _alike(blocks: Sequence[Block]) -> list[tuple[Block, list[_Slot]]]:
-    """Equal blocks, each once with the places at which it stands."""
+def _equal_blocks(blocks: Sequence[Block]) -> list[tuple[Block, list[_Slot]]]:
+    """Groups of equal blocks: one block, and the slots of all of them."""
     found: list[tuple[Block, list[_Slot]]] = []
     for slot, block in enumerate(blocks):
         members = next((members for other, members in found if other == block), None)
@@ -275,7 +275,7 @@ def blocks_of_stages(analysis: Analysis) -> tuple[int, ...]:
 
 
 def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
-    """What the stages of a simulated plan took; of a plan without a pipeline, nothing."""
+    """Observed work of the stages of a simulated plan; empty without a pipeline."""
     if not found.ranks[0].actions:
         return StageWork()
     known = SplitPoints(manifest)
@@ -311,14 +311,14 @@ _Sums: TypeAlias = "defaultdict[str, float]"
 
 @dataclass(slots=True)
 class _Kernels:
-    """Seconds of kernels of a step, by the module with which a stage can begin; as in :class:`StageWork`."""
+    """Seconds of kernels of a step, by the module at which a stage can begin; as in :class:`StageWork`."""
 
     known: SplitPoints
     forward: _Sums = field(default_factory=lambda: defaultdict(float))
     backward: _Sums = field(default_factory=lambda: defaultdict(float))
 
     def add(self, rank: RankEstimate) -> None:
-        """Add those of a rank."""
+        """Add the kernels of a rank."""
         whole = Intervals.of(rank.intervals)
         sums: dict[int, dict[tuple[str, bool], float]] = {}
         for _, segment in whole.segments:
@@ -341,14 +341,14 @@ class _Kernels:
 
 @dataclass(slots=True)
 class _Least:
-    """Seconds of what any split computes in a step, by the module with which a stage can begin and by phase."""
+    """Seconds per step under any split, by phase and by the module at which a stage can begin."""
 
     known: SplitPoints
     cost: OpCosts
     sums: dict[Phase, _Sums] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
 
     def add(self, rank: RankEstimate) -> None:
-        """Add those of a rank."""
+        """Add the layers of a rank."""
         trace = rank.trace
         products = (item for item in trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
         stream = next((item.stream for item in products), 0)
@@ -365,7 +365,7 @@ class _Least:
                 self.sums[phase][start] += took
 
     def work(self, micro_batches: int) -> dict[str, BlockWork]:
-        """Those of one of the micro batches of the step."""
+        """Seconds per micro batch."""
         forward, backward, again = (self.sums[phase] for phase in PHASES)
         return {
             start: BlockWork(*(sums[start] / micro_batches for sums in (forward, backward, again)))
@@ -381,7 +381,7 @@ def _added(pairs: Iterable[tuple[int | None, float]]) -> dict[int | None, float]
 
 
 def _slots(known: SplitPoints) -> dict[str, _Slot]:
-    """The block that each module goes with with which a stage can begin: what stands behind a block goes with it."""
+    """Slot of each module at which a stage can begin; modules between two blocks belong to the first of them."""
     inside, found, slot = set(known.blocks), {}, -1
     last = known.blocks[-1]
     ended = False

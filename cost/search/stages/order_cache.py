@@ -20,7 +20,7 @@ _KINDS: Final = tuple(sorted(COMPUTE))
 
 
 class Action(NamedTuple):
-    """What a rank computes for one micro batch: `F`, `B`, or the halves `I` and `W` of a backward, of one stage."""
+    """Action of a stage for one micro batch; its kind is `F`, `B`, or a half of a split backward, `I` or `W`."""
 
     stage: int
     kind: str
@@ -28,19 +28,19 @@ class Action(NamedTuple):
 
 
 Listed: TypeAlias = tuple[tuple[Action, ...], ...]
-"""What each rank computes, in its order."""
+"""Actions of each rank, in its order."""
 
 
 def kept_or_listed(
     name: str, held: Sequence[Sequence[int]], micro_batches: int, listed: Callable[[], Listed]
 ) -> Listed:
-    """Return what the ranks of a schedule compute in a pass, as it is kept or, where it is not, from ``listed``.
+    """Return the actions of a schedule's ranks in a pass, from the cache, or from ``listed`` on a miss.
 
     Args:
-        name: of the schedule.
+        name: name of the schedule.
         held: the stages of each rank.
-        micro_batches: of a pass.
-        listed: asks torch; what it returns is kept.
+        micro_batches: micro batches of a pass.
+        listed: computes the actions with torch; its result is cached.
     """
     parts = [name, held, micro_batches, state_of_code("cost/search/stages")]
     key = f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
@@ -49,7 +49,7 @@ def kept_or_listed(
         try:
             return tuple(_read(json.loads(kept), held, micro_batches))
         except ValueError:
-            pass  # it is damaged, and written again
+            pass  # a damaged entry, which is overwritten
     found = listed()
     rows = [[[item.stage, _KINDS.index(item.kind), item.micro_batch] for item in actions] for actions in found]
     keep_bytes(_FOLDER, key, json.dumps(rows, separators=(",", ":")).encode())
@@ -57,10 +57,10 @@ def kept_or_listed(
 
 
 def _read(rows: Any, held: Sequence[Sequence[int]], micro_batches: int) -> Iterator[tuple[Action, ...]]:
-    """Yield what each rank computes.
+    """Yield the actions of each rank.
 
     Raises:
-        ValueError: these are not the actions of such ranks.
+        ValueError: the entry does not hold actions of these ranks.
     """
     if not isinstance(rows, list):
         raise ValueError("no list of ranks")

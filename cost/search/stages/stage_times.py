@@ -1,7 +1,7 @@
-"""Lower bound of the time of pipeline stages, shared by candidates with the same layers and the same split.
+"""Lower bounds of the time of pipeline stages, shared by candidates with the same layers and the same split.
 
-A schedule decides how many stages there are, and which of them a rank holds. What is computed here is computed once for
-each way to split the model and each number of micro batches, whatever else is open or differs.
+A schedule decides the number of stages and the ranks that hold them. Results are cached by split and number of micro
+batches, whatever else is open or differs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NamedTuple
 from legoai.cost.search.lower_bounds.model_layers import ModelLayers
 from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import split_points, stages_between
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even
 
 
 class Shape(NamedTuple):
-    """What a schedule of torch decides, whatever the order of its actions is.
+    """Properties of a torch schedule apart from the order of its actions.
 
     Attributes:
-        stages: their number.
-        v_shaped: whether ranks hold them in a V, else in turn.
-        halves: whether a backward is in halves.
-        in_turn: whether a rank takes one of its stages after the other.
+        stages: number of stages.
+        v_shaped: whether stages are placed on ranks in a V; otherwise in a loop.
+        halves: whether backward is split into halves.
+        in_turn: whether a rank runs all micro batches of one stage before the next stage.
     """
 
     stages: int
@@ -38,21 +38,21 @@ class Shape(NamedTuple):
 
 
 def shape_of(schedule: str, ranks: int, stages: int | None) -> Shape:
-    """The shape of a schedule by its name; ``stages`` is their number where the plan says it."""
+    """The shape of a schedule by its name; ``stages`` is the number of stages that the plan gives, if any."""
     assert schedule in SINGLE_STAGE + MULTI_STAGE
     count = stages if stages is not None else ranks * (1 if schedule in SINGLE_STAGE else 2)
     return Shape(count, schedule in V_SHAPED, schedule in SPLIT_BACKWARD, schedule == "LoopedBFS")
 
 
 class RankTimes(NamedTuple):
-    """Least seconds of the ranks of a pipeline with an even split, whatever the order of its actions is.
+    """Least seconds of the ranks of a pipeline with an even split, for any order of actions.
 
     Attributes:
-        alone: of the least busy rank, if nothing is recomputed.
-        busiest: of the busiest one.
-        computes: in which a mean rank computes.
-        waits: in which a mean rank does not, before its first micro batch and behind its last.
-        through: of a micro batch that passes all stages forth and back.
+        alone: step time of the least busy rank without recomputation.
+        busiest: step time of the busiest rank.
+        computes: seconds in which a mean rank computes.
+        waits: seconds in which a mean rank is idle, before its first micro batch and after its last.
+        through: seconds of one micro batch through the forwards and backwards of all stages.
     """
 
     alone: float
@@ -63,7 +63,7 @@ class RankTimes(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """Least seconds of a stage for one micro batch; of the halves of its backward, if that is taken apart."""
+    """Least seconds of a stage for one micro batch; those of the halves of backward are 0 unless it is split."""
 
     forward: float
     backward: float
@@ -85,12 +85,12 @@ class StageTimes:
     again: Callable[[Analysis], Mapping[str, float]]
 
     def of_ranks(self, analysis: Analysis, shape: Shape, batches: int) -> RankTimes:
-        """Of a pipeline with an even split under any schedule of a shape.
+        """Least seconds of the ranks of a pipeline with an even split, under any schedule of a shape.
 
         Raises:
             Undecided: the split, or a layer's time, depends on a hole.
         """
-        # The ranks that one of their stages follows another of make no difference here.
+        # The order in which a rank runs its stages makes no difference here.
         return self.layers.once(analysis, self._of_ranks, shape._replace(in_turn=False), batches)
 
     def _of_ranks(self, analysis: Analysis, shape: Shape, batches: int) -> RankTimes:
@@ -103,7 +103,7 @@ class StageTimes:
         again = self.layers.once(analysis, self._recomputed_before)
         extra = [again[edge] for edge in edges]
         through = forward[-1] + backward[-1]
-        if shape.halves:  # the gradients of most weights come behind, whose half is known of eager programs only
+        if shape.halves:  # gradients of weights may come later; their share is known for eager programs only
             apart = not is_traced(analysis)
             through = forward[-1] + (backward[1] + of_inputs[-1] - of_inputs[edges[1]] if apart else 0.0)
         alone, busiest, computes, waits = math.inf, 0.0, 0.0, 0.0
@@ -120,7 +120,7 @@ class StageTimes:
         return RankTimes(alone, busiest, computes, waits, through)
 
     def _computed_before(self, analysis: Analysis) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of all that comes before each start of a stage: of forward, of backward, and of inputs' gradients."""
+        """Prefix sums of seconds over possible starts of stages: of forward, of backward, and of inputs' gradients."""
         count, places = len(split_points(analysis).starts), _places(analysis)
         forward, backward, inputs = ([0.0] * count for _ in range(3))
         for path, took in self.layers.once(analysis, self.layers.together).items():
@@ -131,7 +131,7 @@ class StageTimes:
         return _added_up(forward), _added_up(backward), _added_up(inputs)
 
     def _recomputed_before(self, analysis: Analysis) -> list[float]:
-        """Seconds of all that is recomputed of what comes before each start of a stage."""
+        """Prefix sums of seconds of recomputation over possible starts of stages."""
         again, places = [0.0] * len(split_points(analysis).starts), _places(analysis)
         for path, seconds in self.layers.once(analysis, self.again).items():
             if path in places:
@@ -141,17 +141,18 @@ class StageTimes:
     def of_stages(
         self, analysis: Analysis, points: tuple[str, ...] | None, count: int, *, halves: bool
     ) -> Sequence[StageTime]:
-        """Of each of some stages; of the halves of a backward nothing is known where the program is traced.
+        """Least seconds of each stage; the halves of backward are 0 where the program is traced.
 
-        The gradients of a stage's inputs take a product of each linear layer and all of attention, which reads what was
-        recomputed; the gradients of weights take the other product, and what is recomputed again for them. The first
-        stage has no inputs with a gradient: all of its backward is in its second half.
+        The first half computes the gradients of inputs: one product of each linear layer, and the backward of
+        attention, which reads recomputed activations. The second half computes the gradients of weights: the other
+        products, and another recomputation for them. The inputs of the first stage have no gradient: all of its
+        backward is in its second half.
 
         Args:
-            analysis: of a plan whose mesh and batch are decided.
-            points: the first modules of the stages but the first; None where the plan makes none.
-            count: of stages.
-            halves: whether a backward is in halves.
+            analysis: analysis of a plan whose mesh and batch are decided.
+            points: the first module of each stage but the first; None where the plan has no stages.
+            count: number of stages.
+            halves: whether backward is split.
         """
         return self.layers.once(analysis, self._of_stages, points, count, halves)
 
@@ -185,7 +186,7 @@ class StageTimes:
 
 
 def weights_of(split: object) -> dict[str, float]:
-    """What the first and the last stage compute beside their blocks, in blocks, as far as an even split says it."""
+    """Weights of the embedding and the loss in an even split, in blocks; empty where the plan gives none."""
     return {"embedding": split.embedding, "loss": split.loss} if isinstance(split, Even) else {}
 
 
@@ -195,7 +196,7 @@ def _added_up(parts: Sequence[float]) -> list[float]:
 
 @fact
 def _places(analysis: Analysis) -> dict[str, int]:
-    """The place of each module among those with which a stage can begin; none of what is around them."""
+    """For each module, the index of the possible start of a stage that contains it; modules outside have none."""
     assert analysis.manifest is not None
     known = split_points(analysis)
     starts = ((path, known.holder(path)) for path in analysis.manifest.modules)

@@ -7,12 +7,12 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import passes
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.compiler_buckets import supports as supports_compiler
 from legoai.dsl.analysis.communication.measured_profile import supports as supports_profile
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel

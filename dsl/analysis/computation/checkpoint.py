@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import decided, each_rule, holders
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import below, following
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor

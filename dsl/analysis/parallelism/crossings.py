@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders, name_of
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import has_policy
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, decided, listed, name_of
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes

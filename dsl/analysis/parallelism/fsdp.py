@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import following, holders
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.fsdp import Unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 
 
 @fact

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.layouts.tensors import as_list
 from legoai.dsl.analysis.parallelism.float8 import converted_layers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import decided, name_of
 from legoai.dsl.analysis.layouts.propagation import PLACEABLE
 from legoai.dsl.analysis.unsupported import Unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from legoai.dsl.analysis.fact import Facts, fact
+from legoai.dsl.analysis.caching import Facts, fact
 from legoai.dsl.analysis.stages.split_points import SplitPoints
 from legoai.specs.directives.base import Staged
 from legoai.specs.directives.hole import Hole, Undecided

@@ -1,4 +1,4 @@
-"""Facts of an analysis: functions whose results are cached with it."""
+"""Caching of facts: functions whose results are cached with the analysis that they are computed from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Facts(Protocol):
-    """What facts read of an :class:`~legoai.dsl.analysis.analysis.Analysis`, which uses some facts itself."""
+    """The part of :class:`~legoai.dsl.analysis.analysis.Analysis` that facts read, so that it can use facts itself."""
 
     manifest: Manifest | None
     directory: Path
@@ -24,7 +24,7 @@ class Facts(Protocol):
         """The plan, without statements that are idle."""
 
     def once(self, what: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute`` gives, computed once."""
+        """Return the result of ``compute``, which is called once for each ``what``."""
 
 
 F = TypeVar("F", bound=Facts)
