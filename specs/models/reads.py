@@ -15,8 +15,10 @@ default a model reads tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+from legoai.specs.record import Record
 
 ReadsKind = Literal["tokens", "images", "two_texts", "images_with_texts"]
 
@@ -29,8 +31,7 @@ class InputShape(NamedTuple):
     floating: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(Record, kw_only=True):
     """Token ids, with the next one predicted at every position."""
 
     kind: ClassVar[ReadsKind] = "tokens"
@@ -45,8 +46,7 @@ class Tokens:
         return InputShape("targets", (samples, length))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
+class Images(Record, kw_only=True):
     """Images, each of one class."""
 
     kind: ClassVar[ReadsKind] = "images"
@@ -66,8 +66,7 @@ class Images:
         return InputShape("targets", (samples,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwoTexts:
+class TwoTexts(Record, kw_only=True):
     """A text to be read whole, and another that is written token by token, as an encoder-decoder does."""
 
     kind: ClassVar[ReadsKind] = "two_texts"
@@ -88,8 +87,7 @@ class TwoTexts:
         return InputShape("targets", (samples, length))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImagesWithTexts:
+class ImagesWithTexts(Record, kw_only=True):
     """Images and their texts, each to be matched with the other among those of a micro batch."""
 
     kind: ClassVar[ReadsKind] = "images_with_texts"
