@@ -23,7 +23,8 @@ from benchmarks.machine import ask, write_rows
 from benchmarks.validation import megatron_models
 from torch import nn
 
-from legoai.cost.calibration.host import SMALL, HostTimer, chain, without_collector
+from legoai.cost.calibration.host import SMALL, HostTimer, chain
+from legoai.cost.trace.garbage import uncollected
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timer = HostTimer(clock=time.process_time)
     rows: list[dict[str, Any]] = []
     print(f"{'':12}" + "".join(f"{name:>10}" for name in COLUMNS) + "  us per kernel")
-    with without_collector():
+    with uncollected():
         for name, model, functions, x in _cases():
             seconds = [
                 timer.forward(model, x, records=False),

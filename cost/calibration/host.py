@@ -5,10 +5,8 @@ Tensors are so small that only the host's work takes time.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +16,7 @@ from torch import nn
 
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.simulated.operators import operator
+from legoai.cost.trace.garbage import uncollected
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
@@ -118,25 +117,13 @@ class HostTimer:
         return seconds
 
 
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Disable the cyclic garbage collector, whose passes come at any time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def issue_constants(device: str) -> dict[str, dict[str, Any]]:
     """Return a profile's constants for the host time of a kernel on a device that computes concurrently."""
     timer = HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None)
     tokens = torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64, device=device)
     decoder = GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device)  # type: ignore[arg-type]
     functions, x = chain(_Activation), torch.ones(1, 16, device=device, requires_grad=True)
-    with without_collector():
+    with uncollected():
         measured = {
             "python_seconds": (timer.forward(decoder, tokens), "forward of a small decoder, with autograd's records"),
             "dispatch_seconds": (timer.backward(decoder, tokens), "backward of a small decoder"),

@@ -191,6 +191,8 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
     Raises:
         WrongUsage: it cannot be costed.
     """
+    from legoai.cost.trace.garbage import uncollected
+
     assert linted.plan is not None
     if linted.plan.model.family == "python":
         announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
@@ -198,7 +200,7 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
     progress("reading torch")
     # The simulated process groups have no hooks, about which torch's C++ side would warn.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with _lasting():
+    with uncollected(kept=True):  # torch's modules, which the collector would scan again and again, and free none
         from legoai.cost.estimate import CannotEstimateError
 
     try:
@@ -208,19 +210,6 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
     finally:
         gc.unfreeze()
         progress.clear()
-
-
-@contextlib.contextmanager
-def _lasting() -> Iterator[None]:
-    """Exclude the objects made here from garbage collection, which would scan them repeatedly and free none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def write(path: Path, text: str) -> None:

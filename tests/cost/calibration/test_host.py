@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.cost.calibration.host import HostTimer, chain, issue_constants, without_collector
+from legoai.cost.calibration.host import HostTimer, chain, issue_constants
 from legoai.cost.calibration.observed.kernels import KernelTimes
 from legoai.cost.calibration.update import _host_parts
 from legoai.cost.timing.timeline import Host
+from legoai.cost.trace.garbage import uncollected
 
 
 def test_constants_of_the_host_are_those_that_a_machine_reads() -> None:
@@ -41,7 +42,7 @@ def test_a_python_function_takes_the_host_longer_than_a_node() -> None:
             return x * 2
 
     timer, x = HostTimer(clock=time.process_time), torch.ones(4, requires_grad=True)
-    with without_collector():
+    with uncollected():
         nodes, functions = timer.backward(chain(Nodes), x), timer.backward(chain(Functions), x)
         decoding, forward = (timer.forward(chain(Nodes), x, records=records) for records in (False, True))
     assert functions > 1.2 * nodes
