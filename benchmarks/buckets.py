@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, legoai, write_rows
+from machine import ask, legoai
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "buckets.json"
@@ -116,8 +116,7 @@ def main() -> None:
                 flush=True,
             )
         rows.append(row)
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any, Final
 
-from machine import ask, write_rows
+from machine import ask
 from solve_time import CASES, ROOT, Case, holed
 
 from legoai.cost.search.bounds import BoundsOf
@@ -97,8 +97,7 @@ def main() -> int:
                     flush=True,
                 )
                 rows.append(row)
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     return 0 if all(row["candidates_per_second"] >= LEAST for row in rows) else 1
 
 

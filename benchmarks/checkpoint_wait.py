@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import ask, write_rows
+from machine import ask
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "checkpoint_wait.json"
@@ -63,8 +63,7 @@ def main() -> int:
             f"{how}: {row['checkpoints']} checkpoints of {row['bytes'] / 1e9:.2f} GB, a step waits "
             f"{row['waited_s']:.2f} s, written after {row['written_s']:.2f} s"
         )
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     return 0
 
 

@@ -59,7 +59,7 @@ OF_DECODING = (
 
 
 def _like_decoding(ratio: float, what: str) -> tuple[float, str]:
-    """Seconds of the host for a kernel whose work, beside the launch, is so many times that of decoding."""
+    """Seconds of the host for a kernel whose work, beside the launch, is the given multiple of decoding."""
     return LAUNCH + ratio * (DECODING - LAUNCH), f"The host's work for {what}: {ratio} times decoding's. {OF_DECODING}"
 
 

@@ -267,7 +267,7 @@ def main() -> int:
                 if asked.has(case.name):
                     rows.append(measure(case, started, asked.options.steps, compiled=compiled))
                     print(rows[-1].line(), flush=True)
-                    if asked.options.write:  # what has run so far, since all of it takes half an hour
+                    if asked.options.write:  # intermediate rows, since all of them take half an hour
                         write_rows(RESULTS, about, [row.record() for row in rows])
     return 0 if all(row.kept for row in rows) else 1
 

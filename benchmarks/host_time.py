@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.machine import ask, write_rows
+from benchmarks.machine import ask
 from benchmarks.validation import megatron_models
 from torch import nn
 
@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chains, whole = rows[:2], rows[2:]
     for name, of in (("forward", whole), ("nodes", whole), ("functions", chains)):
         print(f"{name} relative to decoding: {statistics.fmean(row[name] / row['decoding'] for row in of):.2f}")
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     return 0
 
 

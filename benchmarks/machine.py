@@ -30,11 +30,27 @@ def about_machine() -> dict[str, str | float]:
     }
 
 
-def write_rows(path: Path, about: Mapping[str, object], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write measured rows atomically."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is whole whenever it is read."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write results as JSON."""
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def write_rows(path: Path, about: Mapping[str, object], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write measured rows."""
+    write_document(path, {**about, "rows": rows})
+
+
+def write_page(path: Path, document: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Write results as JSON, and lines of Markdown beside them."""
+    write_document(path, document)
+    write_atomically(path.with_suffix(".md"), "\n".join(lines) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +59,16 @@ class Asked:
 
     options: argparse.Namespace
     about: Mapping[str, str | float]
+    results: Path
 
     def has(self, name: str) -> bool:
         """Whether a case is to be measured."""
         return not self.options.names or any(part in name for part in self.options.names)
+
+    def save(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rows under `--write`."""
+        if self.options.write:
+            write_rows(self.results, self.about, rows)
 
 
 def ask(description: str | None, results: Path, **others: tuple[int | bool, str]) -> Asked:
@@ -68,7 +90,7 @@ def ask(description: str | None, results: Path, **others: tuple[int | bool, str]
     parser.add_argument("--write", action="store_true", help=f"write {results.relative_to(ROOT)}")
     options, about = parser.parse_args(), about_machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
-    return Asked(options, about)
+    return Asked(options, about, results)
 
 
 def legoai(*arguments: str, cache: str | None = None) -> dict[str, Any]:

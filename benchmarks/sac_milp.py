@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.machine import ROOT, ask, legoai, write_rows
+from benchmarks.machine import ROOT, ask, legoai
 from benchmarks.torch_tools import fake_steps, rates_of_h100
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "sac_milp.json"
@@ -195,8 +195,7 @@ def main() -> int:
         if asked.has(name):
             print(name, flush=True)
             rows += measured(name, case)
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     worse = [
         row
         for row in rows

@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from machine import ask, write_rows
+from machine import ask
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_speed.json"
@@ -130,8 +130,7 @@ def _measured(cache: Path) -> int:
             flush=True,
         )
         rows.append({"case": case.name, "limit": case.limit, **asdict(best)})
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     return 0 if kept else 1
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, legoai, write_rows
+from machine import ask, legoai
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
@@ -180,8 +180,7 @@ def main() -> int:
             flush=True,
         )
         rows.append(row)
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
     return 0 if kept else 1
 
 

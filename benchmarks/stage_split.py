@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, legoai, write_rows
+from machine import ask, legoai
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "stage_split.json"
@@ -115,8 +115,7 @@ def main() -> None:
             more = item["step_time_s"] / best["step_time_s"] - 1.0
             print(f"  {item['step_time_s']:7.3f} s  {more:+6.1%}  {item['split']}  {item['verdict']}", flush=True)
         rows.append(row)
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
 
 
 if __name__ == "__main__":

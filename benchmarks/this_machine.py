@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import multiprocessing
 import os
 import platform
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 from cpu_plans import PLANS, CpuPlan
+from machine import write_page
 from real_run import Real, run_program
 
 import legoai
@@ -206,10 +206,7 @@ def _write(document: dict[str, Any], name: str) -> None:
         if kind in document:
             found = document[kind]
             lines += ["", f"{kind}: median {found['median']:.2%}, mean {found['mean']:.2%}, worst {found['worst']:.2%}"]
-    for suffix, text in ((".json", json.dumps(document, indent=1) + "\n"), (".md", "\n".join(lines) + "\n")):
-        temporary = RESULTS / f".{name}{suffix}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(RESULTS / f"{name}{suffix}")
+    write_page(RESULTS / f"{name}.json", document, lines)
 
 
 if __name__ == "__main__":

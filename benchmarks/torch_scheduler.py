@@ -15,7 +15,7 @@ import tempfile
 from typing import Any, Final
 
 from buckets import CASES, Case, called
-from machine import ROOT, ask, write_rows
+from machine import ROOT, ask
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "torch_scheduler.json"
 TORCH: Final = "bucket(compiler)"
@@ -68,8 +68,7 @@ def main() -> None:
                 flush=True,
             )
         rows += of_case
-    if asked.options.write:
-        write_rows(RESULTS, asked.about, rows)
+    asked.save(rows)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.machine import write_page
+
 if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
     from torch import nn
@@ -395,10 +397,7 @@ def _write(document: dict[str, Any]) -> None:
     lines += ["", *_summary_text(document).splitlines()]
     if "MemTracker on fake cuda tensors" in document:
         lines += ["", f"MemTracker on fake `cuda` tensors: {document['MemTracker on fake cuda tensors']}"]
-    for suffix, text in ((".json", json.dumps(document, indent=1) + "\n"), (".md", "\n".join(lines) + "\n")):
-        temporary = RESULTS / f".torch_tools{suffix}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(RESULTS / f"torch_tools{suffix}")
+    write_page(RESULTS / "torch_tools.json", document, lines)
 
 
 if __name__ == "__main__":

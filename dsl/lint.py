@@ -254,7 +254,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
     """Return help for a model that cannot be inspected: the author's own line, not a traceback through LegoAI."""
-    from legoai.dsl.diagnostics.vocabulary import our_model
+    from legoai.dsl.diagnostics.model_names import our_model
 
     if error.kind == "config_missing" and plan.model.target is not None:
         ours = our_model(plan.model.target)

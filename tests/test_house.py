@@ -62,7 +62,7 @@ def test_wheel_holds_every_subpackage_the_grammar_and_the_catalogue(distribution
     assert any(name.startswith("legoai/dsl/grammar/") and name.endswith(".lark") for name in names)
 
 
-def test_wheel_puts_nothing_beside_the_package(distributions: Path):
+def test_wheel_has_only_the_package(distributions: Path):
     [wheel] = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
@@ -81,14 +81,14 @@ def test_every_folder_of_modules_is_a_package():
     assert sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()) == []
 
 
-def test_links_lead_to_the_five_folders():
+def test_links_point_to_the_five_folders():
     for floor in FLOORS:
         link = ROOT / "src" / "legoai" / floor
         assert link.is_symlink(), f"{link} is not a symbolic link: clone with core.symlinks=true"
         assert link.resolve() == ROOT / floor
 
 
-def test_no_file_mentions_a_path_of_one_machine():
+def test_no_file_contains_a_machine_path():
     found = []
     for path in tracked_files():
         try:
@@ -101,21 +101,21 @@ def test_no_file_mentions_a_path_of_one_machine():
     assert found == []
 
 
-def test_the_pattern_of_machine_paths_finds_paths_and_nothing_else():
+def test_machine_path_pattern_matches_only_paths():
     for part in ("work", "root", "home"):
         assert MACHINE_PATH.search(f"see /{part}/someone/file")
         assert not MACHINE_PATH.search(f"https://example.org/{part}/page")
         assert not MACHINE_PATH.search(f"runs/{part}/tiny.py")
 
 
-def test_every_module_says_in_its_docstring_what_it_is():
+def test_every_module_has_a_docstring():
     modules = [path for path in tracked_files() if path.suffix == ".py" and path.parts[0] in FLOORS]
     assert modules
     silent = [str(path) for path in modules if not ast.get_docstring(ast.parse((ROOT / path).read_text("utf-8")))]
     assert silent == []
 
 
-def test_no_module_asks_a_question_in_its_docstring():
+def test_no_docstring_is_a_question():
     """Docstrings name what a module holds: readers search for the thing, not for a question about it."""
     folders = (*FLOORS, "tests", "benchmarks")
     modules = [path for path in tracked_files() if path.suffix == ".py" and path.parts[0] in folders]
@@ -135,7 +135,7 @@ def lint_path_modules() -> list[str]:
     return [name for name in names if not name.startswith(NOT_FOR_LINT)]
 
 
-def test_the_lint_path_imports_nothing_heavy():
+def test_lint_imports_no_heavy_modules():
     modules = lint_path_modules()
     assert any(name.startswith("legoai.dsl.") for name in modules)
     code = (
@@ -147,7 +147,7 @@ def test_the_lint_path_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_demonstration_lowers_in_a_new_checkout(tmp_path: Path):
+def test_demo_lowers_in_a_new_checkout(tmp_path: Path):
     """Its commands but the last, which trains, in a folder that has the plans and nothing else."""
     done = subprocess.run(["make", "-n", "-C", str(ROOT), "demo"], capture_output=True, text=True, check=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("mkdir", ".venv/bin/legoai l"))]

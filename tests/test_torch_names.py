@@ -140,7 +140,7 @@ def found_in(text: str) -> list[str]:
     return Names(ast.parse(text)).found
 
 
-def test_no_module_assigns_to_torch_or_names_its_private_parts():
+def test_no_module_patches_torch_or_uses_its_private_names():
     found = {path.as_posix(): found_in((ROOT / path).read_text("utf-8")) for path in modules()}
     assert len(found) > 200
     assert {path: lines for path, lines in found.items() if lines} == {}
@@ -166,7 +166,7 @@ def test_no_module_assigns_to_torch_or_names_its_private_parts():
         "def f(schedule):\n    import torch.distributed as dist\n    return dist.fsdp._x",
     ],
 )
-def test_the_rule_finds(text: str):
+def test_rule_finds_violations(text: str):
     assert len(found_in(text)) == 1
 
 
@@ -181,7 +181,7 @@ def test_the_rule_finds(text: str):
         "from unittest_like import x",
     ],
 )
-def test_the_rule_leaves_alone(text: str):
+def test_rule_accepts_public_names(text: str):
     assert found_in(text) == []
 
 
@@ -195,5 +195,5 @@ def emitted() -> Iterator[str]:
                     yield node.value
 
 
-def test_private_names_in_lowered_programs_are_those_of_the_table():
+def test_private_names_in_programs_are_in_the_table():
     assert set(emitted()) == {path.partition(":")[0] for path in IN_PROGRAMS}

@@ -28,7 +28,7 @@ from typing import Any, Final
 from benchmarks.ablations import deepcompile, simplefsdp
 from benchmarks.ablations.claims import Claim, Filled, Text, Unstated, compared, plans
 from benchmarks.ablations.report import page, report
-from benchmarks.machine import about_machine
+from benchmarks.machine import about_machine, write_atomically, write_document
 from benchmarks.validation.__main__ import code_digest
 from benchmarks.validation.predict import Prediction, as_json, predict
 from benchmarks.validation.rows import UnstatedError, read
@@ -194,10 +194,8 @@ def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answe
         "not stated": [asdict(item) for item in unstated],
         "plans": {key: item for key, item in answers.kept.items() if key in used},
     }
-    draft = RESULTS.with_suffix(".unfinished")
-    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draft.replace(RESULTS)
-    RESULTS.with_suffix(".md").write_text(page(rows, unstated), encoding="utf-8")
+    write_document(RESULTS, document)
+    write_atomically(RESULTS.with_suffix(".md"), page(rows, unstated))
 
 
 def _with_first(text: Text, answers: Answers) -> list[str]:

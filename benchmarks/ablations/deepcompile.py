@@ -125,7 +125,7 @@ OFFLOADED: Final = Setting(seq_len=1024, gpus=16)
 
 def _draft(setting: Setting, name: str) -> Draft:
     draft, devices = Draft(name, f"DeepCompile, {setting.words}"), setting.gpus
-    draft.say(
+    draft.add(
         f"model {setting.model.text}, max_seq_len = {setting.seq_len})",
         f"cluster h100_sxm(hosts = {devices // 8}, fabric = infiniband_ndr)",
         f"batch (global = {devices * setting.batch * setting.accumulation}, micro = {setting.batch}, "
@@ -136,7 +136,7 @@ def _draft(setting: Setting, name: str) -> Draft:
 
 
 def _rest(draft: Draft) -> str:
-    draft.say(
+    draft.add(
         "checkpoint { layers.* = full }",
         "attention flash",
         "loss eager",
@@ -150,16 +150,16 @@ def zero_3(setting: Setting, *, offload: str = "") -> str:
     """DeepSpeed's ZeRO-3 without a compiler, optionally with the optimizer's state offloaded."""
     draft = _draft(setting, "zero_3")
     units = ("{tok_embeddings, output}", *setting.model.linear)
-    draft.say("fsdp on dp_shard {\n" + "".join(f"  {path} = unit\n" for path in units) + "}")
+    draft.add("fsdp on dp_shard {\n" + "".join(f"  {path} = unit\n" for path in units) + "}")
     if offload:
-        draft.say(f"offload (optimizer = {offload})")
+        draft.add(f"offload (optimizer = {offload})")
     return _rest(draft)
 
 
 def fsdp(setting: Setting) -> str:
     """PyTorch's FSDP without a compiler."""
     draft = _draft(setting, "fsdp")
-    draft.say("fsdp on dp_shard { layers.* = unit }")
+    draft.add("fsdp on dp_shard { layers.* = unit }")
     return _rest(draft)
 
 
@@ -177,14 +177,14 @@ def deep_compile(setting: Setting, *, prefetch: bool = False, kept: int = 0, off
     units = ["  {tok_embeddings, output} = unit"]
     for path in setting.model.linear:
         units.append(f"  {path} = {_kept(path, setting.model.layers, kept, keep)}")
-    draft.say("fsdp on dp_shard (backend = graph) {\n" + "\n".join(units) + "\n}")
+    draft.add("fsdp on dp_shard (backend = graph) {\n" + "\n".join(units) + "\n}")
     if prefetch:
-        draft.say(f"comm (reorder = true, prefetch = proactive(limit = {PREFETCHED}))")
-    draft.say("compile {\n  layers.* = inductor\n  {norm, output} = inductor\n}")
+        draft.add(f"comm (reorder = true, prefetch = proactive(limit = {PREFETCHED}))")
+    draft.add("compile {\n  layers.* = inductor\n  {norm, output} = inductor\n}")
     if offload:
-        draft.say(f"offload (optimizer = {offload})")
+        draft.add(f"offload (optimizer = {offload})")
     if offload == "adaptive":
-        draft.say(f"require peak_memory <= {LIMIT // 10**6}MB")
+        draft.add(f"require peak_memory <= {LIMIT // 10**6}MB")
     return _rest(draft)
 
 

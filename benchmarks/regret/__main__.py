@@ -1,11 +1,11 @@
 """Regret of the simulator's first choice on measured sweeps: `python -m benchmarks.regret FOLDER`.
 
-FOLDER holds the files of published runs that `benchmarks.validation` reads. Rows are grouped by what a search does not
-change: the model, the devices and the sequences of a step. In each group the configuration with the shortest predicted
-step is looked up in the measurements: how far is its throughput below the best one? The rule of thumb is listed beside
-it. A configuration that is predicted to run out of memory is not ranked.
+FOLDER holds the files of published runs that `benchmarks.validation` reads. Rows are grouped by the values that a
+search does not change: the model, the devices and the sequences of a step. In each group the regret is the measured
+throughput of the configuration with the shortest predicted step, relative to the best one. The rule of thumb is listed
+for comparison. A configuration that is predicted to run out of memory is not ranked.
 
-Each row becomes the plan that `benchmarks.validation` makes of it, and is lowered and simulated whole; long pipelines
+Each row becomes the plan that `benchmarks.validation` makes of it, and is lowered and fully simulated; long pipelines
 are extrapolated linearly from two shorter ones. Predictions are saved in `results/regret_SOURCE.json` with the version
 of the code that made them. `--for 10` spends ten minutes on missing predictions and on those whose plan has changed;
 `--anew` renews all of them, and `--contenders 0.1` those by older code that are within a tenth of the first of their
@@ -55,14 +55,14 @@ STALL = 0.2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.regret", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of published runs")
-    parser.add_argument("--source", choices=sorted(GROUPED_BY), action="append", help="only this one")
+    parser.add_argument("folder", type=Path, help="folder of published runs")
+    parser.add_argument("--source", choices=sorted(GROUPED_BY), action="append", help="only this source")
     parser.add_argument("--anew", action="store_true", help="make all predictions again")
     parser.add_argument(
-        "--contenders", type=float, metavar="SHARE", help="make those of older code so near the first again"
+        "--contenders", type=float, metavar="SHARE", help="renew predictions by older code within SHARE of the first"
     )
-    parser.add_argument("--for", dest="minutes", type=float, default=0.0, help="make predictions for so many minutes")
-    parser.add_argument("--seconds", type=float, default=120.0, help="after which a row is given up")
+    parser.add_argument("--for", dest="minutes", type=float, default=0.0, help="spend this many minutes on predictions")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a row")
     parser.add_argument("--groups", action="store_true", help="print each group")
     options = parser.parse_args(arguments)
     for source in options.source or sorted(GROUPED_BY):
@@ -72,15 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"regret: {error}", file=sys.stderr)
             return 2
         path = RESULTS / f"regret_{source}.json"
-        kept = _kept(path) if not options.anew else {}
+        saved = _saved(path) if not options.anew else {}
         if options.minutes:
-            _predict(source, rows, kept, path, options)
-        print(report(source, rows, kept, every_group=options.groups), "\n")
+            _predict(source, rows, saved, path, options)
+        print(report(source, rows, saved, every_group=options.groups), "\n")
     return 0
 
 
 def configuration_of(source: str, row: Row) -> Configuration:
-    """A row as a configuration among those that it competes with."""
+    """A row as a configuration of its group."""
     rate = row.number("tokens_per_s_per_gpu")
     assert rate is not None, row.id
     return Configuration(
@@ -98,7 +98,7 @@ def stall(row: Row) -> float:
 
     The model's operations are taken at 35% of an H100's peak, with the pipeline's bubble; a rank with two neighbours
     has four transfers for each micro batch, one with one neighbour two. In nanotron's sweep those of pipelines across
-    hosts fall into two clusters: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever is transferred.
+    hosts fall into two clusters: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever their size.
     The README has the likely cause, a version of nanotron that sleeps. No plan determines to which cluster a run
     belongs: runs that differ in ZeRO's stage alone are in both (1368 and 0541, 38.0 and 2.5 s). Where tensor
     parallelism crosses hosts too, its collectives would count, and the result is None.
@@ -113,9 +113,9 @@ def stall(row: Row) -> float:
 
 
 def _predict(
-    source: str, rows: Sequence[Row], kept: dict[str, dict[str, Any]], path: Path, options: argparse.Namespace
+    source: str, rows: Sequence[Row], saved: dict[str, dict[str, Any]], path: Path, options: argparse.Namespace
 ) -> None:
-    """Predict rows without an answer until the time is over: groups with the most trusted rows first, then by lot."""
+    """Predict missing rows until the time is over: groups with the most trusted rows first, then in random order."""
     ends = time.monotonic() + 60.0 * options.minutes
     by_id = {row.id: row for row in rows}
     groups = grouped(configuration_of(source, row) for row in rows)
@@ -129,8 +129,8 @@ def _predict(
     def ask(item: Configuration, known: Mapping[str, Mapping[str, Any]]) -> None:
         found = _answer(source, by_id[item.id], known, predictor, code)
         if found is not None:
-            kept[item.id] = found
-            write_rows(path, about_machine(), list(kept.values()))
+            saved[item.id] = found
+            write_rows(path, about_machine(), list(saved.values()))
             print(item.id, found["seconds"], found["fits"], found["refused"], file=sys.stderr, flush=True)
 
     try:
@@ -138,31 +138,31 @@ def _predict(
             for item in [*trusted, *others]:
                 if time.monotonic() > ends:
                     break
-                ask(item, kept)
+                ask(item, saved)
         else:
             stalled = _stalled(source, rows)
             for group in [[item for item in group if item.tier in GOOD_TIERS] for group in order] + order:
                 for near in (group, [item for item in group if item.id not in stalled]):
-                    while time.monotonic() < ends and (old := contender(near, kept, code, options.contenders)):
+                    while time.monotonic() < ends and (old := contender(near, saved, code, options.contenders)):
                         ask(old, {})
     finally:
         predictor.close()
 
 
 def contender(
-    group: Sequence[Configuration], kept: Mapping[str, Mapping[str, Any]], code: str, share: float
+    group: Sequence[Configuration], saved: Mapping[str, Mapping[str, Any]], code: str, share: float
 ) -> Configuration | None:
-    """The first of those within a share of their group's least predicted time that older code predicted, if any."""
-    seconds = _ranked(kept)
+    """The first row predicted by older code within a share of the least predicted time of its group, if any."""
+    seconds = _ranked(saved)
     ranked = sorted((item for item in group if item.id in seconds), key=lambda item: seconds[item.id])
     near = (item for item in ranked if seconds[item.id] <= (1 + share) * seconds[ranked[0].id])
-    return next((item for item in near if kept[item.id]["code"] != code), None)
+    return next((item for item in near if saved[item.id]["code"] != code), None)
 
 
-def _ranked(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Predicted seconds of the rows to rank: those with an answer that are not predicted to run out of memory."""
+def _ranked(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Predicted seconds of the rows to rank: those that are not predicted to run out of memory."""
     return {
-        name: row["seconds"] for name, row in kept.items() if row["seconds"] is not None and row["fits"] is not False
+        name: row["seconds"] for name, row in saved.items() if row["seconds"] is not None and row["fits"] is not False
     }
 
 
@@ -171,33 +171,33 @@ def _stalled(source: str, rows: Sequence[Row]) -> set[str]:
 
 
 def _answer(
-    source: str, row: Row, kept: Mapping[str, Mapping[str, Any]], predictor: Predictor, code: str
+    source: str, row: Row, saved: Mapping[str, Mapping[str, Any]], predictor: Predictor, code: str
 ) -> dict[str, Any] | None:
-    """The prediction for a row; None where that of an equal plan is kept."""
+    """The prediction for a row; None if that of an equal plan is saved."""
     try:
         stated = SOURCES[source].convert(row, None)
     except UnstatedError as error:
-        key, said, fits = "", Prediction(refused=f"not stated: {error}"), None
+        key, predicted, fits = "", Prediction(refused=f"not stated: {error}"), None
     else:
         key = hashlib.sha256(stated.text[stated.text.index("\nmodel ") :].encode()).hexdigest()[:16]
-        if row.id in kept and kept[row.id]["key"] == key:
+        if row.id in saved and saved[row.id]["key"] == key:
             return None
-        said = predictor(stated.text)
-        fits = compare(row, stated, said).fits
+        predicted = predictor(stated.text)
+        fits = compare(row, stated, predicted).fits
         if fits == (True, False) and stated.for_memory:  # the plan for its time holds more than the framework does
             fits = compare(row, stated, predict(stated.for_memory, seconds=300, memory_only=True)).fits
     return {
         "id": row.id,
         "key": key,
         "code": code,
-        "seconds": said.seconds,
+        "seconds": predicted.seconds,
         "fits": None if fits is None else fits[1],
-        "refused": said.refused,
+        "refused": predicted.refused,
     }
 
 
-def _kept(path: Path) -> dict[str, dict[str, Any]]:
-    """Predictions of an earlier run by row, but for those that were given up."""
+def _saved(path: Path) -> dict[str, dict[str, Any]]:
+    """Predictions of an earlier run by row, without those that exceeded the time limit."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     except OSError:
@@ -206,12 +206,12 @@ def _kept(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def report(
-    source: str, rows: Sequence[Row], kept: Mapping[str, Mapping[str, Any]], *, every_group: bool = False
+    source: str, rows: Sequence[Row], saved: Mapping[str, Mapping[str, Any]], *, every_group: bool = False
 ) -> str:
-    """The table of a source: regrets of what is predicted to be best, and of the rule of thumb, in the same groups."""
+    """The table of a source: regrets of the predicted best and of the rule of thumb, in the same groups."""
     every = [configuration_of(source, row) for row in rows]
-    seconds = _ranked(kept)
-    answered = {name for name, row in kept.items() if row["seconds"] is not None or row["fits"] is False}
+    seconds = _ranked(saved)
+    answered = {name for name, row in saved.items() if row["seconds"] is not None or row["fits"] is False}
     lines = [
         f"| {source} | groups | ranked by | mean regret | p90 | within 5% | Spearman, mean | median |",
         "|---|---|---|---|---|---|---|---|",
@@ -226,7 +226,7 @@ def report(
         "tier A and B, none stalled": [item for item in trusted if item.id not in stalled],
         "all": every,
     }.items():
-        whole = [group for group in grouped(chosen).values() if all(item.id in kept for item in group)]
+        whole = [group for group in grouped(chosen).values() if all(item.id in saved for item in group)]
         groups = grouped(item for group in whole for item in group if item.id in answered)
         if not groups or (name != "all" and not tiers & set(GOOD_TIERS)):
             continue
@@ -236,14 +236,14 @@ def report(
         lines.append(_line(name, "rule of thumb", [regret(group, by_rule(group)[:1]) for group in groups.values()]))
         lines.append(_line(name, "rule, mean of ties", [regret(group, by_rule(group)) for group in groups.values()]))
         if every_group:
-            lines += ["", *(_told(label, group, seconds) for label, group in groups.items()), ""]
-    refused = Counter(row["refused"].split(":")[0] for row in kept.values() if row["refused"])
-    missing = sum(item.id not in kept for group in grouped(every).values() for item in group)
-    beyond = sum(row["fits"] is False for row in kept.values())
+            lines += ["", *(_group_line(label, group, seconds) for label, group in groups.items()), ""]
+    refused = Counter(row["refused"].split(":")[0] for row in saved.values() if row["refused"])
+    missing = sum(item.id not in saved for group in grouped(every).values() for item in group)
+    beyond = sum(row["fits"] is False for row in saved.values())
     lines.append("")
     lines.append(
-        f"{len(answered)} rows have an answer, {beyond} of them that they run out of memory; {missing} were not asked; "
-        f"without an answer: {dict(refused) or 'none'}."
+        f"{len(answered)} rows have a prediction, {beyond} of them out of memory; {missing} are missing; "
+        f"without a prediction: {dict(refused) or 'none'}."
     )
     return "\n".join(lines)
 
@@ -257,7 +257,7 @@ def _line(rows: str, ranked_by: str, regrets: Sequence[float], correlations: Seq
     return f"| {rows} | {found.groups} | {ranked_by} | {figures} | {spearman} |"
 
 
-def _told(label: str, group: Sequence[Configuration], seconds: Mapping[str, float]) -> str:
+def _group_line(label: str, group: Sequence[Configuration], seconds: Mapping[str, float]) -> str:
     best = max(group, key=lambda item: item.rate)
     chosen = by_prediction(group, seconds)
     names = ", ".join(item.id.rpartition("-")[2] for item in chosen)

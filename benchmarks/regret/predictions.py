@@ -1,4 +1,4 @@
-"""Predictions for many plans, one after another in one process, whose caches of operators stay warm between them."""
+"""Predictions for many plans in one process, whose operator caches stay warm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.validation.predict import Prediction, simulated
 
 LONG = 512
-"""Micro batches times ranks of a pipeline from which on its step is taken from a line through shorter ones."""
+"""Micro batches times ranks from which on the step of a pipeline is extrapolated from shorter ones."""
 _BATCH = re.compile(r"^batch\s+\(global = (\d+), micro = (\d+)", re.MULTILINE)
 _AXES = re.compile(r"^mesh \(([^)]*)\)", re.MULTILINE)
 
@@ -32,7 +32,7 @@ class Predictor:
         self._pipe: Connection | None = None
 
     def __call__(self, text: str) -> Prediction:
-        """The prediction for a plan; a refusal where it cannot be simulated, or not in time."""
+        """The prediction for a plan; a refusal if it cannot be simulated in time."""
         begun = time.perf_counter()
         if self._process is None:
             self._begin()
@@ -79,7 +79,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def figures(text: str, *, long: int = LONG) -> dict[str, Any]:
-    """The figures of a plan; of one with a long pipeline, those on the line through two shorter ones."""
+    """The figures of a plan; those of a long pipeline are extrapolated from two shorter ones."""
     line = shorter(text, long=long)
     if line is None:
         return simulated(text)
@@ -106,5 +106,5 @@ def shorter(text: str, *, long: int = LONG) -> tuple[int, int, tuple[str, str]] 
     micro_batches = int(batch[1]) // sequences
     if micro_batches * pp < long or micro_batches <= 3 * pp:
         return None
-    said = tuple(_BATCH.sub(f"batch (global = {count * pp * sequences}, micro = {batch[2]}", text) for count in (2, 3))
-    return micro_batches, pp, (said[0], said[1])
+    plans = tuple(_BATCH.sub(f"batch (global = {count * pp * sequences}, micro = {batch[2]}", text) for count in (2, 3))
+    return micro_batches, pp, (plans[0], plans[1])

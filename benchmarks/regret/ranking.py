@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SMALLEST_GROUP = 4
-"""Configurations that a group has at least: of fewer any choice is among the best."""
+"""Least number of configurations of a group: in smaller ones any choice is near the best."""
 GOOD = 0.05
-"""Regret up to which a choice counts as good."""
+"""Largest regret of a good choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Configuration:
     Attributes:
         id: the row's id.
         group: key of the configurations that it competes with: equal model, devices and tokens of a step.
-        tier: how far its time can be trusted, according to the file; empty where the file has no tiers.
+        tier: quality of its measured time, according to the file; empty if the file has no tiers.
         rate: measured tokens per second and device.
         model_parallel: tensor by pipeline parallel degree.
         micro_batch: sequences.
@@ -51,7 +51,7 @@ def grouped(configurations: Iterable[Configuration]) -> dict[str, list[Configura
 
 
 def by_rule(group: Sequence[Configuration]) -> list[Configuration]:
-    """What the rule of thumb puts first, all that tie, in the order of the file."""
+    """The choice of the rule of thumb, with all ties, in the order of the file."""
     return first(group, lambda item: (item.model_parallel, -item.micro_batch))
 
 
@@ -67,14 +67,14 @@ def first(group: Sequence[Configuration], key: Callable[[Configuration], Any]) -
 
 
 def regret(group: Sequence[Configuration], chosen: Sequence[Configuration]) -> float:
-    """Share of the best measured throughput that is lost by those chosen; all of it where none is."""
+    """Share of the best measured throughput that the chosen ones lose; 1 if none is chosen."""
     if not chosen:
         return 1.0
     return 1.0 - statistics.fmean(item.rate for item in chosen) / max(item.rate for item in group)
 
 
 def rank_correlation(group: Sequence[Configuration], seconds: Mapping[str, float]) -> float | None:
-    """Spearman's correlation of measured and predicted throughput; None of fewer than three that are ranked."""
+    """Spearman's correlation of measured and predicted throughput; None for fewer than three ranked ones."""
     ranked = [item for item in group if item.id in seconds]
     measured, predicted = (_ranks([item.rate for item in ranked]), _ranks([-seconds[item.id] for item in ranked]))
     if len(ranked) < 3 or len(set(measured)) == 1 or len(set(predicted)) == 1:
@@ -99,7 +99,7 @@ class Summary:
 
     @staticmethod
     def of(regrets: Sequence[float]) -> Summary:
-        """Sum up the regrets of some groups; the 90th percentile is that of the least value that nine tenths reach."""
+        """Summarise regrets of groups; the 90th percentile is the least value that nine tenths do not exceed."""
         ordered = sorted(regrets)
         return Summary(
             groups=len(ordered),

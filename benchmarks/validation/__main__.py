@@ -6,9 +6,9 @@ simulated, and its step time and memory are compared with the measurements. Noth
 be written as a plan, and plans that cannot be simulated, are counted with the reason; rows that the file itself marks
 as suspect or as duplicates are dropped.
 
-`--sample` draws rows by a fixed seed, from each kind of configuration in turn; nobody picks them. The result is written
-after each row, so that an interrupted run can be resumed by `--resume`; it holds each row's plan, so that a person can
-check the assumptions. `--memory` predicts no time, which is several times faster.
+`--sample` draws rows by a fixed seed, from each kind of configuration in turn. The result is written
+after each row, so that an interrupted run can be resumed by `--resume`; it holds each row's plan, so that its
+assumptions can be checked. `--memory` predicts no time, which is several times faster.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import write_document
 from benchmarks.validation.predict import Prediction, as_json, predict, with_memory_of
 from benchmarks.validation.rows import Row, UnstatedError, read
 from benchmarks.validation.sample import drawn
@@ -59,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for index, row in enumerate(chosen, 1):
         results.append(_of_row(row, ranks, options, known, code))
         _write(output, _document(options, path, rows, results))
-        said = results[-1]["outcome"]
-        print(f"{index}/{len(chosen)} {row.id} {said}", file=sys.stderr, flush=True)
+        print(f"{index}/{len(chosen)} {row.id} {results[-1]['outcome']}", file=sys.stderr, flush=True)
     print(table(_document(options, path, rows, results)))
     return 0
 
@@ -107,13 +107,19 @@ def _of_row(
         return {"id": row.id, "outcome": f"not stated: {error}"}
     ask = functools.partial(_answer, options=options, known=known, code=code)
     if options.memory or stated.untimed:
-        said, key, made_by = ask(stated.for_memory or stated.text, memory_only=True)
+        predicted, key, made_by = ask(stated.for_memory or stated.text, memory_only=True)
     else:
-        said, key, made_by = ask(stated.text, memory_only=False)
-        if stated.for_memory and not said.refused:
+        predicted, key, made_by = ask(stated.text, memory_only=False)
+        if stated.for_memory and not predicted.refused:
             held, *_ = ask(stated.for_memory, memory_only=True)
-            said = with_memory_of(said, held)
-    return {"id": row.id, "key": key, "code": made_by, "said": as_json(said), **_compared(row, ranks, stated, said)}
+            predicted = with_memory_of(predicted, held)
+    return {
+        "id": row.id,
+        "key": key,
+        "code": made_by,
+        "said": as_json(predicted),
+        **_compared(row, ranks, stated, predicted),
+    }
 
 
 def _answer(
@@ -122,17 +128,17 @@ def _answer(
     """The prediction of a plan, new or saved, its key, and the version of the code that made it."""
     statements = text[text.index("\nmodel ") :]  # rows that differ in name and source are one plan
     key = hashlib.sha256((statements + "memory" * memory_only).encode()).hexdigest()
-    kept, made_by = known.get(key, (None, code))
+    saved, made_by = known.get(key, (None, code))
     if made_by != code and options.resume != "older":
-        kept, made_by = None, code
-    said = Prediction(**kept) if kept else predict(text, seconds=options.seconds, memory_only=memory_only)
-    known[key] = as_json(said), made_by
-    return said, key, made_by
+        saved, made_by = None, code
+    predicted = Prediction(**saved) if saved else predict(text, seconds=options.seconds, memory_only=memory_only)
+    known[key] = as_json(predicted), made_by
+    return predicted, key, made_by
 
 
-def _compared(row: Row, ranks: Sequence[Row], stated: Stated, said: Prediction) -> dict[str, Any]:
-    found = compare(row, stated, said, ranks)
-    words = [f"refused: {said.refused}"] if said.refused else []
+def _compared(row: Row, ranks: Sequence[Row], stated: Stated, predicted: Prediction) -> dict[str, Any]:
+    found = compare(row, stated, predicted, ranks)
+    words = [f"refused: {predicted.refused}"] if predicted.refused else []
     for name, pair, unit in (("step", found.seconds, 1.0), (found.kind, found.memory, 2**30)):
         if pair is not None:
             words.append(f"{name} {pair[1] / unit:.4g} of {pair[0] / unit:.4g} ({pair[1] / pair[0] - 1:+.1%})")
@@ -170,7 +176,7 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
 
 
 def _lasts(refused: str) -> bool:
-    """Whether another run would give the same: there is a prediction, or a diagnostic of the linter."""
+    """Whether a prediction is final: it has figures, or a diagnostic of the linter."""
     return not refused or refused.startswith("lint")
 
 
@@ -203,11 +209,9 @@ def code_digest() -> str:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write the results atomically."""
+    """Write the results, in a folder that is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_document(path, document)
 
 
 if __name__ == "__main__":

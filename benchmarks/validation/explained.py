@@ -9,42 +9,43 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 PEERS: Final[Mapping[str, str]] = {
-    "torchtitan": "llm-analysis, a closed form, is 41% off in memory.",
-    "nanotron": "Calculon is 32.6% off in memory and 39% in step time; Megatron's own formula 45.5% in memory; "
+    "torchtitan": "llm-analysis, a closed form, has an error of 41% in memory.",
+    "nanotron": "Errors: Calculon 32.6% in memory and 39% in step time, Megatron's own formula 45.5% in memory, "
     "llm-analysis 39.5% in memory.",
-    "vtrain": "vTrain, with kernels profiled on the GPU, claims 8.4% on one host and 14.7% on several; Calculon is 39% "
-    "and 15.4% off.",
-    "mosaicml": "llm-analysis is 18% off in step time.",
-    "simumax": "SimuMax, with operators measured on the GPU, claims 5.6% in step time, 0.46% in allocated and 1.7% in "
-    "reserved memory, on runs of its authors' own.",
-    "memory_single_gpu": "The dissertation claims 99%.",
-    "runtime_single_gpu": "The dissertation claims 90% for its learned models, trained on kernels of such an H100.",
-    "memory_distributed": "The dissertation claims at least 99%.",
-    "runtime_distributed": "The dissertation claims 90%; its estimates are its measurements times a rounded accuracy, "
-    "so that the two columns are not independent.",
+    "vtrain": "vTrain, with kernels profiled on the GPU, states errors of 8.4% on one host and 14.7% on several; "
+    "Calculon has 39% and 15.4%.",
+    "mosaicml": "llm-analysis has an error of 18% in step time.",
+    "simumax": "SimuMax, with operators measured on the GPU, states errors of 5.6% in step time, 0.46% in allocated "
+    "and 1.7% in reserved memory, on runs of its authors.",
+    "memory_single_gpu": "The dissertation states an accuracy of 99%.",
+    "runtime_single_gpu": "The dissertation states an accuracy of 90% for its learned models, trained on kernels "
+    "of an H100.",
+    "memory_distributed": "The dissertation states an accuracy of at least 99%.",
+    "runtime_distributed": "The dissertation states an accuracy of 90%; its estimates are its measurements times "
+    "a rounded accuracy, so that the two columns are not independent.",
 }
 
 EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "torchtitan": (
         "0060 and 0061 (FSDP2 with two-way sequence parallelism, March 2024, published as checkpointing whole blocks) "
         "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, do not. "
-        "Which tensors the code of that week kept is not known.",
+        "It is not known which tensors the code of that week saved.",
         "0066 and 0067 name no settings but the defaults: one sequence on each of 8 GPUs. 0003, software of the next "
         "month with two sequences, holds 38.8 GiB more. Twice that, for two sequences, equals all of its memory, "
-        "parameters and optimizer state included. The two rows cannot be of one configuration.",
+        "parameters and optimizer state included. The two rows cannot have the same configuration.",
         "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
-        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. Which tensors pipelines "
-        "of December 2024 kept is not known.",
-        "0047 to 0050 ran FSDP1, whose gathers lie in segments of another stream.",
+        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. It is not known which "
+        "tensors pipelines of December 2024 saved.",
+        "0047 to 0050 ran FSDP1, whose all-gathers use memory segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
         "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in "
         "float8 with the products that read them. 0012 is measured 15% slower here than as 0008 of the other table; "
-        "for the same runs in 2025 (`async_tp`) the predictions are 2 to 5% off.",
+        "for the same runs in 2025 (`async_tp`) the errors are 2 to 5%.",
         "Delayed scales (0067) are not modelled.",
     ),
     "torchtitan_throughput": (
         "The same configurations as the first rows of the file above, measured at another time: the throughput of the "
-        "two tables differs by up to 15%, by most for 0008.",
+        "two tables differs by up to 15%, most for 0008.",
         "0009 and 0010 (405B on 16 pipeline ranks) do not state the number of micro batches. The plans have as many as "
         "pipeline ranks, TorchTitan's default; with fewer, larger ones the runs would hold more.",
         "0013 and 0014 are the runs with context parallelism of 4 and 8, and 0015 to 0018 those with pipelines and "
@@ -54,7 +55,7 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "The graph backend casts gradients where it fills the buffer of their reduction. SimpleFSDP's program had an "
         "operation for that: some 2.5% of a step.",
         "The traced plans run the built-in model: without rotations of complex numbers in fp32, which inductor does "
-        "not compile, and without copies of repeated keys and values, both of which the runs kept for backward. All "
+        "not compile, and without copies of repeated keys and values, both of which the runs saved for backward. All "
         "rows of SimpleFSDP without checkpointing hold more than their plan.",
         "0016, SimpleFSDP in eager mode without checkpointing: the paper's footnote states that this mode holds more "
         "by design of the frontend. The plan's graph holds the tensors that autograd keeps, and TorchTitan's model "
@@ -67,12 +68,12 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "inductor's memory of a bucket is not known.",
     ),
     "nanotron": (
-        "Tensor parallelism of some rows may have been of the kind that reduces and does not scatter, which keeps "
-        "more; the file does not state it.",
+        "Some rows may have used tensor parallelism with all-reduces instead of reduce-scatters, which saves more "
+        "activations; the file does not state it.",
         "The rows with the largest errors have 16 or 32 tensor-parallel ranks, in both directions; at 8 and fewer the "
         "errors are about 10%.",
         "1204 holds 25.6 GiB, with 64 sequences of 4,096 on 32 tensor-parallel ranks. Without recomputation, which the "
-        "sweep did not use, blocks that are parallel in the sequence keep 34 bytes for each element of their input "
+        "sweep did not use, blocks under sequence parallelism save 34 bytes for each element of their input "
         "(Korthikanti et al. 2022): 34 GiB of activations alone.",
         "nanotron's cross entropy works in place on one fp32 copy of the logits.",
     ),
@@ -85,20 +86,20 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "Whether 64 or 128 GPUs ran, and how many ranks were tensor-parallel, is not stated; the plans assume four, as "
         "in the memory runs of that author.",
         "The text states InfiniBand and no rate; the plan has an adapter of 400 Gb/s for each GPU. 0001 to 0003 and "
-        "0006 are bound by the network: their steps take about as long as their traffic at half of that rate. Those "
+        "0006 are bound by the network: their steps take about as long as their traffic at half of that rate. Rows "
         "that compute for longer than they communicate (0004, 0005, 0007, 0008) have small errors.",
     ),
     "memory_single_gpu": (
-        "T5 in half precision clamps values beyond the range of fp16, and keeps the masks; the plan states bf16, where "
+        "T5 in half precision clamps values beyond the range of fp16, and saves the masks; the plan states bf16, where "
         "`transformers` does not clamp.",
     ),
     "vtrain": (
         "The rows with large errors are host-bound. Blocks of 1,024 features take 3.5 ms or more for each micro batch, "
-        "however few tokens it has: the time of Megatron's and DeepSpeed's Python, where the plan has only that of "
-        "kernels. Rows that the device bounds are 11% below to 17% above; with micro batches of 2,048 to 4,096 tokens "
-        "they are above.",
+        "however few tokens it has: this is host time of Megatron and DeepSpeed, and the plan has only that of "
+        "kernels. Predictions of device-bound rows are 11% too short to 17% too long; with micro batches of 2,048 to "
+        "4,096 tokens they are too long.",
     ),
-    "simumax": ("Transformer Engine fuses norms into the layers after them and keeps other inputs than the plan's.",),
+    "simumax": ("Transformer Engine fuses norms into the layers after them and saves other inputs than the plan.",),
     "runtime_single_gpu": (
         "The predictions of the rows in full precision are too long: the profile's rate for products in fp32 without "
         "TF32 rests on no measurement of an H100.",

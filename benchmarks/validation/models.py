@@ -108,7 +108,7 @@ class _WithTrainMetrics(GPT):
     """
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits, and compute metrics that nobody reads here after their backward."""
+        """Return logits, and compute metrics after their backward, which are not read here."""
         logits = super().forward(tokens, positions)
         if logits.requires_grad:
             kept = logits.detach()

@@ -81,10 +81,10 @@ def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> 
     return Prediction(**{**answer, "took": time.perf_counter() - begun})
 
 
-def with_memory_of(said: Prediction, held: Prediction) -> Prediction:
+def with_memory_of(predicted: Prediction, held: Prediction) -> Prediction:
     """A prediction with the memory of another plan; without memory, if there is no prediction for that plan."""
     names = ("active", "reserved", "outside", "capacity", "categories", "phase")
-    return replace(said, took=said.took + held.took, **{name: getattr(held, name) for name in names})
+    return replace(predicted, took=predicted.took + held.took, **{name: getattr(held, name) for name in names})
 
 
 def shortened(text: str, plan: Plan) -> tuple[str, int] | None:

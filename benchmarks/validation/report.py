@@ -33,14 +33,16 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
         name, versions, rows = document["source"], document["versions"], document["rows"]
         whole = rows["taken"] + sum(document["dropped"].values()) == rows["in the file"]
         sample = "" if whole else ", a seeded sample" if rows.get("sample") else "; the others exceeded the time limit"
-        asked = ", memory alone" if document.get("asked for") == "memory" else ""
+        asked = ", memory only" if document.get("asked for") == "memory" else ""
         made = (
             f"{document['file']}: {rows['taken']} rows of {rows['in the file']}{sample}{asked}, {document['date']}, on "
             f"{document['machine']}, torch {versions['torch']}, Python {versions['python']}."
         )
         states = len({item["code"] for item in document["results"] if "code" in item})
         if states > 1:
-            made += f" Predictions are of {states} versions of the code, the last of that day; each row names its own."
+            made += (
+                f" Predictions are by {states} versions of the code, the last of that day; each row names its version."
+            )
         fitted = f"Fitted to it: {document['fitted']}." if document["fitted"] else ""
         about = [made, fitted, PEERS.get(name, "")]
         parts += [f"## {_title(document)}", " ".join(line for line in about if line), table(document)]
@@ -101,13 +103,14 @@ def _what_fits(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     caught = counts["failed and said not to fit"]
     yield "## Out of memory"
     caught_share = caught / could if could else None
+    fitting = _share(counts["rows that ran and were said to fit"])
     yield (
-        f"nanotron's sweep on H100s of 80 GB, {len(ran)} rows that ran and {len(failed)} that failed, of the files' "
-        f"408 and 394. Of the rows predicted to run out of memory {_share(counts['precision'])} failed (precision). Of "
-        f"the rows that failed {_share(counts['recall'])} are predicted to run out of memory (recall, a lower bound: "
-        f"causes are not published). Of the rows that ran {_share(counts['rows that ran and were said to fit'])} are "
-        f"predicted to fit. {len(away)} of the failed rows are predicted to need less than {_NEAR:.0%} of the device: "
-        f"if those failed for other reasons, recall is {_share(caught_share)}."
+        f"nanotron's sweep on H100s of 80 GB, {len(ran)} rows that ran and {len(failed)} that failed, of 408 and 394 "
+        f"in the files. Of the rows predicted to run out of memory {_share(counts['precision'])} failed (precision). "
+        f"Of the rows that failed {_share(counts['recall'])} are predicted to run out of memory (recall, a lower "
+        f"bound: causes are not published). Of the rows that ran {fitting} are predicted to fit. {len(away)} of the "
+        f"failed rows are predicted to need less than {_NEAR:.0%} of the device: if those failed for other reasons, "
+        f"recall is {_share(caught_share)}."
     )
 
 

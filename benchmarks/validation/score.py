@@ -14,7 +14,7 @@ from benchmarks.validation.statements import Stated
 
 MIB = 2**20
 _BEYOND_DEVICE = "LP704"
-"""The linter's diagnostic that parameters, gradients and optimizer state alone are more than the device has."""
+"""Diagnostic of lint: parameters, gradients and optimizer state alone exceed the memory of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Comparison:
 
     Attributes:
         id: the row's id.
-        group: the group that it is counted in, such as a tier of its source.
+        group: group of the statistics, such as a tier of its source.
         seconds: seconds of a step, measured and predicted.
         memory: bytes, measured and predicted, of the kind in `kind`.
         kind: `active` or `reserved`.
-        fits: whether it ran, and whether it is predicted to fit.
+        fits: whether the run fitted, and whether it is predicted to fit.
         peer_seconds: seconds of a step, measured, and estimated by the source's own tool.
         peer_memory: bytes, measured, and estimated by the source's own tool.
         ranks: memory of every rank, where the source publishes it; see `RankMemory`.
@@ -71,7 +71,7 @@ def rank_memories(row: Row, rows: Sequence[Row], predicted: Prediction) -> tuple
 
     Args:
         row: a run, whose notes name its case.
-        rows: rows of all ranks of all cases; those that repeat the measurement of another case do not count.
+        rows: rows of all ranks of all cases; repeated measurements of other cases are left out.
         predicted: the prediction for the run.
     """
     case = _CASE.search(row.text("notes"))
@@ -150,7 +150,7 @@ def tokens_of(row: Row) -> float | None:
 
 
 def group_of(row: Row) -> str:
-    """The group that a row is counted in: a tier that its notes give, or its GPU."""
+    """The group of a row in the statistics: the tier in its notes, or its table."""
     for part in row.text("notes").replace(";", " ").split():
         if part.startswith("time_tier="):
             return f"tier {part.removeprefix('time_tier=')}"

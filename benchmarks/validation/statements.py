@@ -120,7 +120,7 @@ class Draft:
     differs: list[str] = field(default_factory=list)
     untimed: str = ""
 
-    def say(self, *statements: str) -> None:
+    def add(self, *statements: str) -> None:
         """Add statements."""
         self.statements += statements
 
@@ -134,7 +134,7 @@ class Draft:
     ) -> Stated:
         """The finished plan; ``for_memory`` transforms it into the plan for memory."""
         head = [f"# {self.comment}"] if self.comment else []
-        remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not said: {line}" for line in self.differs]
+        remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not stated: {line}" for line in self.differs]
         text = "\n".join([*head, *remarks, f"plan {self.name}", "", *self.statements]) + "\n"
         return Stated(
             text=text,
@@ -149,13 +149,13 @@ class Draft:
 
 
 def kept_units(reshard: str, *, tied: bool) -> str:
-    """Units for parameters that stay whole, small as buckets of gradients are; a tied embedding is in the model's."""
+    """Units for parameters that stay whole, as small as gradient buckets; a tied embedding is in the root unit."""
     apart = "" if tied else f"  {{tok_embeddings, output}} = unit(reshard = {reshard})\n"
     return f"  layers.* = unit(reshard = {reshard})\n{apart}  root = unit(reshard = {reshard})"
 
 
-def kept(pp: int) -> str:
-    """The reshard policy under which parameters stay whole for as long as their pipeline lets them."""
+def reshard_policy(pp: int) -> str:
+    """The reshard policy that keeps parameters unsharded for as long as the pipeline allows."""
     return "after_backward" if pp > 1 else "never"
 
 
@@ -169,13 +169,13 @@ def whole_parameters(units: str, *, dp: int) -> str:
 
 
 def mesh(**sizes: int) -> str:
-    """The mesh statement, without the axes of one rank; empty where all have one."""
+    """The mesh statement, without axes of one rank; empty if all axes have one rank."""
     named = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
     return f"mesh ({named})" if named else ""
 
 
 def model(family: str, preset: str, known: Mapping[str, object], **wanted: object) -> str:
-    """A built-in model by its preset, with those dimensions written out that are not the preset's own."""
+    """A built-in model by its preset, with the dimensions that differ from the preset."""
     changed = {name: value for name, value in wanted.items() if known.get(name) != value}
     arguments = "".join(f", {name} = {written(value)}" for name, value in changed.items())
     return f'model {family}("{preset}"{arguments})'
@@ -187,7 +187,7 @@ def written(value: object) -> str:
 
 
 def cluster(device: str, *, gpus: int, per_host: int, fabric: str, usual: int = 8) -> str:
-    """The cluster statement: hosts of ``per_host`` devices, or one host with as many as there are."""
+    """The cluster statement: hosts of ``per_host`` devices, or one host with all of them."""
     devices = min(gpus, per_host)
     hosts = -(-gpus // per_host)
     options = [f"hosts = {hosts}"] if hosts > 1 else []

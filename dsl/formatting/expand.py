@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from legoai.dsl.formatting.unparse import format_plan
-from legoai.dsl.frontend.coerce import Reader, flag_of
+from legoai.dsl.frontend.arguments import Reader, flag_of
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.scope import Scope

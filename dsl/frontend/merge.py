@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.codes import statements as rules
+from legoai.dsl.diagnostics.codes.names import UnknownLet
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.parse import parse
@@ -421,7 +422,7 @@ def definitions_of(body: Iterable[AnyStatement], settings: Mapping[str, str], lo
                 continue
             if name not in definitions:
                 loader.diagnostics.append(
-                    rules.UnknownLet.at(
+                    UnknownLet.at(
                         statement.name.span,
                         f"the plan has no `let {name}` to set",
                         label="unknown name",

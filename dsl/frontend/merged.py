@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.codes import statements as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, definitions_of, override
 from legoai.dsl.frontend.scope import Definition

@@ -374,7 +374,7 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
         return ["the value stands on the same line"]
     first = before.partition(" ")[0]
     if first == "model" and (name := _FIRST_WORDS.match(text, position - len(before))):
-        from legoai.dsl.diagnostics.vocabulary import our_model
+        from legoai.dsl.diagnostics.model_names import our_model
 
         if ours := our_model(name[1]):
             return [f"write `model {ours}`"]

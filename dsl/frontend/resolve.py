@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.codes.statements import MisplacedPart, MissingStatement, PlanNotFirst, UnknownStatement
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
@@ -212,7 +213,7 @@ class _Resolver:
             named = [f"`{keyword}`" for keyword in keywords]
             listed = f"{', '.join(named[:-1])} and {named[-1]} statements" if named[1:] else f"{named[0]} statement"
             self.diagnostics.append(
-                rules.MissingStatement.at(
+                MissingStatement.at(
                     self.resolution.start,
                     f"the plan has no {listed}",
                     label="in this plan",
@@ -226,7 +227,7 @@ class _Resolver:
             is_plan = isinstance(statement, Statement) and statement.keyword.text == "plan"
             if is_plan and statement is not file.statements[0]:
                 self.diagnostics.append(
-                    rules.PlanNotFirst.at(
+                    PlanNotFirst.at(
                         head_of(statement), "`plan` is not the first statement", label="move it to the top",
                         others=[Label(head_of(file.statements[0]), "the first statement")],
                     )
@@ -237,7 +238,7 @@ class _Resolver:
         if "plan" in self.unreadable:
             return
         self.diagnostics.append(
-            rules.PlanNotFirst.at(
+            PlanNotFirst.at(
                 self.resolution.start, "the plan has no name", label="the first statement must be `plan NAME`",
                 help=[f"begin the file with `plan {_identifier(self.name)}`"],
             )
@@ -286,7 +287,7 @@ class _Resolver:
             close = suggestion(keyword, legal)
             self.unreadable.update([keyword], (name for name in legal if close and f"`{name}`" in close[0]))
             self.diagnostics.append(
-                rules.UnknownStatement.at(
+                UnknownStatement.at(
                     statement.keyword.span,
                     f"there is no statement `{keyword}`",
                     label="unknown statement",
@@ -358,7 +359,7 @@ class _Resolver:
         if isinstance(statement.subject, Name) and bare:
             return statement.subject.text
         self.diagnostics.append(
-            rules.MisplacedPart.at(
+            MisplacedPart.at(
                 statement.span, "`plan` takes a name and nothing else", label="not a plain name",
                 help=["a name is letters, digits and `_`, and begins with no digit"],
             )
@@ -386,7 +387,7 @@ class _Resolver:
         direction: Literal["minimize", "maximize"] = "minimize" if keyword == "minimize" else "maximize"
         if not isinstance(statement.subject, Name) or statement.axes or statement.options or statement.block:
             self.diagnostics.append(
-                rules.MisplacedPart.at(
+                MisplacedPart.at(
                     statement.span, f"`{keyword}` takes one figure, such as `step_time`", label="not a figure"
                 )
             )

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.codes.statements import MisplacedPart
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.diagnostics.suggestion import closest, translation
-from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.arguments import Reader
 from legoai.dsl.frontend.ranges import resolved_path
 from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
@@ -194,12 +195,12 @@ class StatementReader:
         listed = f"`{keyword}` can be on {', '.join(f'`{name}`' for name in names)}"
         if isinstance(subject, Name) and subject.text in names:
             start = Edit(subject.span._replace(end=subject.span.start), "on ")
-            return rules.MisplacedPart.at(
+            return MisplacedPart.at(
                 subject.span, f"`{keyword}` needs `on` before its axis", label=f"write `on {subject.text}`",
                 fix=Fix(f"write `on {subject.text}`", (start,), safe=True),
             )  # fmt: skip
         help = [f"write `{keyword} on {names[0]}`"] if len(names) == 1 else [f"write `{keyword} on AXIS`", listed]
-        return rules.MisplacedPart.at(
+        return MisplacedPart.at(
             statement.keyword.span, f"`{keyword}` needs an axis", label="no axis follows", help=help
         )
 
@@ -211,7 +212,7 @@ class StatementReader:
             self._refuse_part(statement.options.span, f"the options of `{keyword}` stand behind its value", "not here")
 
     def _refuse_part(self, span: Span, message: str, label: str, help: Sequence[str] = ()) -> None:
-        self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label, help=help))
+        self.diagnostics.append(MisplacedPart.at(span, message, label=label, help=help))
 
     def _decided_rules(self, node: Auto) -> None:
         """Reject a domain or an answer of `auto` in place of rules."""

@@ -12,6 +12,7 @@ from legoai.dsl.rules.base import Check
 MODULES: Final = (
     "diagnostics.codes.files",
     "diagnostics.codes.syntax",
+    "diagnostics.codes.statements",
     "diagnostics.codes.names",
     "rules.model",
     "rules.paths",

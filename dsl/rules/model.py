@@ -34,7 +34,7 @@ class ModelIsKnown(WrongModel, Check):
         except ConfigError as error:
             field = {"preset": "target"}.get(error.argument, error.argument)
             legal = error.legal if len(error.legal) <= 24 else ()
-            from legoai.dsl.diagnostics.vocabulary import our_model
+            from legoai.dsl.diagnostics.model_names import our_model
 
             word = str(model.target if field == "target" else error.argument)
             ours = our_model(word) if field == "target" else None

@@ -25,7 +25,7 @@ def nearest(path: str, analysis: Analysis) -> str | None:
 
 def _starts(segments: list[str], analysis: Analysis) -> Iterator[list[str]]:
     """The segments, then without a module that holds the whole model in other tools, then inside of such a one."""
-    from legoai.dsl.diagnostics.vocabulary import around
+    from legoai.dsl.diagnostics.model_names import around
 
     holders = tuple(around())
     top = _legal([], analysis)
@@ -75,7 +75,7 @@ def _segment(segment: str, legal: list[str]) -> str | None:
 
 
 def _names(name: str, legal: list[str]) -> list[str]:
-    from legoai.dsl.diagnostics.vocabulary import our_modules
+    from legoai.dsl.diagnostics.model_names import our_modules
 
     if name in legal:
         return [name]

@@ -48,21 +48,21 @@ _RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _STAGES_TEST: Final = "test_pipelines.py::test_every_action_and_transfer_is_recorded"
-_PASSES_TEST: Final = "test_pipelines.py::test_a_pass_of_a_rank_stands_for_that_of_another"
-_ESTIMATOR_TEST: Final = "test_tools.py::test_the_runtime_estimator_of_torch_runs_without_a_gpu"
+_PASSES_TEST: Final = "test_pipelines.py::test_one_rank_represents_an_equal_rank"
+_ESTIMATOR_TEST: Final = "test_tools.py::test_torch_runtime_estimator_runs_without_a_gpu"
 
 _SIMULATION: Final = (
     Patch(
         path="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
         kind="property",
         why="constructors would call kernels of the device, and a backend written in Python has none",
-        test="test_simulation.py::test_constructors_need_no_kernel_of_the_device",
+        test="test_simulation.py::test_constructors_need_no_device_kernel",
     ),
     Patch(
         path="torch._subclasses.fake_tensor:FakeTensor.tolist",
         parameters="self",
         why="reading values of a fake tensor is an error; a program that reads them waits for the device",
-        test="test_simulation.py::test_values_that_a_program_reads_are_recorded",
+        test="test_simulation.py::test_value_reads_are_recorded",
     ),
     Patch(
         path="torch._subclasses.fake_impls:op_implementations_dict",
@@ -75,7 +75,7 @@ _SIMULATION: Final = (
         parameters="self",
         why="a fake tensor mode is taken for compilation, so that each collective would be waited for at once; while a "
         "module is compiled, torch's own is put back",
-        test="test_simulation.py::test_collectives_are_waited_for_at_their_first_use",
+        test="test_simulation.py::test_collectives_are_awaited_at_first_use",
     ),
     Patch(
         path="torch._C._distributed_c10d:FakeWork.wait",
@@ -87,20 +87,20 @@ _SIMULATION: Final = (
         path="torch.autograd.profiler:record_function.__enter__",
         parameters="self",
         why="labels of the profiler, which nobody reads, are operators that go through every mode",
-        test="test_simulation.py::test_labels_of_the_profiler_are_no_operators",
+        test="test_simulation.py::test_profiler_labels_are_not_recorded",
     ),
     Patch(
         path="torch.autograd.profiler:record_function.__exit__",
         parameters="self, exc_type, exc_value, traceback",
         why="as `__enter__`",
-        test="test_simulation.py::test_labels_of_the_profiler_are_no_operators",
+        test="test_simulation.py::test_profiler_labels_are_not_recorded",
     ),
     Patch(
         path="torch.random:fork_rng",
         parameters="devices",
         why="torch 2.12 asks CUDA for the random state of stages on any device, which fails without a driver",
         until="2.13",
-        test="test_simulation.py::test_random_states_are_asked_of_no_other_device",
+        test="test_simulation.py::test_fork_rng_queries_no_other_device",
     ),
     Patch(
         path="torch:UntypedStorage.resize_",
@@ -112,19 +112,19 @@ _SIMULATION: Final = (
         path="torch:clear_autocast_cache",
         kind="builtin",
         why="casts of parameters, which the simulated device's own rules keep, end when torch's do",
-        test="test_simulation.py::test_casts_end_with_autocast",
+        test="test_simulation.py::test_cast_cache_ends_with_autocast",
     ),
     Patch(
         path="torch.distributed.tensor._sharding_prop:ShardingPropagator.propagate_op_sharding_non_cached",
         parameters="self, op_schema",
         why="shapes are found with tensors of global shape, which no device allocates",
-        test="test_simulation.py::test_finding_shapes_of_dtensors_is_not_recorded",
+        test="test_simulation.py::test_dtensor_shape_propagation_is_not_recorded",
     ),
     Patch(
         path="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
         parameters="self, op_schema",
         why="as `propagate_op_sharding_non_cached`, for callers that want only the shapes",
-        test="test_simulation.py::test_finding_shapes_of_dtensors_is_not_recorded",
+        test="test_simulation.py::test_dtensor_shape_propagation_is_not_recorded",
     ),
 )
 
@@ -167,13 +167,13 @@ _MESHES: Final = (
         path="torch.distributed.device_mesh:new_group",
         parameters="ranks",
         why="each rank makes the groups of all others along an axis, and keeps its own",
-        test="test_meshes.py::test_groups_of_other_ranks_are_not_made",
+        test="test_meshes.py::test_groups_of_other_ranks_are_not_created",
     ),
     Patch(
         path="torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         parameters="tensor, num_chunks, dim",
         why="cuts each parameter into the chunks of all ranks, and keeps its own",
-        test="test_meshes.py::test_units_cut_their_own_chunk_alone",
+        test="test_meshes.py::test_units_compute_only_their_own_chunk",
     ),
 )
 
@@ -195,7 +195,7 @@ _PIPELINES: Final = (
         path=f"{_SCHEDULES}:_batch_p2p",
         parameters="p2p_ops, desc",
         why="transfers in one direction are recorded without the way through all modes",
-        test="test_pipelines.py::test_transfers_in_one_direction_are_no_operators",
+        test="test_pipelines.py::test_one_way_transfers_are_not_recorded_as_operators",
     ),
     Patch(
         path="torch.distributed:batch_isend_irecv",
@@ -268,7 +268,7 @@ _COMPILATION: Final = (
         path="torch.fx.traceback:current_meta",
         kind="mapping",
         why="a checkpoint's context tags the nodes of a graph, and does not take its tags back",
-        test="test_compilation.py::test_checkpoints_tag_their_own_operators_alone",
+        test="test_compilation.py::test_checkpoints_tag_only_their_own_operators",
     ),
     Patch(
         path="torch._functorch.partitioners:functionalize_rng_ops",
@@ -293,34 +293,34 @@ _COMPILATION: Final = (
         kind="class method",
         parameters="cls, device",
         why="inductor asks the driver; it is told the properties of the plan's device",
-        test="test_compilation.py::test_inductor_is_told_the_properties_of_the_device",
+        test="test_compilation.py::test_inductor_gets_the_properties_of_the_device",
     ),
     Patch(
         path="torch.distributed:is_nccl_available",
         why="inductor's AsyncTP pass does nothing in a build of torch without NCCL",
-        test="test_compilation.py::test_products_are_joined_with_their_collectives",
+        test="test_compilation.py::test_products_are_fused_with_their_collectives",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:make_contiguous_for_perm",
         parameters="t, perm",
         why="the pass would copy a tensor of a GPU",
-        test="test_compilation.py::test_products_are_joined_with_their_collectives",
+        test="test_compilation.py::test_products_are_fused_with_their_collectives",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:enable_symm_mem_for_group",
         parameters="group_name",
         why="exchanges handles of memory with the ranks of a group, of which only one is simulated",
-        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+        test="test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:_group_name_to_store",
         kind="mapping",
         why="groups of one simulation that have symmetric memory, by which the AsyncTP pass knows them",
-        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+        test="test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
 )
 
-_SCHEDULER_TEST: Final = "test_overlap_scheduling.py::test_the_scheduler_takes_all_times_as_they_are_given"
+_SCHEDULER_TEST: Final = "test_overlap_scheduling.py::test_overlap_scheduler_uses_the_given_times"
 
 _SCHEDULING: Final = (
     Patch(
@@ -348,13 +348,13 @@ _PLACED: Final = (
         path="torch:_dynamo",
         kind="module",
         why="hooks and optimizers would import dynamo only to keep it away; see the module `dynamo` of this folder",
-        test="test_dynamo.py::test_dynamo_is_as_it_was_after_a_simulation_that",
+        test="test_dynamo.py::test_dynamo_state_is_restored_after_simulation",
     ),
     Patch(
         path="torch._inductor:config._micro_pipeline_tp",
         kind="setting",
         why="AsyncTP has no public switch; set for a whole run, and reset after a simulation by `settings`",
-        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+        test="test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
 )
 
@@ -379,7 +379,7 @@ _BENCHMARKS: Final = (
         parameters="inputs",
         why="DTensor takes the memory tracker's fake mode for a compiler's, and too much is counted",
         since="2.13",
-        test="test_tools.py::test_the_memory_tracker_of_fsdp_runs_without_a_gpu",
+        test="test_tools.py::test_fsdp_memory_tracker_runs_without_a_gpu",
     ),
     Patch(
         path="torch.cuda:is_available",

@@ -34,11 +34,11 @@ def rows(*fields: dict[str, str]) -> list[Row]:
     return [Row(f"row-{index}", item) for index, item in enumerate(fields, 1)]
 
 
-def said(seconds: float, gib: float) -> Prediction:
+def prediction(seconds: float, gib: float) -> Prediction:
     return Prediction(seconds=seconds, active=(int(gib * 2**30),), reserved=(int(gib * 2**30),), capacity=80 * 2**30)
 
 
-def test_a_row_of_a_table_is_compared_with_its_base():
+def test_table_row_is_compared_with_its_baseline():
     base, reordered = {**TABLE_5, "setting": "vanilla", "value": "50976"}, {**TABLE_5, "setting": "+ reorder"}
     other = {**base, "gpus": "64", "value": "333440"}
     [claim] = list(simplefsdp.claims(rows(other, base, {**reordered, "value": "54544"})))
@@ -50,7 +50,7 @@ def test_a_row_of_a_table_is_compared_with_its_base():
     assert "reorder" not in str(pair.baseline)
 
 
-def test_a_ratio_of_the_text_is_a_pair_for_each_number_of_gpus():
+def test_ratio_in_the_text_gives_one_pair_per_gpu_count():
     [claim] = simplefsdp.claims(rows(TEXT))
     assert isinstance(claim, Claim)
     assert claim.published == (pytest.approx(0.886),)
@@ -68,36 +68,36 @@ def test_a_ratio_of_the_text_is_a_pair_for_each_number_of_gpus():
         ({"model": ""}, "stated by themselves"),
     ],
 )
-def test_a_ratio_that_no_plan_states_is_listed_with_the_reason(changes, why):
+def test_unstatable_ratio_is_listed_with_the_reason(changes, why):
     [item] = simplefsdp.claims(rows({**TEXT, **changes}))
     assert isinstance(item, Unstated)
     assert why in item.why
 
 
-def test_the_ends_of_a_range_are_one_claim():
+def test_range_rows_form_one_claim():
     [claim] = deepcompile.claims(rows(SPEEDUP, {**SPEEDUP, "qualifier": "range high, approx", "value": "1.18"}))
     assert isinstance(claim, Claim)
     assert claim.rows == ("row-1", "row-2")
     assert claim.published == (1.14, 1.18)
 
 
-def test_as_many_blocks_stay_whole_as_memory_leaves():
+def test_unsharded_blocks_are_limited_by_memory():
     [claim] = deepcompile.claims(rows({**SPEEDUP, "qualifier": ""}))
     assert isinstance(claim, Claim)
     changed = claim.pairs[0].changed
     assert isinstance(changed, Filled)
     block = 2 * 855_638_016
-    text = changed.then(said(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
+    text = changed.then(prediction(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
     assert "first(308, unit, others = unit(reshard = after_backward))" in text  # 4 layers of 77 blocks
     assert "first(231, unit, others = unit(reshard = after_backward))" in text
     assert not lint(text, "kept.plan", directory=Path(), variants=False).has_errors
-    assert "first" not in changed.then(said(1.0, 79.0))
+    assert "first" not in changed.then(prediction(1.0, 79.0))
 
 
 MIXTRAL = {**SPEEDUP, "model": "Mixtral 8x7B", "qualifier": "", "value": "1.35"}
 
 
-def test_experts_are_cut_so_that_all_ranks_share_them():
+def test_experts_are_split_so_that_all_ranks_hold_some():
     [claim] = deepcompile.claims(rows(MIXTRAL))
     assert isinstance(claim, Claim)
     assert [pair.settings for pair in claim.pairs] == [
@@ -108,7 +108,7 @@ def test_experts_are_cut_so_that_all_ranks_share_them():
     changed, baseline = claim.pairs[0].changed, str(claim.pairs[0].baseline)
     assert isinstance(changed, Filled)
     block = 2 * 1_451_229_184
-    text = changed.then(said(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
+    text = changed.then(prediction(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
     assert "layers.*.feed_forward.experts = first(29, unit, others = unit(reshard = after_backward))" in text
     for plan in (text, baseline):
         assert not {item.code for item in lint(plan, "mixtral.plan", directory=Path(), variants=False).diagnostics} & {
@@ -128,7 +128,7 @@ def test_peak_memory_and_accumulation_of_experts_are_stated():
     )
     assert (memory.metric, memory.published) == ("allocated", (pytest.approx(65 / 30),))
     assert [pair.settings[-2:] for pair in several.pairs] == [" 4", "16"]
-    assert "reshard = never" in several.pairs[0].changed.then(said(1.0, 30))
+    assert "reshard = never" in several.pairs[0].changed.then(prediction(1.0, 30))
 
 
 def test_rows_of_a_host_optimizer_are_not_stated():
@@ -143,16 +143,16 @@ def test_rows_of_a_host_optimizer_are_not_stated():
     assert "adaptive" in described.pairs[0].changed
 
 
-def test_a_direction_is_the_published_one_or_both_are_the_same_within_a_percent():
+def test_directions_agree_within_one_percent():
     assert agrees((1.1, 1.2), 1.02)
     assert not agrees((1.1,), 0.98)
     assert agrees((0.997,), 1.004)
     assert not agrees((0.997,), 1.05)
 
 
-def test_a_claim_stands_beside_the_mean_or_the_largest_ratio():
+def test_claim_is_compared_with_the_mean_or_largest_ratio():
     pairs = (Pair("8", "a", "b"), Pair("16", "c", "d"))
-    answers = {"a": said(1.0, 10), "b": said(2.0, 20), "c": said(1.0, 30), "d": said(4.0, 30)}
+    answers = {"a": prediction(1.0, 10), "b": prediction(2.0, 20), "c": prediction(1.0, 30), "d": prediction(4.0, 30)}
     claim = Claim(rows=("1",), of="", what="", metric="throughput", published=(1.5,), pairs=pairs)
     assert compared(claim, answers)["predicted"] == 3.0
     largest = Claim(rows=("1",), of="", what="", metric="throughput", published=(1.5,), pairs=pairs, qualifier="up to")
@@ -165,7 +165,7 @@ def test_a_claim_stands_beside_the_mean_or_the_largest_ratio():
     assert refused["simulated"][0]["refused"] == "lint: no"
 
 
-def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
+def test_interrupted_run_continues(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "seeds"
     folder.mkdir()
     for name, fields in (("simplefsdp", TEXT), ("deepcompile", {**SPEEDUP, "qualifier": ""})):
@@ -176,7 +176,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
         asked.append(text)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return said(1.0 + len(asked), 40)
+        return prediction(1.0 + len(asked), 40)
 
     monkeypatch.setattr(command, "predict", answer)
     monkeypatch.setattr(command, "RESULTS", tmp_path / "ablations.json")

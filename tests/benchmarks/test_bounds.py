@@ -25,7 +25,7 @@ def test_most_drawn_plans_are_clean_and_open():
     assert clean >= 15
 
 
-def test_a_path_leads_from_a_candidate_to_all_holes():
+def test_path_leads_from_a_candidate_to_the_root():
     way = list(path_to(random.Random(1), (2, 0, 1)))
     assert (way[0], way[-1]) == ([2, 0, 1], [None] * 3)
     assert [kept.count(None) for kept in way] == [0, 1, 2, 3]
@@ -51,7 +51,7 @@ def checked(excess: float) -> Tally:
 
 
 @pytest.mark.slow
-def test_bounds_below_what_is_simulated_are_counted_and_those_above_told():
+def test_bounds_above_the_simulation_are_violations():
     tally = in_a_fork(checked, 1.0)
     assert tally.violations == []
     assert (tally.candidates, tally.costs, tally.beyond) == (2, 1, 0)

@@ -27,7 +27,7 @@ optimizer adamw(lr = 1e-4)
 """
 
 
-def test_the_layers_of_megatron_compute_what_the_built_in_model_computes(monkeypatch):
+def test_megatron_layers_equal_the_built_in_model(monkeypatch):
     """The layer that makes queries, keys and values has them head by head."""
     monkeypatch.setattr(megatron_models, "DROPPED", 0.0)
     sizes = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "vocab_size": 16, "max_seq_len": 8}
@@ -67,7 +67,7 @@ def _of_a_layer(text):
     return [one for one in records if one.module.startswith("layers.1")]
 
 
-def test_layers_of_megatron_issue_the_backward_of_their_functions_from_python_and_copy_scalars_to_the_device():
+def test_megatron_layers_issue_kernels_as_published_code_does():
     """One layer of two: forward, and all again in the backward pass."""
     records = in_a_fork(_of_a_layer, MEGATRON)
     backward = [one for one in records if isinstance(one, Kernel) and one.phase == "backward"]

@@ -50,7 +50,7 @@ def some(*measured: tuple[float, int, int]) -> list[Configuration]:
     ]
 
 
-def test_regret_is_the_share_of_the_best_throughput_that_is_lost():
+def test_regret_is_the_lost_share_of_the_best_throughput():
     group = some((100.0, 2, 1), (80.0, 1, 1), (50.0, 1, 4))
     assert regret(group, group[:1]) == 0.0
     assert regret(group, group[1:2]) == pytest.approx(0.2)
@@ -58,31 +58,31 @@ def test_regret_is_the_share_of_the_best_throughput_that_is_lost():
     assert regret(group, []) == 1.0
 
 
-def test_the_rule_takes_least_model_parallelism_and_then_the_largest_micro_batch():
+def test_rule_prefers_least_model_parallelism_then_largest_micro_batch():
     group = some((100.0, 2, 8), (80.0, 1, 1), (50.0, 1, 4), (60.0, 1, 4))
     assert [item.id for item in by_rule(group)] == ["2", "3"]
 
 
-def test_what_is_predicted_not_to_fit_is_not_ranked():
+def test_rows_predicted_out_of_memory_are_not_ranked():
     group = some((100.0, 2, 8), (80.0, 1, 1))
     assert [item.id for item in by_prediction(group, {"0": 2.0, "1": 1.0})] == ["1"]
     assert [item.id for item in by_prediction(group, {"0": 2.0})] == ["0"]
     assert by_prediction(group, {}) == []
 
 
-def test_groups_of_few_do_not_count():
+def test_small_groups_are_left_out():
     group = some((1.0, 1, 1), (2.0, 1, 1), (3.0, 1, 1))
     assert grouped(group) == {}
     assert list(grouped([*group, *some((4.0, 1, 1))])) == ["a"]
 
 
 @pytest.mark.parametrize(("measured", "seconds", "wanted"), [((1, 2, 3), (3, 2, 1), 1.0), ((1, 2, 3), (1, 2, 3), -1.0)])
-def test_rank_correlation_of_orders(measured: tuple[float, ...], seconds: tuple[float, ...], wanted: float):
+def test_rank_correlation_of_known_orders(measured: tuple[float, ...], seconds: tuple[float, ...], wanted: float):
     group = some(*((rate, 1, 1) for rate in measured))
     assert rank_correlation(group, {f"{i}": s for i, s in enumerate(seconds)}) == pytest.approx(wanted)
 
 
-def test_rank_correlation_by_the_formula_of_squared_differences():
+def test_rank_correlation_equals_the_squared_difference_formula():
     draw = random.Random(1)
     for size in range(3, 9):
         rates, seconds = draw.sample(range(100), size), draw.sample(range(100), size)
@@ -95,11 +95,11 @@ def test_rank_correlation_by_the_formula_of_squared_differences():
         assert found == pytest.approx(1 - 6 * squares / (size * (size**2 - 1)))
 
 
-def test_rank_correlation_of_two_is_not_told():
+def test_rank_correlation_of_two_rows_is_undefined():
     assert rank_correlation(some((1.0, 1, 1), (2.0, 1, 1)), {"0": 1.0, "1": 2.0}) is None
 
 
-def test_the_ninetieth_percentile_is_reached_by_nine_tenths():
+def test_ninetieth_percentile_covers_nine_tenths():
     for count in range(1, 25):
         regrets = [index / 100 for index in range(count)]
         found = Summary.of(regrets)
@@ -108,7 +108,7 @@ def test_the_ninetieth_percentile_is_reached_by_nine_tenths():
         assert found.mean == pytest.approx(statistics.fmean(regrets))
 
 
-def test_a_long_pipeline_is_a_line_through_two_shorter_ones():
+def test_long_pipeline_is_extrapolated_from_two_shorter_ones():
     few = LONG // 2 + 1
     assert shorter(PIPELINE.format(sequences=4 * (few - 2))) is None
     micro_batches, pp, (one, two) = shorter(PIPELINE.format(sequences=4 * few)) or (0, 0, ("", ""))
@@ -123,12 +123,12 @@ def on_the_line(sequences: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_a_line_through_shorter_pipelines_has_the_time_of_the_longer():
+def test_extrapolated_pipeline_time_equals_full_simulation():
     line, whole = in_a_fork(on_the_line, 4 * 17)
     assert line == pytest.approx(whole, rel=1e-3)
 
 
-def test_a_predictor_goes_on_after_a_plan_that_cannot_be_read():
+def test_predictor_continues_after_an_invalid_plan():
     predictor = Predictor(60.0)
     try:
         first, second = predictor("no plan"), predictor(PIPELINE.format(sequences=8).replace("cluster h100_sxm\n", ""))
@@ -140,7 +140,7 @@ def test_a_predictor_goes_on_after_a_plan_that_cannot_be_read():
         predictor.close()
 
 
-def test_a_report_counts_groups_all_of_whose_rows_were_asked():
+def test_report_counts_only_fully_predicted_groups():
     fields = {"n_gpus": "8", "tp": "1", "pp": "1", "notes": "time_tier=A"}
     rows = [
         Row(f"{model}{index}", {**fields, "model": model, "micro_batch": f"{index}", "tokens_per_s_per_gpu": f"{rate}"})
@@ -153,11 +153,11 @@ def test_a_report_counts_groups_all_of_whose_rows_were_asked():
     found = command.report("nanotron", rows, kept, every_group=True)
     assert "| all rows | 2 | rule of thumb, as published | 30.0% | 30.0% | 0% |" in found
     assert "| tier A and B | 1 | prediction | 10.0% | 10.0% | 0% | 0.50 | 0.50 |" in found
-    assert "4 rows have an answer, 1 of them that they run out of memory; 4 were not asked" in found
+    assert "4 rows have a prediction, 1 of them out of memory; 4 are missing" in found
     assert Path(command.RESULTS).is_dir()
 
 
-def test_contenders_are_those_near_the_first_that_older_code_predicted():
+def test_contenders_are_near_the_best_of_older_predictions():
     group = some((100.0, 1, 1), (90.0, 1, 1), (80.0, 1, 1))
     kept = {
         f"{index}": {"seconds": seconds, "fits": True, "code": code}
@@ -169,7 +169,7 @@ def test_contenders_are_those_near_the_first_that_older_code_predicted():
     assert command.contender(group, {}, "new", 0.1) is None
 
 
-def test_a_stall_is_what_a_transfer_takes_beyond_computation():
+def test_stall_is_transfer_time_beyond_computation():
     fields = {
         "n_gpus": "16", "pp": "4", "grad_accum": "32", "n_params_b": "2", "global_batch": "256", "seq_len": "4096",
     }  # fmt: skip

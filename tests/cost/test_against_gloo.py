@@ -40,7 +40,7 @@ QUICK = (
 
 
 def simulated(text: str, world: int) -> list[list[list[Issued]]]:
-    """By rank and step, what a program communicates on the simulated device."""
+    """Collectives of a program on the simulated device, by rank and step."""
     return [by_step(capture(text, world=world, rank=rank, kind="cpu")) for rank in range(world)]
 
 
@@ -58,7 +58,7 @@ def by_step(trace: Trace) -> list[list[Issued]]:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS]
 )
-def test_a_simulated_rank_communicates_as_a_real_one_does(name: str, gloo):
+def test_simulated_collectives_equal_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text
     real = gloo(combination.world)(run_and_record, text)

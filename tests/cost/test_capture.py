@@ -50,7 +50,7 @@ def steady(trace: Trace) -> list:
         "fsdp and tensor parallel",
     ),
 )
-def test_kernels_and_collectives_are_those_of_a_real_run(name, traced, gloo):
+def test_kernels_and_collectives_equal_a_real_run(name, traced, gloo):
     world = simulated.world_of(name)
     kernels, collectives = gloo(world)(simulated.real_step, name)[min(1, world - 1)]
     records = steady(traced(name))
@@ -87,7 +87,7 @@ def test_steps_micro_batches_and_modules_are_marked(traced):
     assert names.count("forward layers.0.attention.wq") == names.count("end layers.0.attention.wq") == 4
 
 
-def test_phases_follow_each_other_and_recomputation_is_told_from_forward(traced):
+def test_phases_are_ordered_and_recomputation_is_distinguished(traced):
     records = [item for item in steady(traced("one device, checkpointed")) if isinstance(item, Kernel)]
     products = Counter(item.phase for item in records if item.op == "aten.mm")
     layers = 2 * 4 * 7  # layers, micro batches, matrices of a layer; the last of a layer is not needed again
@@ -95,7 +95,7 @@ def test_phases_follow_each_other_and_recomputation_is_told_from_forward(traced)
     assert records[-1].phase == "optimizer" and records[-1].op == "aten._fused_adamw_"
 
 
-def test_kernels_of_backward_belong_to_the_module_whose_forward_they_answer(traced):
+def test_backward_kernels_belong_to_their_forward_module(traced):
     records = [item for item in steady(traced("fsdp")) if isinstance(item, Kernel) and item.op == "aten.mm"]
     by_module = {}
     for item in records:
@@ -106,7 +106,7 @@ def test_kernels_of_backward_belong_to_the_module_whose_forward_they_answer(trac
 
 
 @pytest.mark.parametrize("name", ["one device", "fsdp", "fsdp, checkpointed"])
-def test_kernels_of_the_loss_and_of_its_backward_belong_to_it_in_every_micro_batch(name, traced):
+def test_loss_kernels_belong_to_the_loss_in_every_micro_batch(name, traced):
     records = [item for item in steady(traced(name)) if isinstance(item, Kernel) and item.op in LOSS_KERNELS]
     assert {(item.module, item.phase) for item in records} == {("loss", "forward"), ("loss", "backward")}
     first, *others = (
@@ -124,7 +124,7 @@ LOSS_KERNELS = {
 }  # fmt: skip
 
 
-def test_a_loss_that_is_computed_in_pieces_is_recomputed():
+def test_chunked_loss_is_recomputed():
     records = [item for item in steady(simulated.in_a_fork(in_pieces)) if isinstance(item, Kernel)]
     phases = Counter(item.phase for item in records if item.op == "aten._log_softmax")
     assert phases == {"forward": 4 * 2, "recompute": 4 * 2}  # micro batches, pieces
@@ -138,7 +138,7 @@ def in_pieces() -> Trace:
     )
 
 
-def test_flops_are_those_of_the_formula(traced):
+def test_flops_equal_six_per_parameter_and_token(traced):
     """6 floating-point operations for each parameter of a matrix and token (Kaplan et al. 2020, section 2.1)."""
     records = [item for item in steady(traced("one device")) if isinstance(item, Kernel) and item.op == "aten.mm"]
     matrices = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 32 * 256
@@ -155,20 +155,20 @@ def test_bytes_are_read_and_written_once(traced):
     assert update.bytes_read == 4 * 4 * parameters + 4 * 21  # the gradient too, and the counts of steps
 
 
-def test_the_host_waits_once_for_the_loss_and_once_at_the_end(traced):
+def test_host_waits_once_for_the_loss_and_once_at_the_end(traced):
     records = steady(traced("one device"))
     assert sum(isinstance(item, HostWaitStream) for item in records) == 1
     assert sum(isinstance(item, HostWaitDevice) for item in records) == 1
     assert [item.bytes for item in records if isinstance(item, Copy) and item.direction == "device_to_host"] == [32]
 
 
-def test_a_trace_is_the_same_each_time_and_survives_as_text(traced):
+def test_trace_is_deterministic_and_survives_serialisation(traced):
     again = simulated.traced("fsdp and tensor parallel", kind="cpu")
     assert again == traced("fsdp and tensor parallel")
     assert load(save(again)) == again
 
 
-def test_two_simulations_follow_each_other_in_one_process_and_leave_no_process_group_behind():
+def test_successive_simulations_leave_no_process_group():
     assert simulated.in_a_fork(twice, "fsdp and tensor parallel") == (True, False)
 
 
@@ -186,7 +186,7 @@ def twice(name: str) -> tuple[bool, bool]:
         "replicated",
     ),
 )
-def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
+def test_replayed_micro_batches_equal_full_capture(name):
     whole = simulated.traced(name, micro_batches=8, replay=False)
     assert simulated.traced(name, micro_batches=8) == whole
     assert sum(isinstance(item, Mark) and item.name.startswith("micro batch") for item in whole.records) == 1 + 8
@@ -201,11 +201,11 @@ def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
         ("def trainer(): raise KeyError('layers')", "KeyError"),
     ],
 )
-def test_what_is_no_program_is_refused(text, why):
+def test_invalid_program_is_refused(text, why):
     with pytest.raises(SimulationError, match=why):
         simulated.in_a_fork(capture, text, world=1)
 
 
-def test_a_mesh_that_does_not_fit_is_refused():
+def test_mesh_of_another_world_size_is_refused():
     with pytest.raises(SimulationError, match="needs 4 processes, and 2 were started"):
         simulated.in_a_fork(capture, simulated.trainer_of("fsdp and tensor parallel"), world=2)

@@ -60,7 +60,7 @@ def both(way: str) -> tuple[Figures, Figures]:
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS])
-def test_what_is_composed_is_what_is_simulated(way: str):
+def test_replayed_estimate_equals_full_simulation(way: str):
     whole, few = in_a_fork(both, way)
     assert whole.whole
     assert not few.whole
@@ -104,9 +104,7 @@ def seconds(devices: int, batch: int, length: int, body: str) -> tuple[float, fl
         (8, 8, 1024, "mesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"),
     ],
 )
-def test_a_device_that_catches_up_with_its_host_takes_as_long_as_whole_simulation_says(
-    devices: int, batch: int, length: int, body: str
-):
-    """In a few blocks the device works off what waits on its streams, and with all it runs at the host's pace."""
+def test_replayed_host_bound_step_equals_full_simulation(devices: int, batch: int, length: int, body: str):
+    """Over a few blocks the device works off its backlog; over all blocks it runs at the host's pace."""
     whole, few = in_a_fork(seconds, devices, batch, length, body)
     assert few == pytest.approx(whole, rel=1e-6)

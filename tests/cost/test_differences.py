@@ -57,7 +57,7 @@ def figures(step: float, memory: float) -> Figures:
 
 
 class Evaluations:
-    """Stands for the simulator: gives the figures that a test says, and keeps what it was asked for."""
+    """Replaces the simulator: returns figures of the test, and records its calls."""
 
     def __init__(self, outcome: Callable[[Plan], Outcome]) -> None:
         self.outcome = outcome
@@ -106,7 +106,7 @@ AFTER = (
 )  # fmt: skip
 
 
-def test_parts_and_interaction_are_the_whole_and_what_is_free_is_not_simulated(evaluations):
+def test_parts_and_interaction_sum_to_the_whole_difference(evaluations):
     asked = evaluations(modelled)
     found = cost_difference(Comparison(side(TEXT), side(AFTER)))
     rows = [[change.subject for change in part.changes] for part in found.parts]
@@ -121,7 +121,7 @@ def test_parts_and_interaction_are_the_whole_and_what_is_free_is_not_simulated(e
     assert found.whole.peak_reserved == 2 * found.whole.peak_active
 
 
-def test_equal_programs_are_simulated_once_and_differ_in_nothing(evaluations):
+def test_equal_programs_are_simulated_once_without_difference(evaluations):
     asked = evaluations(modelled)
     after = f"# two lines\n\n{TEXT}".replace("checkpoint { layers.* = full }", "checkpoint { layers.{0..1} = full }")
     found = cost_difference(Comparison(side(TEXT), side(after)))
@@ -132,7 +132,7 @@ def test_equal_programs_are_simulated_once_and_differ_in_nothing(evaluations):
     assert found.interaction.step_time == -gone.effect.step_time
 
 
-def test_a_part_without_figures_is_within_the_interaction(evaluations):
+def test_part_without_figures_counts_in_the_interaction(evaluations):
     def outcome(plan: Plan) -> Outcome:
         alone = plan.batch.micro_batch == 4 and plan.checkpoint.rules[0].treatment.name == "full"
         return NoFigures(reason="it cannot be simulated") if alone else modelled(plan)
@@ -159,7 +159,7 @@ def test_plans_that_cannot_be_costed_are_named(evaluations, wrong: str):
         cost_difference(Comparison(side(TEXT), side(AFTER)), profile="no_such_device")
 
 
-def test_factories_are_simulated_where_their_modules_lie_and_not_kept(evaluations, tmp_path: Path):
+def test_factory_plans_are_simulated_in_their_folder_uncached(evaluations, tmp_path: Path):
     asked = evaluations(modelled)
     text = TEXT.replace('llama3("tiny", n_layers = 2)', 'python("mixing_model:build")').replace("layers.*", "blocks.*")
     for name, version in (("a", ""), ("b", "# another version\n")):

@@ -55,7 +55,7 @@ def estimated(linted: Linted) -> list[tuple[float, ...]]:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("number", range(201, 203))
-def test_estimates_of_clean_plans_are_those_of_whole_simulation(number: int):
+def test_estimates_of_random_plans_equal_full_simulation(number: int):
     failed = []
     plans = [plan for plan in clean_plans(60, number, on_h100s) if plan.plan.mesh.world_size <= MOST_RANKS]
     for plan in plans:

@@ -57,8 +57,8 @@ def plan(folder: Path, *, cluster="h100_sxm", dtype="bf16", requires=REQUIRES) -
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What an estimate says of itself, taken in a fork."""
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Figures of an estimate that is computed in a fork."""
     return simulated.in_a_fork(figures, plan(tmp_path_factory.mktemp("plans")))
 
 
@@ -86,56 +86,56 @@ def figures(path: Path, **options) -> dict:
     }
 
 
-def test_an_estimate_names_its_plan(told: dict, tmp_path: Path):
+def test_estimate_names_its_plan(estimated: dict, tmp_path: Path):
     loaded = legoai.load(plan(tmp_path))
-    assert told["plan"] == (loaded.name, loaded.digest, 8, 16 * 128)
+    assert estimated["plan"] == (loaded.name, loaded.digest, 8, 16 * 128)
 
 
-def test_the_second_step_is_told_whole(told: dict):
-    assert sum(told["parts"]) == pytest.approx(told["step"])
-    assert told["parts"][0] == pytest.approx(told["busy"])
-    first, last = told["ends"]
-    assert first >= 0 and last <= told["step"] * (1 + 1e-9)
+def test_breakdown_covers_the_whole_second_step(estimated: dict):
+    assert sum(estimated["parts"]) == pytest.approx(estimated["step"])
+    assert estimated["parts"][0] == pytest.approx(estimated["busy"])
+    first, last = estimated["ends"]
+    assert first >= 0 and last <= estimated["step"] * (1 + 1e-9)
 
 
-def test_throughput_follows_from_the_step(told: dict):
-    assert told["speed"] == pytest.approx(16 * 128 / told["step"] / 8)
-    assert told["mfu"] == pytest.approx(told["flops"] / told["step"] / 8 / 989.4e12)
-    assert told["hours"] == pytest.approx(1e12 / (told["speed"] * 3600))
+def test_throughput_follows_from_the_step(estimated: dict):
+    assert estimated["speed"] == pytest.approx(16 * 128 / estimated["step"] / 8)
+    assert estimated["mfu"] == pytest.approx(estimated["flops"] / estimated["step"] / 8 / 989.4e12)
+    assert estimated["hours"] == pytest.approx(1e12 / (estimated["speed"] * 3600))
 
 
-def test_memory_is_what_its_rooms_say(told: dict):
-    active, alone, reserved = told["active"]
+def test_memory_figures_are_consistent(estimated: dict):
+    active, alone, reserved = estimated["active"]
     assert active == alone <= reserved
-    assert told["fits"] is True
+    assert estimated["fits"] is True
 
 
-def test_communication_is_told_by_axis_and_recomputation_apart(told: dict):
-    assert set(told["axes"]) <= {"dp_shard", "tp", "dp_shard+tp"}
-    assert sum(told["axes"].values()) == pytest.approx(told["exposed"])
-    assert 0 < told["recompute"] < told["parts"][0]
+def test_communication_by_axis_and_recomputation_are_separate(estimated: dict):
+    assert set(estimated["axes"]) <= {"dp_shard", "tp", "dp_shard+tp"}
+    assert sum(estimated["axes"].values()) == pytest.approx(estimated["exposed"])
+    assert 0 < estimated["recompute"] < estimated["parts"][0]
 
 
-def test_the_shares_of_models_add_up(told: dict):
-    assert sum(told["models"].values()) == pytest.approx(1)
+def test_kernel_model_shares_sum_to_one(estimated: dict):
+    assert sum(estimated["models"].values()) == pytest.approx(1)
 
 
-def test_every_requirement_is_measured(told: dict):
-    values = {(metric, ok): value for metric, value, ok in told["requirements"]}
-    assert values["peak_memory", False] == told["active"][0]
-    assert values["reserved_memory", True] == told["active"][2]
-    assert values["step_time", False] == told["step"]
-    assert values["exposed_comm", True] == pytest.approx(told["exposed"] / told["step"])
-    assert values["recompute", False] == pytest.approx(told["recompute"] / told["step"])
-    assert values["mfu", False] == told["mfu"]
-    assert values["tokens_per_s", True] == told["speed"]
+def test_every_requirement_is_measured(estimated: dict):
+    values = {(metric, ok): value for metric, value, ok in estimated["requirements"]}
+    assert values["peak_memory", False] == estimated["active"][0]
+    assert values["reserved_memory", True] == estimated["active"][2]
+    assert values["step_time", False] == estimated["step"]
+    assert values["exposed_comm", True] == pytest.approx(estimated["exposed"] / estimated["step"])
+    assert values["recompute", False] == pytest.approx(estimated["recompute"] / estimated["step"])
+    assert values["mfu", False] == estimated["mfu"]
+    assert values["tokens_per_s", True] == estimated["speed"]
 
 
-def test_a_device_may_be_replaced_and_a_slower_one_takes_longer(told: dict, tmp_path: Path):
+def test_slower_device_override_takes_longer(estimated: dict, tmp_path: Path):
     other = simulated.in_a_fork(figures, plan(tmp_path), profile="a100_sxm80")
     assert other["device"] == ("a100_sxm80", "a100_sxm80", 312e12)
-    assert other["flops"] == told["flops"]
-    assert other["parts"][0] > told["parts"][0]
+    assert other["flops"] == estimated["flops"]
+    assert other["parts"][0] > estimated["parts"][0]
 
 
 def test_uneven_shards_are_largest_on_the_first_rank(tmp_path: Path):
@@ -165,7 +165,7 @@ def peak(path: Path, rank: int) -> int:
         ({"rank": 8}, "no rank 8"),
     ],
 )
-def test_what_cannot_be_costed_says_why(tmp_path: Path, options: dict, why: str):
+def test_estimate_failure_states_the_reason(tmp_path: Path, options: dict, why: str):
     with pytest.raises(CannotEstimateError, match=why):
         legoai.estimate(plan(tmp_path), **options)
 

@@ -1,4 +1,4 @@
-"""What each pass over the graph of a step changes: the passes add up to the estimate of the plan."""
+"""Effects of each pass over the graph of a step, which sum to the estimate of the plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def figures() -> tuple[dict[str, Any], str, str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
+def test_pass_differences_sum_to_the_estimate():
     found, text, picture, plan = in_a_fork(figures)
     assert [item["name"] for item in found["passes"]] == NAMES
     for figure in ("step_time_s", "peak_active_bytes", "exposed_communication_s", "collectives"):
@@ -110,8 +110,8 @@ def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str
         ("fsdp, as one graph, scheduled by torch", 3),  # all parameters are one bucket
     ],
 )
-def test_a_simulated_rank_issues_the_collectives_of_the_graph(name: str, least: int):
-    """That a real one does too is tested in `test_against_gloo.py`."""
+def test_simulated_rank_issues_the_graph_collectives(name: str, least: int):
+    """A real rank is tested in `test_against_gloo.py`."""
     text = lowered(COMBINATIONS[name].text).text
     in_graph, seen = in_a_fork(in_graph_and_trace, text)
     assert len(in_graph) >= least
@@ -119,7 +119,7 @@ def test_a_simulated_rank_issues_the_collectives_of_the_graph(name: str, least: 
 
 
 def reads(text: str) -> list[tuple[str, int]]:
-    """What the host reads of the device in forward and backward, with the phase."""
+    """Reads of device values by the host in forward and backward, with the phase."""
     trace = capture(text, world=2, kind="cpu", replay=False)
     seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
     return [
@@ -130,7 +130,7 @@ def reads(text: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_numbers_of_rows_are_read_in_each_run_of_the_graph_and_not_in_recomputation():
+def test_row_counts_are_read_in_forward_and_not_in_recomputation():
     graph = COMBINATIONS["experts on every rank, as one graph"].text
     eager = graph.replace("(backend = graph) ", "")
     of_graph = in_a_fork(reads, lowered(graph).text)
@@ -155,7 +155,7 @@ def kernels(text: str, kind: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_regions_have_the_kernels_of_modules_that_are_compiled_under_the_eager_backend():
+def test_graph_regions_have_the_kernels_of_compiled_modules():
     graph = COMBINATIONS["fsdp, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
     graph += "compile { layers.* = inductor }\n"
     of_graph = in_a_fork(kernels, lowered(graph).text, "cuda")
@@ -167,7 +167,7 @@ def test_regions_have_the_kernels_of_modules_that_are_compiled_under_the_eager_b
     assert forward[0] == forward[1]
 
 
-def test_experts_whose_rows_a_kernel_counts_are_compiled():
+def test_experts_with_grouped_kernels_are_compiled():
     graph = COMBINATIONS["experts in shards, in bf16, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
     found = in_a_fork(kernels, lowered(f"{graph}compile {{ layers.* = inductor }}\n").text, "cuda")
     inside = {op for phase, module, op in found if phase == "forward" and "feed_forward" in module}

@@ -60,7 +60,7 @@ def overlapped() -> Estimate:
 
 
 def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, float]:
-    """How many collectives a module has in backward, their seconds, and how many of these nothing computes beside."""
+    """Number of collectives of a module in backward, their seconds, and their exposed seconds."""
     return next(
         (each.count, each.seconds, each.exposed)
         for each in found.ranks[0].breakdown.collectives
@@ -68,7 +68,7 @@ def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, f
     )
 
 
-def test_gradients_of_inputs_are_summed_while_those_of_weights_are_computed(plain, overlapped):
+def test_input_gradient_reduction_overlaps_weight_gradients(plain, overlapped):
     for module in ("layers.*.attention", "layers.*.feed_forward", "output"):
         count, seconds, exposed = backward_of(plain, "reduce_scatter", module)
         assert exposed == pytest.approx(seconds)
@@ -78,7 +78,7 @@ def test_gradients_of_inputs_are_summed_while_those_of_weights_are_computed(plai
     assert overlapped.step_time < plain.step_time
 
 
-def test_inputs_are_gathered_again_while_their_gradients_are_computed(plain, overlapped):
+def test_input_gather_overlaps_input_gradients(plain, overlapped):
     count, seconds, exposed = backward_of(overlapped, "all_gather", "output")
     assert count == 2
     assert exposed < 0.01 * seconds
@@ -91,13 +91,13 @@ def test_inputs_are_gathered_again_while_their_gradients_are_computed(plain, ove
         assert left < 1.01 * seconds
 
 
-def test_what_is_gathered_is_gone_after_forward(plain, overlapped):
+def test_gathered_inputs_are_freed_after_forward(plain, overlapped):
     """At the peak, in the loss, each module of a block and the output layer holds a piece, not the whole."""
     kept = (2 * LAYERS + 1) * (GATHERED - GATHERED // TP)
     assert plain.peak_active - overlapped.peak_active == kept
 
 
-def test_products_are_the_same(plain, overlapped):
+def test_overlap_keeps_the_products(plain, overlapped):
     def products(found: Estimate) -> float:
         return found.ranks[0].breakdown.by_kind["matrix product"] - found.ranks[0].breakdown.slowed
 
@@ -105,7 +105,7 @@ def test_products_are_the_same(plain, overlapped):
     assert products(overlapped) == pytest.approx(products(plain), rel=0.02)
 
 
-def test_lower_bounds_count_neither_what_is_hidden_nor_what_is_gone():
+def test_lower_bounds_exclude_hidden_communication_and_freed_memory():
     deep = PLAN.replace(f"n_layers = {LAYERS}", "n_layers = 16").replace("OVERLAP", OVERLAP)
     bound, found = in_a_fork(bound_and_cost, deep)
     assert 0.0 < bound.step_time < found.step_time

@@ -44,7 +44,7 @@ def update_of_muon(text: str) -> tuple[Counter[str], int, int]:
     return counted, len(exchanged), sum(item.bytes for item in exchanged)
 
 
-def test_orthogonalization_and_the_exchange_of_parts_are_in_the_step():
+def test_muon_step_has_orthogonalization_and_its_collectives():
     one = in_a_fork(update_of_muon, MUON)
     none = in_a_fork(update_of_muon, MUON[: MUON.index("optimizer")] + "optimizer adamw(lr = 3e-4)\n")
     products = one[0] - none[0]
@@ -61,7 +61,7 @@ def kernels(text: str, *, replay: bool) -> Counter[str]:
 
 
 @pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_each_group_is_a_kernel_of_the_update(replay: bool):
+def test_each_parameter_group_is_one_update_kernel(replay: bool):
     for rules, groups in (("", 1), (RULES, 4)):
         found = in_a_fork(kernels, f"{PLAN} {rules}\n", replay=replay)
         assert found["aten._fused_adamw_"] == groups, rules

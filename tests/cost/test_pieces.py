@@ -31,7 +31,7 @@ clip      (norm = 1.0)
 
 
 def cost(home: Path, plan: str, cache: str) -> tuple[dict[str, object], bool]:
-    """Return what is said of a plan, and whether torch was imported for it."""
+    """Return the estimate of a plan, and whether torch was imported for it."""
     done = subprocess.run(
         [sys.executable, "-c", COST, "cost", plan, "--json"],
         cwd=home, env=os.environ | {"XDG_CACHE_HOME": str(home / cache)}, capture_output=True, text=True, check=True,
@@ -40,7 +40,7 @@ def cost(home: Path, plan: str, cache: str) -> tuple[dict[str, object], bool]:
     return json.loads(done.stdout), done.stderr.rstrip().endswith("True")
 
 
-def test_what_follows_from_a_kept_piece_is_the_same_and_needs_no_torch(tmp_path):
+def test_estimate_from_a_cached_capture_is_equal_and_needs_no_torch(tmp_path):
     (tmp_path / "nine.plan").write_text(PLAN)
     other = PLAN.replace("= 9", "= 12").replace("global = 32", "global = 96")
     other = other.replace("1e-3", "3e-4").replace("warmup = 10", "warmup = 25").replace("norm = 1.0", "norm = 0.5")

@@ -19,11 +19,11 @@ def micro_batches(text: str) -> int:
     return sum(isinstance(item, Mark) and item.name.startswith("micro batch ") for item in found)
 
 
-def test_the_step_that_is_simulated_has_the_full_batch():
+def test_simulated_step_has_the_full_batch():
     assert in_a_fork(micro_batches, GROWING) == in_a_fork(micro_batches, PLAN) == 8
 
 
-def test_the_estimate_says_that_the_first_steps_have_less():
+def test_estimate_states_the_smaller_first_steps():
     words = "steps are of the full batch of 16: the first 20 have smaller ones"
     assert list(of_full_batch(resolved(GROWING))) == [words]
     assert not list(of_full_batch(resolved(PLAN)))

@@ -35,7 +35,7 @@ def figures(folder: Path, treatments: list[str]) -> list[tuple[float, float]]:
 
 @NEEDS_SOLVER
 @pytest.mark.slow
-def test_a_budget_costs_what_it_keeps_and_nothing_else(tmp_path: Path):
+def test_budget_trades_memory_for_recomputation(tmp_path: Path):
     treatments = ["full", "budget(1%, by = knapsack)", "budget(30%, by = ilp)"]
     (recompute, peak), little, more = simulated.in_a_fork(figures, tmp_path, treatments)
     assert little == (pytest.approx(recompute), pytest.approx(peak, rel=0.02))

@@ -60,7 +60,7 @@ def _both(program: Program, world: int) -> list[list[tuple[float, list[float], l
     return found
 
 
-def test_ranks_that_are_not_told_from_the_first_of_a_group_are_told_from_the_next() -> None:
+def test_underived_ranks_of_a_group_are_regrouped() -> None:
     groups = [[1, 2, 3, 4, 5, 6], [0], [7, 8, 9]]
     assert list(pipeline._left(groups, {0, 1, 2, 3, 7})) == [[4, 5, 6], [8], [9]]
     assert list(pipeline._left(groups, set(range(10)))) == []
@@ -78,17 +78,17 @@ def test_ranks_that_are_not_told_from_the_first_of_a_group_are_told_from_the_nex
         ),
     ],
 )
-def test_actions_as_pieces_agree_with_every_operation_of_every_rank(schedule: str, sharded: bool, tmp_path: Path):
+def test_compressed_actions_equal_full_timing(schedule: str, sharded: bool, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=sharded)
     for whole, actions in in_a_fork(_both, program, 4 if sharded else 2):
         assert actions[0] == pytest.approx(whole[0], rel=0.01)
-        # Where the host is behind, what a device waits for inside of an action is told from a bubble less sharply.
+        # Where the host is behind, waits inside of an action are less sharply separated from bubbles.
         assert actions[1] == pytest.approx(whole[1], abs=0.015)
         assert actions[2] == whole[2]
 
 
 def _names(program: Program) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
-    """Of each rank, stages and blocks that its operations are of, the ends of what it sends, and its end."""
+    """Stages and blocks of each rank's operations, the ranks of its transfers, and its end time."""
     step = simulate_pipeline(program, world=4, pp=4, kind="cuda", cost=price, host=Host())
     found = []
     for item in step.ranks:
@@ -99,8 +99,8 @@ def _names(program: Program) -> list[tuple[set[str], set[tuple[int, ...]], float
     return found
 
 
-def test_every_rank_names_its_own_blocks_stages_and_neighbours(tmp_path: Path):
-    """Ranks 1 and 2 are alike, and one of them is told from the other."""
+def test_derived_ranks_name_their_own_blocks_stages_and_neighbours(tmp_path: Path):
+    """Ranks 1 and 2 are equal, and the trace of one is derived from the other."""
     found = in_a_fork(_names, four_ranks(tmp_path, "GPipe", layers=6))
     ends = [{(0, 1)}, {(1, 0), (1, 2)}, {(2, 1), (2, 3)}, {(3, 2)}]
     assert [sent for _, sent, _ in found] == ends
@@ -136,7 +136,7 @@ def _estimated(file: Path) -> dict:
     }
 
 
-def test_an_estimate_tells_of_every_rank_of_the_pipeline(tmp_path: Path):
+def test_estimate_covers_every_pipeline_rank(tmp_path: Path):
     file = tmp_path / "tiny.plan"
     file.write_text(PLAN)
     found = in_a_fork(_estimated, file)
@@ -166,7 +166,7 @@ def collective(work: int, ranks: tuple[int, ...]) -> Collective:
         pytest.param([kernel(), WaitWork(0, 7), kernel()], id="what an earlier action left running"),
     ],
 )
-def test_an_action_is_no_piece_where_others_have_a_part_in_it(inside: list):
+def test_action_shared_with_other_ranks_is_not_compressed(inside: list):
     timer = ActionTimer(cost=price, host=Host(), together=frozenset({0, 1}))
     records = [Mark("action 0F0"), *inside, Mark("end action 0F0")]
     assert timer.compressed(records) == records
@@ -182,7 +182,7 @@ def test_equal_actions_are_timed_once():
     assert found[1].seconds == pytest.approx(4e-6)
 
 
-def test_a_host_that_is_ahead_of_an_action_takes_none_of_its_time():
+def test_host_ahead_of_an_action_adds_no_time():
     host = Host(dispatch_seconds=8e-6, python_seconds=4e-5)
     timer = ActionTimer(cost=price, host=host, together=frozenset({0, 1}))
     one = dataclasses.replace(kernel(), python=True)

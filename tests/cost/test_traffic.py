@@ -58,20 +58,20 @@ def of_training(collectives: list[Collective], axis: str) -> list[Collective]:
 
 
 @pytest.mark.parametrize("n", [2, 8])
-def test_fully_sharded_parameters_cost_three_times_their_size(n):
+def test_fully_sharded_parameters_send_three_times_their_size(n):
     """Rajbhandari et al. 2020, section 7.2.2: parameters gathered twice, gradients scattered once."""
     found = of_training(communicated(f"mesh (dp_shard = {n})\nfsdp on dp_shard {UNITS}\n", data=n, world=n), "dp_shard")
     assert sent(found) == 3 * SINGLE * PARAMETERS * (n - 1) / n
 
 
-def test_parameters_kept_after_forward_cost_twice_their_size():
+def test_parameters_kept_after_forward_send_twice_their_size():
     units = UNITS.replace("after_forward", "after_backward")
     found = of_training(communicated(f"mesh (dp_shard = 4)\nfsdp on dp_shard {units}\n", data=4, world=4), "dp_shard")
     assert sent(found) == 2 * SINGLE * PARAMETERS * 3 / 4
 
 
 @pytest.mark.parametrize("optimizer", ["replicated", "sharded"])
-def test_replicas_cost_twice_the_size_of_their_gradients(optimizer):
+def test_replicas_send_twice_the_size_of_their_gradients(optimizer):
     """Section 7.1 there. With a sharded optimizer (7.2.1) the new parameters are gathered on top of an all-reduce."""
     body = f"mesh (dp_replicate = 4)\nreplicate on dp_replicate (optimizer = {optimizer})\n"
     found = communicated(body, data=4, world=4)
@@ -90,7 +90,7 @@ def test_hybrid_shards_send_only_their_shard_to_the_replicas():
 
 
 @pytest.mark.parametrize(("shared", "backward"), [(True, 2), (False, 5)])
-def test_a_tensor_parallel_layer_costs_four_all_reduces_of_its_activations(shared, backward):
+def test_tensor_parallel_layer_has_four_all_reduces(shared, backward):
     """Shoeybi et al. 2019, section 3: two in forward, two in backward, each of batch x sequence x width.
 
     Where the projections do not share their input, each of the five adds up its own gradient.

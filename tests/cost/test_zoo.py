@@ -1,4 +1,4 @@
-"""Models of others are captured as they run: the kernels of a real step, and the memory that a tracker finds."""
+"""Captures of `transformers` models, against the kernels and the tracked memory of a real step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def peaks(name: str, precision: str, checkpointed: bool) -> tuple[int, int]:
     ],
 )
 @pytest.mark.parametrize("name", some_slow(MODELS, "convnextv2", "clip", "vit"))
-def test_the_peak_is_that_of_torchs_tracker(name: str, precision: str, checkpointed: bool) -> None:
+def test_peak_equals_the_torch_memory_tracker(name: str, precision: str, checkpointed: bool) -> None:
     ours, theirs = simulated.in_a_fork(peaks, name, precision, checkpointed)
     assert ours == theirs
 
@@ -56,7 +56,7 @@ def real_kernels(name: str) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
 
 
 class _Same:
-    """The same micro batch, again and again."""
+    """A repeated micro batch."""
 
     def __init__(self, trainer) -> None:
         reads, size = trainer.reads, (trainer.micro_batch, trainer.seq_len)
@@ -96,7 +96,7 @@ def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tup
 @pytest.mark.parametrize(
     "name", [name if name in ("t5", "convnextv2") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_the_kernels_are_those_of_a_real_step(name: str) -> None:
+def test_kernels_equal_a_real_step(name: str) -> None:
     real = compared(simulated.in_a_fork(real_kernels, name))
     assert compared(simulated.in_a_fork(captured_kernels, name)) == real
     assert len(real) > 80
@@ -119,7 +119,7 @@ ATTENTION = {"t5": {"dropout_rate": 0.0}}
         pytest.param("t5", "efficient", marks=pytest.mark.slow),  # its bias by distance is a mask
     ],
 )
-def test_attention_is_the_kernel_that_a_gpu_would_choose(name: str, kernel: str) -> None:
+def test_attention_kernel_is_that_of_a_gpu(name: str, kernel: str) -> None:
     found = simulated.in_a_fork(attention_of, name)
     assert found == {
         f"aten._scaled_dot_product_{kernel}_attention",

@@ -35,6 +35,6 @@ def test_only_causes_are_reported(text: str, cause: list[str]):
     assert codes(text) == cause
 
 
-def test_an_accepted_cause_mutes_nothing():
+def test_suppressed_cause_does_not_hide_consequences():
     text = CLUSTER + BATCH + "mesh (dp_shard = 4)  # legoai: ignore[LP301]\n" + FSDP
     assert codes(text) == ["LP704"]

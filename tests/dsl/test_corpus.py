@@ -67,7 +67,7 @@ def found_in(path: Path) -> Linted:
 
 
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
-def test_a_mistake_is_found_and_explained(
+def test_invalid_plan_gives_its_golden_diagnostics(
     path: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(path.parent)
@@ -78,14 +78,14 @@ def test_a_mistake_is_found_and_explained(
 
 
 @pytest.mark.parametrize("path", VALID_PLANS + WORKED_PLANS, ids=lambda path: path.stem)
-def test_a_plan_without_mistakes_is_clean(path: Path):
+def test_valid_plan_is_clean(path: Path):
     found = lint(path.read_text(encoding="utf-8"), path.name, directory=path.parent)
     assert render_full(found.diagnostics, found.files) == ""
 
 
-def test_every_rule_has_a_mistake_in_the_corpus():
-    said = "".join(path.with_suffix(".txt").read_text(encoding="utf-8") for path in INVALID)
-    silent = {rule.code for rule in all_rules() if f"[{rule.code}]" not in said}
+def test_every_rule_has_an_invalid_plan():
+    texts = "".join(path.with_suffix(".txt").read_text(encoding="utf-8") for path in INVALID)
+    silent = {rule.code for rule in all_rules() if f"[{rule.code}]" not in texts}
     assert silent == set(ELSEWHERE)
 
 

@@ -88,7 +88,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
-def test_plans_that_mean_the_same_have_no_difference(text: str):
+def test_equivalent_plans_have_no_difference(text: str):
     comparison = compared(BASE, text)
     assert lines(comparison) == []
     assert not comparison.differs
@@ -143,7 +143,7 @@ def test_each_changed_value_is_a_line(edits: list[tuple[str, str]], expected: li
     assert len(lines(back)) == len(expected)
 
 
-def test_a_line_names_both_places_and_the_let_between():
+def test_change_records_both_spans_and_the_let():
     before, after = BASE, edited(("let ranks = 4", "\nlet ranks = 8"), ("tp = 2)", "tp = ranks / 2)"))
     comparison = compared(before, after)
     [devices, tp] = comparison.changes
@@ -153,7 +153,7 @@ def test_a_line_names_both_places_and_the_let_between():
     assert comparison.before.let_of(tp.before_at) is None
 
 
-def test_a_base_plan_is_part_of_what_is_compared():
+def test_base_plans_are_compared():
     text = 'plan derived\nextends "base.plan"\nsteps 5\n'
     base = BASE.replace("plan base", "plan b")
     changed = (
@@ -169,7 +169,7 @@ def test_a_base_plan_is_part_of_what_is_compared():
     assert {item.before_at.file for item in found} == {"base.plan"}
 
 
-def test_files_beside_the_plans_are_compared(tmp_path: Path):
+def test_contents_of_named_files_are_compared(tmp_path: Path):
     order = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     text = BASE.replace("(dp_shard = 2, tp = 2)", "(pp = 2, dp_shard = 2)").replace("shard standard on tp\n", "")
     text = text.replace("global = 64", "global = 32")
@@ -190,7 +190,7 @@ def test_files_beside_the_plans_are_compared(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", [*WORKED_PLANS, *VALID_PLANS], ids=lambda path: path.stem)
-def test_a_plan_does_not_differ_from_itself_in_other_words(path: Path):
+def test_formatted_and_expanded_plans_have_no_difference(path: Path):
     text = path.read_text(encoding="utf-8")
     plan = resolve(text, path.name, directory=path.parent)
     assert plan.plan is not None
@@ -199,7 +199,7 @@ def test_a_plan_does_not_differ_from_itself_in_other_words(path: Path):
         assert changes(plan.plan, found) == ()
 
 
-def test_the_plans_between_two_are_made_of_both():
+def test_candidates_between_two_plans_combine_both():
     drawn = random.Random(0)
     plans = [
         lint(path.read_text(encoding="utf-8"), path.name, directory=path.parent, variants=False)
@@ -220,7 +220,7 @@ def test_the_plans_between_two_are_made_of_both():
         }
 
 
-def test_groups_are_legal_and_no_larger_than_they_must_be():
+def test_change_groups_are_legal_and_minimal():
     after = edited(("let ranks = 4", "let ranks = 8"), ("tp = 2)", "tp = 4)"), ("param = fp32", "param = bf16"),
                    ("warmup = 20", "warmup = 30"))  # fmt: skip
     comparison = compared(BASE, after)
@@ -240,7 +240,7 @@ def item(index: int) -> Change:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_partition_is_of_legal_groups_that_cannot_be_split_by_leaving_one_out(seed: int):
+def test_partition_into_legal_groups_is_minimal(seed: int):
     drawn = random.Random(seed)
     items = [item(index) for index in range(drawn.randint(1, 7))]
     # Some items need others: legal is what is closed under the needs.
@@ -262,7 +262,7 @@ def test_any_partition_is_of_legal_groups_that_cannot_be_split_by_leaving_one_ou
             assert (one,) in groups
 
 
-def test_every_option_has_its_effect_on_numbers():
+def test_every_option_states_its_effect_on_numerics():
     for keyword in FAMILIES:
         declared, effects = family(keyword), EFFECTS[keyword]
         options = {option.name for option in declared.options}
@@ -273,7 +273,7 @@ def test_every_option_has_its_effect_on_numbers():
     assert EFFECTS.keys() == set(FAMILIES)
 
 
-def test_a_step_and_its_reasons_are_summed_up():
+def test_summary_states_the_step_and_its_reasons():
     after = edited(
         ("global = 32", "global = 48"), ("tp = 2)", "tp = 1)"), ("let ranks = 4", "let ranks = 2"),
         ("shard standard on tp\n", ""),
@@ -305,13 +305,13 @@ LOADS = [
 
 
 @pytest.mark.parametrize(("edits", "verdict", "words"), LOADS)
-def test_checkpoints_load_as_resuming_demands(edits: list[tuple[str, str]], verdict: str, words: str):
+def test_checkpoint_compatibility_matches_resume(edits: list[tuple[str, str]], verdict: str, words: str):
     found = loading(side(BASE).analysis, side(edited(*edits)).analysis)
     assert found.verdict == verdict
     assert words in "\n".join((*found.reasons, *found.notes))
 
 
-def test_a_part_of_the_state_is_not_enough():
+def test_partial_optimizer_state_loads_weights_only():
     one = "layers.*.attention = muon(lr = 0.02)"
     two = f"{one}, layers.*.feed_forward.w1 = muon(lr = 0.02)"
     texts = [edited(("weight_decay = 0.1)", f"weight_decay = 0.1) {{ {rule} }}")) for rule in (one, two)]
@@ -335,7 +335,7 @@ MESHES = [
 
 
 @pytest.mark.parametrize(("cluster", "sizes", "on", "per_host"), MESHES)
-def test_groups_are_those_of_the_mesh(cluster: str, sizes: dict[str, int], on: str, per_host: int):
+def test_communication_groups_equal_mesh_groups(cluster: str, sizes: dict[str, int], on: str, per_host: int):
     model = 'mixtral("8x7b", n_layers = 1)' if "ep" in sizes else 'llama3("8b", n_layers = 1)'
     text = f"plan x\nmodel {model}\ncluster {cluster}\nbatch (global = 64, micro = 1, seq_len = 2048)\n"
     text += f"mesh ({', '.join(f'{axis} = {size}' for axis, size in sizes.items())})\nfsdp blocks on {on}\n"

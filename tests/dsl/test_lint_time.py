@@ -1,4 +1,4 @@
-"""Linting starts at once: it imports nothing heavy, and no more than it needs."""
+"""Start of the linter: no heavy imports, and no unneeded ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def free_dimensions(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", [*PLANS, None], ids=lambda path: path.stem if path else "free_dimensions")
-def test_linting_imports_nothing_heavy_and_takes_little_time(path: Path | None, free_dimensions: Path):
+def test_lint_imports_no_heavy_modules_and_takes_under_a_second(path: Path | None, free_dimensions: Path):
     """The limit is loose, for machines that do other things; benchmarks/lint_time.py holds the strict one."""
     path = path or free_dimensions
     best = 9.0

@@ -31,7 +31,7 @@ def _only_computed_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("times", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_no_damage_makes_the_linter_raise(path: Path, times: int):
+def test_mutated_plan_never_makes_lint_raise(path: Path, times: int):
     text = path.read_text(encoding="utf-8")
     chance = random.Random(f"{path.stem} {times}")
     clean = 0

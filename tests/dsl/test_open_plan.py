@@ -106,7 +106,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)
-def test_a_hole_that_is_not_searched_is_refused(text: str, why: str):
+def test_unsearchable_hole_is_refused(text: str, why: str):
     [refused] = opened(text).refused
     assert refused.code == "LP012"
     assert why in refused.message
@@ -120,7 +120,7 @@ def test_a_hole_of_a_base_plan_is_refused():
     assert "base plan" in refused.message
 
 
-def test_answers_that_the_plan_has_are_open_again():
+def test_existing_answers_are_searched_again():
     answered = opened(BATCH + "mesh (dp_shard = auto -> 4)\nfsdp blocks on dp_shard\n")
     [hole] = answered.holes
     assert (hole.answer, hole.choices) == ("4", ("1", "2", "4"))
@@ -129,7 +129,7 @@ def test_answers_that_the_plan_has_are_open_again():
     assert [item.code for item in answered.candidate([1]).errors] == ["LP301"]
 
 
-def test_a_candidate_is_the_plan_that_its_answers_write():
+def test_candidate_equals_the_plan_with_written_answers():
     """Every candidate has the errors and the identity of the text with its answers."""
     text = HEAD + SEARCHED
     plan = opened(SEARCHED)
@@ -148,8 +148,8 @@ def test_a_candidate_is_the_plan_that_its_answers_write():
             assert candidate.plan.digest == linted.plan.digest
 
 
-def test_errors_of_a_partial_answer_are_those_of_all_its_completions():
-    """What is pruned early is pruned rightly: no completion of refused answers is legal."""
+def test_errors_of_a_partial_answer_hold_for_all_completions():
+    """Early pruning is valid: no completion of refused answers is legal."""
     plan = opened(SEARCHED.replace("sequence = auto", "sequence"))
     sizes = [len(hole.choices) for hole in plan.holes]
     pruned = 0
@@ -163,14 +163,14 @@ def test_errors_of_a_partial_answer_are_those_of_all_its_completions():
     assert pruned
 
 
-def test_what_a_comment_accepts_does_not_prune():
+def test_suppressed_errors_do_not_prune():
     text = BATCH + "mesh (dp_shard = auto in [4, 2]){}\nfsdp blocks on dp_shard"
     assert [bool(opened(text.format("")).candidate([index]).errors) for index in range(2)] == [False, True]
     accepted = opened(text.format("  # legoai: ignore[LP301]"))
     assert [bool(accepted.candidate([index]).errors) for index in range(2)] == [False, False]
 
 
-def test_rules_about_the_model_are_asked_where_a_layout_is_open():
+def test_model_rules_run_while_a_layout_is_open():
     """A statement that is not read before its hole is answered does not keep the model from being looked at."""
     text = "batch (global = 32, micro = 8, seq_len = 128)\nmesh (tp = auto in [2, 4], dp_shard = rest)\n"
     text += "shard standard on tp (sequence = auto)\nfsdp blocks on dp_shard\n"
@@ -194,8 +194,8 @@ def test_a_solution_of_the_plan_is_not_stale_for_its_variants():
     assert stale.code == "LP904"
 
 
-def test_candidates_do_not_depend_on_those_before_them():
-    """What is kept of other candidates is only what does not depend on the answers."""
+def test_candidates_are_independent_of_earlier_candidates():
+    """Only facts that are independent of the answers are cached."""
     text = HEAD + PIPELINED
     linted = lint(text, "test.plan", directory=Path())
     plan, chance, legal = OpenPlan(linted, directory=Path()), random.Random(0), 0
@@ -212,7 +212,7 @@ def test_candidates_do_not_depend_on_those_before_them():
     assert 10 < legal < 70
 
 
-def test_a_statement_is_open_where_something_inside_of_it_is():
+def test_statement_with_an_open_part_is_open():
     text = PIPELINED.replace("sequence = auto", "sequence").replace("[none, full, every(2)]", "[none, full]")
     analysis = lint(HEAD + text, "test.plan", directory=Path()).analysis
     assert analysis is not None
@@ -228,7 +228,7 @@ def _found(compute: Callable[[Analysis], object], candidate: Candidate) -> str:
         return "undecided"
 
 
-def test_a_listed_style_is_read_as_in_a_plan():
+def test_listed_style_is_parsed_as_in_a_plan():
     text = (
         'plan test\nmodel llama3("tiny")\ncluster cpu(devices = 4)\nbatch (global = 32, micro = 2, seq_len = 128)\n'
         "mesh (dp_shard = 2, tp = 2)\nfsdp blocks on dp_shard\nshard on tp {\n  tok_embeddings = auto\n"

@@ -33,7 +33,7 @@ def rules(text: str) -> dict[str, str]:
     return {path.strip(): value.strip() for path, sign, value in (line.partition(" = ") for line in lines) if sign}
 
 
-def test_every_layer_and_norm_has_a_rule_of_its_own():
+def test_every_layer_and_norm_gets_its_own_rule():
     found = opened("shard auto on tp  # of all modules\n")
     text = found.resolution.file.text
     assert set(rules(text).values()) == {"auto"}
@@ -59,7 +59,7 @@ def test_every_layer_and_norm_has_a_rule_of_its_own():
         "{\n  layers.*.attention.{wq, wk, wv} = colwise\n  layers.*.attention.wo = rowwise  # as ever\n}",
     ],
 )
-def test_what_a_rule_names_stays_as_it_is(block: str):
+def test_explicit_rules_are_unchanged(block: str):
     text = opened(f"shard auto on tp {block}\nclip (norm = 1.0)\n").resolution.file.text
     found = rules(text.removesuffix("clip (norm = 1.0)\n"))
     assert "layers.*.attention.wq" not in found
@@ -75,8 +75,8 @@ def test_layers_in_a_mixture_of_experts_are_not_open():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_style_that_may_be_chosen_fits_its_module(model: str):
-    """No style alone is one that lint calls misplaced, whatever stands beside it."""
+def test_every_offered_style_fits_its_module(model: str):
+    """Lint reports no offered style as misplaced, under any other styles."""
     plan = OpenPlan(opened("shard auto on tp\n", model), directory=Path())
     nothing = [hole.choices.index("none") for hole in plan.holes]
     assert not plan.candidate(nothing).errors
@@ -87,7 +87,7 @@ def test_every_style_that_may_be_chosen_fits_its_module(model: str):
             assert not codes & {"LP407", "LP408", "LP410", "LP413"}, (hole.what, hole.choices[choice])
 
 
-def test_each_rule_of_a_hole_has_its_style():
+def test_rules_of_a_hole_have_its_chosen_style():
     plan = OpenPlan(opened("shard auto on tp\n"), directory=Path())
     for index, hole in enumerate(plan.holes):
         names = [rule.treatment.name for rule in plan.rules_of(index)]
@@ -95,7 +95,7 @@ def test_each_rule_of_a_hole_has_its_style():
         assert {rule.origin.span for rule in plan.rules_of(index)} == {hole.line}
 
 
-def test_answered_rules_are_a_plan_that_solves_again():
+def test_answered_rules_form_a_plan_that_can_be_solved_again():
     found = opened("shard auto on tp\n")
     plan = OpenPlan(found, directory=Path())
     answers = {hole.span: "none" for hole in plan.holes}
@@ -121,12 +121,12 @@ def test_auto_in_a_base_plan_or_on_another_axis_is_not_searched():
 
 
 @pytest.mark.parametrize("subject", ["auto -> standard", "auto in [standard]"])
-def test_auto_for_rules_has_neither_domain_nor_answer(subject: str):
+def test_auto_for_rules_refuses_domain_and_answer(subject: str):
     linted = lint(HEAD.format(MODELS[0]) + f"shard {subject} on tp\n", "test.plan", directory=Path())
     assert [item.code for item in linted.diagnostics if item.severity == "error"] == ["LP218"]
 
 
-def test_a_module_with_the_style_none_is_as_without_a_rule():
+def test_style_none_equals_no_rule():
     rule = "shard standard on tp (sequence) {{ {} }}\n"
     unset = lint(HEAD.format(MODELS[0]) + rule.format("output = unset"), "test.plan", directory=Path())
     none = lint(HEAD.format(MODELS[0]) + rule.format("output = none"), "test.plan", directory=Path())

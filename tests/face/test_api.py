@@ -13,7 +13,7 @@ from support import ROOT
 TINY = ROOT / "plans" / "tiny.plan"
 
 
-def test_load_gives_the_resolved_plan():
+def test_load_returns_the_resolved_plan():
     plan = legoai.load(TINY)
     assert plan.name == "tiny"
     assert plan.mesh.world_size == 4
@@ -33,7 +33,7 @@ def test_settings_and_variants_are_applied(tmp_path: Path):
     assert legoai.load(path, variant="long").variant == "long"
 
 
-def test_an_error_carries_its_diagnostics_and_reads_like_the_linter(tmp_path: Path):
+def test_plan_error_carries_diagnostics_and_prints_like_lint(tmp_path: Path):
     path = tmp_path / "x.plan"
     path.write_text("plan x\nmesh (tp = y)\n", encoding="utf-8")
     with pytest.raises(legoai.PlanError) as caught:
@@ -44,13 +44,13 @@ def test_an_error_carries_its_diagnostics_and_reads_like_the_linter(tmp_path: Pa
     assert "2 | mesh (tp = y)" in str(caught.value)
 
 
-def test_a_missing_file_is_an_error_with_its_code(tmp_path: Path):
+def test_missing_file_is_an_error_with_a_code(tmp_path: Path):
     with pytest.raises(legoai.PlanError, match="LP001"):
         legoai.load(tmp_path / "none.plan")
     assert [item.code for item in legoai.lint(tmp_path / "none.plan")] == ["LP001"]
 
 
-def test_lower_gives_the_program_and_where_its_lines_come_from():
+def test_lower_returns_the_program_and_line_origins():
     program = legoai.lower(TINY)
     compile(program.text, "tiny.py", "exec")
     assert program.digest == legoai.load(TINY).digest
@@ -59,7 +59,7 @@ def test_lower_gives_the_program_and_where_its_lines_come_from():
     assert legoai.lower(TINY).text == program.text
 
 
-def test_what_cannot_be_lowered_is_a_plan_error(tmp_path: Path):
+def test_plan_with_open_holes_raises_plan_error(tmp_path: Path):
     path = tmp_path / "x.plan"
     path.write_text(TINY.read_text(encoding="utf-8").replace("tp = 2)", "tp = auto in [1, 2])"), encoding="utf-8")
     with pytest.raises(legoai.PlanError, match="LP011"):
@@ -72,13 +72,13 @@ def test_loading_a_plan_imports_no_torch():
     assert done.stdout == "False\n", done.stderr
 
 
-def test_the_package_has_no_names_but_its_own():
+def test_unknown_package_attribute_raises():
     assert set(legoai.__all__) <= {name for name in (*legoai.__all__,) if hasattr(legoai, name)}
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         legoai.laod  # noqa: B018
 
 
-def test_dir_lists_the_api_before_it_is_used():
+def test_dir_lists_the_api_without_importing_it():
     code = "import sys, legoai; print(*dir(legoai)); print('legoai.api' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     names, imported = done.stdout.splitlines()

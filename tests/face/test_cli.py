@@ -57,7 +57,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "--version") == (0, f"legoai {__version__}\n", "")
 
 
-def test_a_misspelt_command_is_answered_with_the_right_one(capsys: pytest.CaptureFixture[str]):
+def test_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "lnt", "good.plan")
     assert (status, out) == (2, "")
     assert "did you mean `lint`?" in err
@@ -89,9 +89,7 @@ def test_a_misspelt_command_is_answered_with_the_right_one(capsys: pytest.Captur
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_status_2_and_says_nothing_on_standard_output(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-):
+def test_wrong_usage_is_status_2_with_empty_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, *argv)
     assert (status, out) == (2, "")
     assert err
@@ -123,7 +121,7 @@ def test_several_plans_are_linted_and_each_is_named(capsys: pytest.CaptureFixtur
     assert err == "3 plans: 1 error and 1 warning\n"
 
 
-def test_a_directory_means_the_plans_below_it(capsys: pytest.CaptureFixture[str]):
+def test_directory_argument_means_the_plans_below_it(capsys: pytest.CaptureFixture[str]):
     for folder in ("some/deeper", "some/.hidden"):
         Path(folder).mkdir(parents=True)
         Path(folder, "x.plan").write_text(BAD, encoding="utf-8")
@@ -133,7 +131,7 @@ def test_a_directory_means_the_plans_below_it(capsys: pytest.CaptureFixture[str]
     assert err == "1 plan: 1 error\n"
 
 
-def test_a_plan_is_found_by_its_name_here_then_in_plans(capsys: pytest.CaptureFixture[str]):
+def test_plan_name_is_searched_here_then_in_plans(capsys: pytest.CaptureFixture[str]):
     Path("plans").mkdir()
     Path("plans/other.plan").write_text(BAD, encoding="utf-8")
     Path("plans/good.plan").write_text(BAD, encoding="utf-8")
@@ -181,7 +179,7 @@ UNREADABLE = {
 @pytest.mark.parametrize(
     "command", [["lint"], ["fmt"], ["lower"], ["run"], ["explain", "norm", "--plan"]], ids=lambda c: c[0]
 )
-def test_what_cannot_be_read_is_a_finding(name: str, command: list[str], capsys: pytest.CaptureFixture[str]):
+def test_unreadable_file_is_a_diagnostic(name: str, command: list[str], capsys: pytest.CaptureFixture[str]):
     data, code, words = UNREADABLE[name]
     if data is not None:
         Path(name).write_bytes(data)
@@ -193,7 +191,7 @@ def test_what_cannot_be_read_is_a_finding(name: str, command: list[str], capsys:
     assert "error[" not in other and "Traceback" not in found + other
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(capsys: pytest.CaptureFixture[str]):
+def test_byte_order_mark_is_ignored(capsys: pytest.CaptureFixture[str]):
     plain = Path("good.plan").read_bytes()
     Path("mark.plan").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
     Path("over.plan").write_bytes(b'\xef\xbb\xbfplan over\nextends "mark.plan"\nclip (nrm = 1.0)\n')
@@ -216,14 +214,14 @@ def test_a_byte_order_mark_is_no_part_of_the_text(capsys: pytest.CaptureFixture[
     ],
     ids=lambda words: " ".join(words[:-1]),
 )
-def test_nothing_is_written_into_a_missing_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+def test_missing_output_folder_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, *arguments)
     assert (status, out) == (2, "")
     assert f"there is no folder `{Path(arguments[-1]).parent}`" in err
     assert not Path("missing").exists()
 
 
-def test_a_directory_without_plans_is_a_finding(capsys: pytest.CaptureFixture[str]):
+def test_directory_without_plans_is_a_diagnostic(capsys: pytest.CaptureFixture[str]):
     Path("empty").mkdir()
     for command in ("lint", "lower"):
         status, out, err = called(capsys, command, "empty")
@@ -231,14 +229,14 @@ def test_a_directory_without_plans_is_a_finding(capsys: pytest.CaptureFixture[st
         assert "`empty` is a directory" in (out if command == "lint" else err)
 
 
-def test_a_file_without_permission_is_a_finding(capsys: pytest.CaptureFixture[str]):
+def test_file_without_read_permission_is_a_diagnostic(capsys: pytest.CaptureFixture[str]):
     Path("good.plan").chmod(0)
     if os.access("good.plan", os.R_OK):
         pytest.skip("this user may read every file")
     assert "permission denied" in called(capsys, "lint", "good.plan")[1]
 
 
-def test_a_base_without_end_is_refused(capsys: pytest.CaptureFixture[str]):
+def test_endless_base_file_is_refused(capsys: pytest.CaptureFixture[str]):
     Path("good.plan").write_text('plan x\nextends "/dev/zero"\n', encoding="utf-8")
     status, out, _ = called(capsys, "lint", "good.plan")
     assert status == 1
@@ -272,7 +270,7 @@ def test_settings_and_variants_choose_the_plan(capsys: pytest.CaptureFixture[str
     assert "--> --set m:1:9" in out
 
 
-def test_the_nearest_configuration_that_speaks_of_legoai_is_used(
+def test_nearest_pyproject_with_a_legoai_table_is_used(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     Path("pyproject.toml").write_text('[tool.legoai]\nformat = "concise"\nignore = ["LP901"]\n', encoding="utf-8")
@@ -288,7 +286,7 @@ def test_the_nearest_configuration_that_speaks_of_legoai_is_used(
     assert "LP901" in called(capsys, "lint", "x.plan", "--ignore", "LP8")[1]
 
 
-def test_strict_may_stand_in_the_configuration(capsys: pytest.CaptureFixture[str]):
+def test_strict_can_be_configured(capsys: pytest.CaptureFixture[str]):
     Path("pyproject.toml").write_text("[tool.legoai]\nstrict = true\n", encoding="utf-8")
     assert called(capsys, "lint", "warned.plan")[0] == 1
 
@@ -314,7 +312,7 @@ def test_a_wrong_configuration_is_wrong_usage(text: str, words: str, capsys: pyt
     assert "pyproject.toml" in err
 
 
-def test_colours_are_for_terminals_that_want_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_colours_require_a_supporting_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b" not in called(capsys, "lint", "bad.plan")[1]
@@ -328,7 +326,7 @@ def test_colours_are_for_terminals_that_want_them(capsys: pytest.CaptureFixture[
     assert "\x1b" not in called(capsys, "lint", "bad.plan")[1]
 
 
-def test_an_internal_failure_asks_for_a_report_and_shows_a_traceback_only_when_asked(
+def test_internal_error_shows_a_traceback_only_in_debug_mode(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_: object, **__: object) -> None:
@@ -354,7 +352,7 @@ def test_an_interrupt_is_status_130_without_a_traceback(
     assert called(capsys, "lint", "good.plan") == (130, "", "")
 
 
-def test_ctrl_c_while_reading_leaves_quietly():
+def test_interrupt_while_reading_exits_quietly():
     process = subprocess.Popen(
         [sys.executable, "-m", "legoai", "lint", "-"],
         stdin=subprocess.PIPE,
@@ -377,7 +375,7 @@ def test_ctrl_c_while_reading_leaves_quietly():
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-def test_a_reader_that_leaves_is_no_failure():
+def test_closed_output_pipe_exits_quietly():
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -412,6 +410,6 @@ def test_linting_imports_nothing_heavy(here: Path):  # noqa: F811
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_the_repositorys_own_plans_are_clean(capsys: pytest.CaptureFixture[str]):
+def test_repository_plans_are_clean(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "lint", str(ROOT / "plans"), "--strict")
     assert (status, out) == (0, "")

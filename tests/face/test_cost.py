@@ -51,13 +51,13 @@ def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, st
 
 
 def started(*argv: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, since a simulation leaves threads that keep a process from forking."""
+    """The same in its own process, since a simulation leaves threads that prevent forking."""
     return subprocess.run(
         [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=120
     )
 
 
-def test_segments_that_grow_reserve_less_and_the_step_is_the_same(here: Path):
+def test_expandable_segments_reserve_less_at_equal_step_time(here: Path):
     text = (ROOT / "plans" / "llama3_8b_8.plan").read_text(encoding="utf-8")
     Path("small.plan").write_text(text, encoding="utf-8")
     Path("grown.plan").write_text(f"{text}allocator (expandable_segments = true)\n", encoding="utf-8")
@@ -112,14 +112,14 @@ def test_a_plan_with_errors_is_neither_costed_nor_checked(capsys: pytest.Capture
         assert "step " not in err
 
 
-def test_a_plan_that_cannot_be_lowered_is_found_at_fault(capsys: pytest.CaptureFixture[str]):
+def test_cost_and_check_report_open_holes(capsys: pytest.CaptureFixture[str]):
     Path("hole.plan").write_text(PLAN.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
     for command in ("cost", "check"):
         status, out, err = called(capsys, command, "hole.plan")
         assert (status, "LP011" in out, "LP011" in err) == (1, command == "check", command == "cost"), command
 
 
-def test_what_cannot_be_costed_ends_with_2_and_a_reason(capsys: pytest.CaptureFixture[str]):
+def test_cost_error_is_status_2_with_a_reason(capsys: pytest.CaptureFixture[str]):
     for command in ("cost", "check"):
         status, out, err = called(capsys, command, "small.plan", "--profile", "h1000")
         assert (status, out) == (2, ""), command
@@ -128,7 +128,7 @@ def test_what_cannot_be_costed_ends_with_2_and_a_reason(capsys: pytest.CaptureFi
     assert (status, "no rank 8" in err) == (2, True)
 
 
-def test_check_goes_on_behind_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]):
+def test_check_continues_after_an_unreadable_file(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "check", "missing.plan", "small.plan", "--profile", "h1000")
     assert status == 2
     assert "LP001" in out and "small.plan cannot be costed" in err
@@ -142,19 +142,19 @@ def test_the_mesh_is_drawn_without_simulating(capsys: pytest.CaptureFixture[str]
     assert (status, err, Path("mesh.svg").read_text(encoding="utf-8")) == (0, "wrote mesh.svg\n", out)
 
 
-def test_there_is_no_pipeline_to_draw_where_a_plan_has_none(capsys: pytest.CaptureFixture[str]):
+def test_graph_of_a_missing_pipeline_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     status, _, err = called(capsys, "graph", "small.plan", "--what", "pipeline")
     assert (status, "has no pipeline to draw" in err) == (2, True)
 
 
-def test_a_file_that_cannot_be_written_is_no_failure_of_ours(capsys: pytest.CaptureFixture[str]):
+def test_unwritable_output_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     Path("taken").write_text("", encoding="utf-8")
     status, _, err = called(capsys, "graph", "small.plan", "-o", "taken/mesh.svg")
     assert (status, "there is no folder `taken`" in err) == (2, True)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="signals of POSIX")
-def test_an_interruption_ends_quietly():
+def test_interrupt_exits_quietly():
     process = subprocess.Popen(
         [sys.executable, "-m", "legoai", "cost", "small.plan", "--html", "small.html"],
         stdout=subprocess.PIPE,
@@ -175,19 +175,19 @@ def test_an_interruption_ends_quietly():
 
 
 @pytest.mark.parametrize("argv", [("cost", "--passes"), ("graph", "--what", "step")])
-def test_a_plan_without_a_graph_has_no_passes(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+def test_passes_of_a_plan_without_a_graph_are_an_error(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
     command, *options = argv
     status, out, err = called(capsys, command, "small.plan", *options)
     assert (status, out) == (1, "")
     assert "error[LP014] no-step-graph" in err and "write `backend = graph`" in err
 
 
-def test_passes_are_not_drawn_on_a_page(capsys: pytest.CaptureFixture[str]):
+def test_passes_with_html_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     status, _, err = called(capsys, "cost", "small.plan", "--passes", "--html", "small.html")
     assert (status, "--html is of one simulation" in err) == (2, True)
 
 
-def test_lines_belong_to_the_figures_as_json(capsys: pytest.CaptureFixture[str]):
+def test_lines_option_requires_json_alone(capsys: pytest.CaptureFixture[str]):
     for argv in (("cost", "good.plan", "--lines"), ("cost", "good.plan", "--json", "--lines", "--passes")):
         status, out, err = called(capsys, *argv)
         assert (status, out) == (2, "")

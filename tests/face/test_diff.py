@@ -78,7 +78,7 @@ def subjects(found: dict) -> list[str]:
     return [item["subject"] for item in found["changes"]]
 
 
-def test_the_parts_and_their_interaction_are_the_whole(capsys: pytest.CaptureFixture[str]):
+def test_cost_parts_and_interaction_sum_to_the_difference(capsys: pytest.CaptureFixture[str]):
     Path("a.plan").write_text(SMALL, encoding="utf-8")
     Path("b.plan").write_text(WIDE, encoding="utf-8")
     status, found = differences(capsys, "a.plan", "b.plan")
@@ -112,7 +112,7 @@ def test_the_parts_and_their_interaction_are_the_whole(capsys: pytest.CaptureFix
     assert "  interaction" in out
     assert "cost nothing: schedule warmup" in out
     assert "changes in one line can only be made together" in out
-    # What is known from an earlier time needs no torch.
+    # Cached simulations need no torch.
     Path("a.plan").write_text(f"# another line\n{SMALL}", encoding="utf-8")
     again = without_modules(("torch",), "diff", "a.plan", "b.plan")
     assert again.returncode == 1
@@ -125,7 +125,7 @@ def test_the_parts_and_their_interaction_are_the_whole(capsys: pytest.CaptureFix
     assert table[2].startswith("| `cluster devices: 2 → 4`<br>`batch micro: 4 → 1`<br>`mesh dp_shard: 2 → 4` |")
 
 
-def test_revisions_are_compared(repository: Path, capsys: pytest.CaptureFixture[str]):
+def test_git_revisions_are_compared(repository: Path, capsys: pytest.CaptureFixture[str]):
     expected = ["batch micro", "checkpoint layers.*", "schedule warmup"]
     for named in (
         ["HEAD~1:plans/small.plan", "HEAD:plans/small.plan"],
@@ -148,7 +148,7 @@ def test_revisions_are_compared(repository: Path, capsys: pytest.CaptureFixture[
     assert called(capsys, "diff", "HEAD", "--", "small.plan", "--no-cost")[0] == 2  # options stand before `--`
 
 
-def test_files_of_a_revision_are_read_from_it(repository: Path, capsys: pytest.CaptureFixture[str]):
+def test_named_files_are_read_from_the_revision(repository: Path, capsys: pytest.CaptureFixture[str]):
     order = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     text = SMALL.replace("fsdp on dp_shard { layers.* = unit }", 'pipeline on pp (schedule = csv("order.csv"))')
     text = text.replace("dp_shard = 2", "pp = 2").replace("n_layers = 1", "n_layers = 2")
@@ -182,7 +182,7 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_compared_is_said(repository: Path, capsys: pytest.CaptureFixture[str]):
+def test_incomparable_arguments_report_the_reason(repository: Path, capsys: pytest.CaptureFixture[str]):
     for arguments, said in WRONG:
         status, out, err = called(capsys, "diff", *arguments)
         assert (status, out) == (2, ""), arguments
@@ -194,7 +194,7 @@ def test_what_cannot_be_compared_is_said(repository: Path, capsys: pytest.Captur
     assert "bad.plan is not compared: " in err
 
 
-def test_outside_of_a_repository_there_are_no_revisions(
+def test_revision_outside_of_a_repository_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
 ):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(here.parent))
@@ -203,7 +203,7 @@ def test_outside_of_a_repository_there_are_no_revisions(
     assert "the current folder lies in no git repository" in err
 
 
-def test_plans_without_a_cost_are_compared_all_the_same(capsys: pytest.CaptureFixture[str]):
+def test_plans_without_a_cost_are_compared(capsys: pytest.CaptureFixture[str]):
     Path("open.plan").write_text(GOOD.replace("micro = 4", "micro = auto in [2, 4]"), encoding="utf-8")
     status, out, _ = called(capsys, "diff", "good.plan", "open.plan")
     assert status == 1
@@ -224,14 +224,14 @@ def without_modules(modules: tuple[str, ...], *arguments: str) -> subprocess.Com
     )
 
 
-def test_without_cost_neither_torch_nor_git_is_needed():
+def test_no_cost_diff_needs_neither_torch_nor_git():
     done = without_modules(("torch", "numpy", "pydantic"), "diff", "--no-cost", "good.plan", "warned.plan")
     assert (done.returncode, done.stdout) == (0, "good.plan → warned.plan: no difference\n")
     assert started("diff", "--help").returncode == 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd(momentum = 0.9)", "sgd"])
-def test_the_optimizers_state_is_what_its_checkpoints_hold(optimizer: str):
+def test_optimizer_state_equals_checkpoint_contents(optimizer: str):
     text = GOOD + f"optimizer {optimizer}\n"
     analysis = lint(text, "x.plan", directory=Path()).analysis
     model = nn.Linear(2, 2)

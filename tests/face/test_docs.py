@@ -24,7 +24,7 @@ def test_the_generated_documents_are_current(name: str):
     )
 
 
-def test_writing_makes_current_and_checking_says_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_check_reports_stale_documents_and_write_updates_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "_introduction.md").write_text("# Words\n", encoding="utf-8")
     assert main(["--check", "--docs", str(tmp_path)]) == 1
     assert "not current: " in capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_the_reference_names_every_option_and_treatment(keyword: str):
             assert f"  - `{option.name}`: {option.doc}" in page
 
 
-def test_every_statement_and_every_rule_has_its_heading():
+def test_every_statement_and_rule_has_one_heading():
     language = (DOCS / "language.md").read_text(encoding="utf-8")
     for keyword in (*FAMILIES, *OWN_STATEMENTS):
         assert language.count(f"\n### `{keyword}`\n") == 1
@@ -54,7 +54,7 @@ def test_every_statement_and_every_rule_has_its_heading():
         assert rule.code[:3] in GROUPS
 
 
-def test_the_plans_of_the_introduction_are_plans():
+def test_plans_of_the_introduction_are_valid():
     shown = FENCE.findall((DOCS / "_introduction.md").read_text(encoding="utf-8"))
     whole = [text for text in shown if "\nplan " in f"\n{text}" and "extends" not in text]
     assert whole
@@ -66,7 +66,7 @@ def test_the_plans_of_the_introduction_are_plans():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_manual_names_every_option_of_a_command_and_no_other(name: str):
+def test_manual_lists_exactly_the_options_of_a_command(name: str):
     manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
     section = manual.split(f"\n## `legoai {name}`\n")[1].split("\n## ")[0]
     options = {word for action in parser_of(name)._actions for word in action.option_strings if word.startswith("--")}
@@ -74,7 +74,7 @@ def test_the_manual_names_every_option_of_a_command_and_no_other(name: str):
     assert named | {"--help"} == options
 
 
-def test_the_manual_has_a_section_for_each_command_and_no_other():
+def test_manual_has_exactly_one_section_per_command():
     manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `legoai (\w+)`$", manual, re.MULTILINE) == list(COMMANDS)
 
@@ -83,7 +83,7 @@ NAMED = re.compile(r"`((?:specs|dsl|lowering|cost|runtime|tests|docs|plans|bench
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_every_file_that_a_guide_names_exists(name: str):
+def test_every_file_named_in_a_guide_exists(name: str):
     named = {
         path for path in NAMED.findall((ROOT / name).read_text(encoding="utf-8")) if not re.search("[A-Z]{3}", path)
     }
@@ -91,7 +91,7 @@ def test_every_file_that_a_guide_names_exists(name: str):
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
-def test_the_rooms_of_the_architecture_are_there():
+def test_packages_named_in_the_architecture_exist():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", text.partition("\n## Rooms\n")[2], re.MULTILINE)
     assert len(rows) == 5
@@ -103,7 +103,7 @@ def test_the_rooms_of_the_architecture_are_there():
             assert (ROOT / folder / file).exists(), file
 
 
-def test_the_suppression_of_the_introduction_suppresses():
+def test_suppression_example_of_the_introduction_works():
     text = (DOCS / "_introduction.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if "# legoai: ignore[" in line)
     code = line.partition("ignore[")[2].partition("]")[0]

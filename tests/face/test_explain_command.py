@@ -39,7 +39,7 @@ def test_explain_lists_defaults_of_the_language_and_of_a_plan(capsys: pytest.Cap
     assert 0 < len(own.splitlines()) < len(everything.splitlines())
 
 
-def test_explain_names_the_line_that_says_it(capsys: pytest.CaptureFixture[str]):
+def test_explain_names_the_deciding_line(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "explain", "layers.0.attention.wq", "--plan", "plan.good")
     assert status == 0
     assert "in the unit layers.0" in out
@@ -47,7 +47,7 @@ def test_explain_names_the_line_that_says_it(capsys: pytest.CaptureFixture[str])
     assert "did you mean `attention`?" in called(capsys, "explain", "layers.0.atention", "--plan", "good.plan")[2]
 
 
-def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.CaptureFixture[str]):
+def test_explain_works_for_a_plan_with_errors(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "explain", "norm", "--plan", "bad.plan")
     assert status == 0
     assert out
@@ -83,7 +83,7 @@ def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.Captu
         ("hosts", ["`cluster DEVICE(hosts = …)`"]),
     ],
 )
-def test_explain_knows_every_word_of_the_language(subject: str, words: list[str], capsys: pytest.CaptureFixture[str]):
+def test_explain_covers_every_name_of_the_language(subject: str, words: list[str], capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "explain", subject)
     assert (status, err) == (0, "")
     for word in words:

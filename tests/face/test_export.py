@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(text: str, folder: str, out: Path, data: Path, **options) -> torch.Tensor | None:
-    """Train a program on this rank, and save; what the model predicts, where one rank holds it."""
+    """Train a program on this rank and save it; return the model's predictions if one rank holds it."""
     import os
 
     os.chdir(folder)
@@ -41,7 +41,7 @@ def trained(text: str, folder: str, out: Path, data: Path, **options) -> torch.T
     return logits_of(model.eval(), TOKENS)
 
 
-def test_a_checkpoint_of_two_ranks_computes_the_same_in_transformers(gloo, here, capsys):
+def test_exported_checkpoint_of_two_ranks_equals_transformers(gloo, here, capsys):
     text = LLAMA.replace("cpu", "cpu(devices = 2)") + FSDP
     Path("small.plan").write_text(text, encoding="utf-8")
     [logits, _] = gloo(2)(trained, lowered(text).text, str(here), here / "runs" / "small", here / "text.txt")
@@ -72,7 +72,7 @@ def test_a_checkpoint_of_two_ranks_computes_the_same_in_transformers(gloo, here,
     ("name", "blocks"),
     [("mixtral", "model.layers.*"), ("llama, tied, wide heads, biases", "model.layers.*"), ("gpt2", "transformer.h.*")],
 )
-def test_a_model_of_a_config_file_starts_with_published_weights_and_is_published(gloo, here, capsys, name, blocks):
+def test_config_file_model_loads_and_exports_published_weights(gloo, here, capsys, name, blocks):
     CASES[name].published().save_pretrained(here / "hub")
     head = f'plan others\nmodel huggingface("hub/config.json")\ncluster cpu(devices = 2)\n{TRAINING}{FSDP}'
     text = f'{head.replace("layers.*", blocks)}weights (huggingface = "hub")\n'
@@ -87,25 +87,27 @@ def test_a_model_of_a_config_file_starts_with_published_weights_and_is_published
     assert Path("again/generation_config.json").exists()
 
 
-def test_what_cannot_be_exported_is_told(capsys):
-    def told(plan: str, *more: str) -> tuple[int, str]:
+def test_export_errors_state_the_reason(capsys):
+    def exported(plan: str, *more: str) -> tuple[int, str]:
         Path("a.plan").write_text(plan, encoding="utf-8")
         status, _, err = called(capsys, "export", "a.plan", "-o", "hub", *more)
         return status, err
 
-    assert told(LLAMA)[0] == 1
-    assert "error[RUN020]: --checkpoint runs/small: no complete checkpoint there, and no such folder" in told(LLAMA)[1]
-    assert "LP210" in told(f"{LLAMA}checkpoint {{ layrs.* = full }}\n")[1]
+    assert exported(LLAMA)[0] == 1
+    assert (
+        "error[RUN020]: --checkpoint runs/small: no complete checkpoint there, and no such folder" in exported(LLAMA)[1]
+    )
+    assert "LP210" in exported(f"{LLAMA}checkpoint {{ layrs.* = full }}\n")[1]
     pictures = 'plan a\nmodel vit("tiny")\ncluster cpu\nbatch (global = 2, micro = 2)\ndata (source = "synthetic")\n'
-    assert "error[RUN029]" in told(pictures)[1]
+    assert "error[RUN029]" in exported(pictures)[1]
     small = "dim = 32, n_layers = 1, n_heads = 2, hidden_dim = 64, vocab_size = 256, max_seq_len = 32"
-    status, err = told(LLAMA.replace('llama3("tiny")', f'gpt2("small", {small}, bias = false)'))
+    status, err = exported(LLAMA.replace('llama3("tiny")', f'gpt2("small", {small}, bias = false)'))
     assert status == 1 and "cannot be published: GPT-2 of transformers has biases" in err
-    status, err = told(LLAMA, "--max-shard-size", "much")
+    status, err = exported(LLAMA, "--max-shard-size", "much")
     assert status == 2 and "expected a size, such as 5GB" in err
 
 
-def test_lint_says_where_weights_have_no_map(capsys):
+def test_lint_reports_weights_without_a_map(capsys):
     fields = json.dumps({**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
     Path("config.json").write_text(fields, encoding="utf-8")
     Path("made.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 2)\n", encoding="utf-8")

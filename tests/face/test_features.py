@@ -53,13 +53,13 @@ def plan_of(row: Row) -> str:
     return "\n".join([*head, *lines]).replace("b200", cluster) + "\n"
 
 
-def test_the_rows_are_those_of_the_paper():
+def test_rows_equal_those_of_the_paper():
     [table, _] = TEXT.split("## The step as one graph")
     assert [row.feature for row in rows(table)] == [name.strip() for name in ROWS.replace("\n", " ").split(";")]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.feature)
-def test_the_lines_of_a_row_are_a_plan_that_becomes_what_the_row_says(row: Row):
+def test_plan_lines_of_a_row_lower_to_its_calls(row: Row):
     text = plan_of(row)
     linted = lint(text, "feature.plan", directory=ROOT)
     assert [item.message for item in linted.diagnostics if item.severity == "error"] == []
@@ -72,7 +72,7 @@ def test_the_lines_of_a_row_are_a_plan_that_becomes_what_the_row_says(row: Row):
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.feature)
-def test_the_tests_of_a_row_exist(row: Row):
+def test_tests_named_in_a_row_exist(row: Row):
     assert row.tests
     for name in row.tests:
         path, _, function = name.partition("::")

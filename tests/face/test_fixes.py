@@ -35,7 +35,7 @@ CAUSES = [
 
 
 @pytest.mark.parametrize(("text", "change"), CAUSES)
-def test_a_mistake_in_a_name_is_mended_and_nothing_that_followed_from_it(
+def test_misspelt_name_is_fixed_without_its_consequences(
     text: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ):
     assert fixed(text, capsys) == text.replace(*change)
@@ -56,16 +56,16 @@ KEPT = [
 
 
 @pytest.mark.parametrize("text", KEPT)
-def test_what_is_computed_or_named_by_a_let_is_left_to_a_person(text: str, capsys: pytest.CaptureFixture[str]):
+def test_computed_and_let_values_are_not_fixed(text: str, capsys: pytest.CaptureFixture[str]):
     assert fixed(text, capsys) == text
 
 
-def test_a_literal_is_changed_beside_a_let(capsys: pytest.CaptureFixture[str]):
+def test_literal_is_fixed_beside_a_let(capsys: pytest.CaptureFixture[str]):
     text = "let n = 4\n" + CPU + "mesh (dp_shard = n, tp = 4)\n" + FSDP + TP
     assert fixed(text, capsys) == text.replace("tp = 4", "tp = 2")
 
 
-def test_what_the_command_line_sets_is_not_written(capsys: pytest.CaptureFixture[str]):
+def test_command_line_settings_are_not_written(capsys: pytest.CaptureFixture[str]):
     text = "let n = 8\ncluster cpu(devices = n)\nmesh (dp_shard = 8)\n" + FSDP
     assert fixed(text, capsys, "--set", "n=4") == text
     other = "let n = 8\ncluster cpu(devices = n)\nmesh (dp_shard = 4)\n" + FSDP
@@ -81,7 +81,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("options", [(), ("--variant", "v")])
-def test_what_a_variant_says_is_not_written_into_the_plan(
+def test_variant_values_are_not_written_into_the_plan(
     variant: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
     text = CPU + "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.{0..3} = unit }\n"
@@ -89,12 +89,12 @@ def test_what_a_variant_says_is_not_written_into_the_plan(
     assert after.startswith(text)
 
 
-def test_a_variants_own_text_is_fixed(capsys: pytest.CaptureFixture[str]):
+def test_text_of_a_variant_is_fixed(capsys: pytest.CaptureFixture[str]):
     text = CPU + "mesh (dp_shard = 8)\n" + FSDP + "variant v { mesh (dp_shard = 4) }\n"
     assert fixed(text, capsys) == text.replace("4) }", "8) }")
 
 
 def test_one_cause_is_fixed_once(capsys: pytest.CaptureFixture[str]):
-    """Mesh and batch are both wrong for 16 devices; after the first fix the second is judged anew."""
+    """Mesh and batch are both wrong for 16 devices; after the first fix the batch is checked again."""
     text = CPU + "mesh (dp_shard = 16)\n" + FSDP
     assert fixed(text, capsys) == text.replace("16", "8")

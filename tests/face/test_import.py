@@ -20,7 +20,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_plan_is_printed_and_the_rest_is_told_beside_it(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_plan_is_printed_and_messages_go_to_stderr(config: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm(hosts = 2, fabric = infiniband_ndr)"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("# From llama-8b.toml, a TorchTitan config, as TorchTitan of January 2026")
@@ -44,7 +44,7 @@ def test_the_plan_is_printed_and_the_rest_is_told_beside_it(config: Path, capsys
         ("tensor_parallel_degree = 4", "h100_sxm"),
     ],
 )
-def test_devices_that_are_not_named_are_those_of_the_degrees(
+def test_missing_device_count_follows_the_degrees(
     config: Path, capsys: pytest.CaptureFixture[str], degrees: str, cluster: str
 ):
     config.write_text(f'{CONFIG}[parallelism]\n{degrees}\n[activation_checkpoint]\nmode = "full"\n')
@@ -54,9 +54,7 @@ def test_devices_that_are_not_named_are_those_of_the_degrees(
     assert f"taken to be `{cluster}`; name them with --cluster" in err
 
 
-def test_a_file_is_written_whole_and_replaced_only_where_it_is_asked_for(
-    config: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_output_file_is_replaced_only_with_force(config: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["import", "llama-8b.toml", "--cluster", "h100_sxm", "-o", "mine.plan", "-q"]
     assert main(arguments) == 0
     assert Path("mine.plan").read_text().splitlines()[1] == "plan mine"
@@ -69,7 +67,7 @@ def test_a_file_is_written_whole_and_replaced_only_where_it_is_asked_for(
     assert sorted(path.name for path in Path().iterdir()) == ["llama-8b.toml", "mine.plan"]
 
 
-def test_json_has_the_plan_and_what_became_no_statement(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_json_has_the_plan_and_untranslated_options(config: Path, capsys: pytest.CaptureFixture[str]):
     config.write_text(CONFIG + "[optimizer]\nearly_step_in_backward = true\n")
     assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm", "--json"]) == 1
     out, err = capsys.readouterr()
@@ -89,9 +87,7 @@ def test_json_has_the_plan_and_what_became_no_statement(config: Path, capsys: py
     [("[training", "LP021"), ("[training]\nsteps = -1", "LP023"),
      ('[model]\nname = "flux"', "LP025")],
 )  # fmt: skip
-def test_without_a_plan_nothing_is_printed_or_written(
-    config: Path, capsys: pytest.CaptureFixture[str], text: str, code: str
-):
+def test_failed_import_writes_no_plan(config: Path, capsys: pytest.CaptureFixture[str], text: str, code: str):
     config.write_text(text)
     assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm", "-o", "mine.plan"]) == 1
     out, err = capsys.readouterr()
@@ -102,7 +98,7 @@ def test_without_a_plan_nothing_is_printed_or_written(
     assert main(["explain", code]) == 0
 
 
-def test_a_plan_is_made_without_what_is_unknown_and_the_status_tells(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_unknown_options_are_skipped_with_status_1(config: Path, capsys: pytest.CaptureFixture[str]):
     config.write_text(f"{CONFIG}[[more]]\nx = 1979-05-27\n")
     assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm"]) == 1
     out, err = capsys.readouterr()
@@ -112,7 +108,7 @@ def test_a_plan_is_made_without_what_is_unknown_and_the_status_tells(config: Pat
     assert "1979-05-27" in json.loads(capsys.readouterr().out)["untranslated"][-1]["value"][0]["x"]
 
 
-def test_a_plan_with_errors_is_printed_with_them(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_plan_with_errors_is_printed_with_diagnostics(config: Path, capsys: pytest.CaptureFixture[str]):
     config.write_text('[model]\nflavor = "405B"\n')
     assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm"]) == 1
     out, err = capsys.readouterr()
@@ -122,7 +118,7 @@ def test_a_plan_with_errors_is_printed_with_them(config: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "message"),
     [
         ("h100_sxm(hosts = 2)", "2 hosts need a fabric between them"),
         ("h100", "is not a legal value"),
@@ -131,14 +127,12 @@ def test_a_plan_with_errors_is_printed_with_them(config: Path, capsys: pytest.Ca
         ("", "a cluster is named as in a plan"),
     ],
 )
-def test_a_cluster_that_is_none_is_wrong_usage(
-    config: Path, capsys: pytest.CaptureFixture[str], cluster: str, said: str
-):
+def test_invalid_cluster_is_wrong_usage(config: Path, capsys: pytest.CaptureFixture[str], cluster: str, message: str):
     assert main(["import", "llama-8b.toml", "--cluster", cluster]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_read_and_names_that_are_none(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_unreadable_files_and_invalid_names_are_errors(config: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["import", "other.toml"]) == 1
     assert "LP001" in capsys.readouterr().err
     assert main(["import", "llama-8b.toml", "--name", "8b"]) == 2

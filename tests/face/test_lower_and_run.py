@@ -18,7 +18,7 @@ from support.command_line import (
 from support.marks import some_slow
 
 
-def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[str]):
+def test_lower_prints_valid_python(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "lower", "good.plan")
     assert (status, err) == (0, "")
     compile(out, "good.py", "exec")
@@ -28,7 +28,7 @@ def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[
     assert Path("good.py").read_text(encoding="utf-8") == out
 
 
-def test_the_graph_of_a_step_is_written_as_traced_and_after_each_pass(capsys: pytest.CaptureFixture[str]):
+def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 1, "the plan has no graph"
     traced = GOOD.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"
     Path("traced.plan").write_text(traced, encoding="utf-8")
@@ -56,7 +56,7 @@ def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[
     assert called(capsys, "lower", "warned.plan")[0] == 0
 
 
-def test_lint_and_lower_print_the_same_diagnostic_of_what_is_not_supported(capsys: pytest.CaptureFixture[str]):
+def test_lint_and_lower_print_equal_unsupported_diagnostics(capsys: pytest.CaptureFixture[str]):
     Path("good.plan").write_text(GOOD + "comm (reorder = true)\n", encoding="utf-8")
     status, linted, _ = called(capsys, "lint", "good.plan")
     assert status == 1
@@ -66,7 +66,7 @@ def test_lint_and_lower_print_the_same_diagnostic_of_what_is_not_supported(capsy
     assert lowered == f"{linted}legoai: good.plan is not lowered: 1 error\n"
 
 
-def test_what_is_not_lowered_is_a_finding(capsys: pytest.CaptureFixture[str]):
+def test_open_hole_is_a_lowering_diagnostic(capsys: pytest.CaptureFixture[str]):
     Path("good.plan").write_text(GOOD.replace("(dp_shard = 4)", "(dp_shard = auto in [2, 4])"), encoding="utf-8")
     status, _, err = called(capsys, "lower", "good.plan")
     assert status == 1
@@ -80,9 +80,7 @@ def test_an_error_in_a_variant_does_not_stop_the_plan_itself(capsys: pytest.Capt
     assert called(capsys, "lower", "good.plan", "--variant", "odd")[0] == 1
 
 
-def test_run_writes_the_program_into_its_folder_and_launches_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_run_writes_and_launches_the_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     calls = []
 
     def launch(program: Path, *, nproc: int, arguments: list[str], directory: Path) -> int:
@@ -115,9 +113,7 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     assert len(calls) == 2
 
 
-def test_run_shows_what_was_predicted_beside_what_was_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_run_prints_prediction_and_measurement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     def launch(program: Path, **_: object) -> int:
         metrics = Path("runs/small/metrics.jsonl")
         step = json.dumps({"event": "step", "seconds": 0.5, "data_seconds": 0.0, "peak_memory": 1})
@@ -137,7 +133,7 @@ def test_run_shows_what_was_predicted_beside_what_was_measured(
         assert "predicted" not in called(capsys, "run", "good.plan", *argument)[2]
 
 
-def test_run_notes_the_devices_of_the_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_run_records_the_cluster_of_the_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", lambda program, **_: 0)
     assert called(capsys, "run", "good.plan", "--no-prediction")[0] == 0
     (line,) = Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -146,7 +142,7 @@ def test_run_notes_the_devices_of_the_plan(capsys: pytest.CaptureFixture[str], m
     }  # fmt: skip
 
 
-def test_a_program_does_not_take_the_name_of_a_module_that_it_needs(capsys: pytest.CaptureFixture[str]):
+def test_program_name_must_not_shadow_a_needed_module(capsys: pytest.CaptureFixture[str]):
     Path("my_model.py").write_text(FACTORY.replace("import helper\n", ""))
     Path("mine.plan").write_text(ALONE.format(name="mine", factory="my_model"))
     before = Path("my_model.py").read_text()
@@ -157,7 +153,7 @@ def test_a_program_does_not_take_the_name_of_a_module_that_it_needs(capsys: pyte
     assert called(capsys, "lower", "mine.plan", "-o", "mine.py")[0] == 0
 
 
-def test_run_does_not_start_where_another_run_writes(capsys: pytest.CaptureFixture[str]):
+def test_run_refuses_a_folder_in_use(capsys: pytest.CaptureFixture[str]):
     with locked(Path("runs/small")):
         status, _, err = called(capsys, "run", "good.plan")
     assert status == 1 and err.startswith(f"error[RUN005]: another run (process {os.getpid()} on ")
@@ -169,7 +165,7 @@ def test_run_does_not_start_where_another_run_writes(capsys: pytest.CaptureFixtu
     assert err.count("\n") == 2
 
 
-def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str]):
+def test_run_refuses_a_plan_of_several_hosts(capsys: pytest.CaptureFixture[str]):
     text = GOOD.replace("cpu(devices = 4)", "cpu(hosts = 2, devices = 2, fabric = ethernet_100)")
     Path("good.plan").write_text(text, encoding="utf-8")
     status, out, err = called(capsys, "run", "good.plan")
@@ -206,8 +202,8 @@ mesh    (dp_shard = 1)
 
 
 @pytest.mark.parametrize("name", some_slow(("random", "my_model"), "my_model"))
-def test_a_factory_beside_the_plan_is_imported_and_nothing_shadowed(tmp_path: Path, name: str):
-    """The plan is called like a module of Python, or like its factory; files beside it are called so, too."""
+def test_factory_beside_the_plan_is_imported_without_shadowing(tmp_path: Path, name: str):
+    """The plan has the name of a Python module or of its factory, and so have files beside it."""
     folder = tmp_path / "plans"
     folder.mkdir()
     (folder / "my_model.py").write_text(FACTORY)

@@ -19,7 +19,7 @@ def document(path: Path) -> Document:
     return Document(uri_of(path), 1, path.read_text(encoding="utf-8"), "utf-16", path.parent)
 
 
-def test_what_cost_prints_is_shown_at_its_lines(here: Path):
+def test_costs_are_shown_at_their_lines(here: Path):
     """By the real command, whose folder is not that of the server."""
     (here / "plans").mkdir()
     path = here / "plans" / "small.plan"
@@ -34,7 +34,7 @@ def test_what_cost_prints_is_shown_at_its_lines(here: Path):
     assert shown[len(lines) - 1].endswith(", violated")
 
 
-def test_what_cannot_be_costed_says_why(here: Path):
+def test_cost_failure_states_the_reason(here: Path):
     path = (here / "bad.plan").resolve()
     with pytest.raises(CostError, match="is not lowered: 1 error"):
         asyncio.run(costs_of(document(path), cost_command(path, factories=False)))

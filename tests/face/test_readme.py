@@ -28,24 +28,24 @@ def block(heading: str) -> str:
     return found[1]
 
 
-def test_the_plan_is_the_worked_one():
+def test_plan_equals_the_worked_plan():
     assert block("A plan") == (ROOT / "plans" / "tiny.plan").read_text(encoding="utf-8")
 
 
-def test_the_program_is_what_the_plan_becomes():
+def test_program_equals_the_lowered_plan():
     text = legoai.lower(ROOT / "plans" / "tiny.plan").text
     for function in block("The program that it becomes").split("\n\n\n"):
         assert function.strip() in text
 
 
-def test_the_costs_are_those_of_the_tool(tmp_path, monkeypatch):
+def test_costs_equal_the_output_of_cost(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = [sys.executable, "-m", "legoai", "cost", "plans/llama3_8b_8.plan"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=250)
     assert found.stdout == block("What it costs")
 
 
-def test_the_diagnostics_are_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):
+def test_diagnostics_equal_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):
     plan = (ROOT / "plans" / "tiny.plan").read_text(encoding="utf-8")
     for right, wrong in SLIPS:
         assert plan.count(right) == 1, right
@@ -57,5 +57,5 @@ def test_the_diagnostics_are_those_of_the_broken_plan(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)\)", README))
-def test_every_link_leads_somewhere(target):
+def test_every_link_target_exists(target):
     assert (ROOT / target).exists()

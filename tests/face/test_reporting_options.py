@@ -35,7 +35,7 @@ def test_lint_without_a_path_lints_the_current_folder(capsys: pytest.CaptureFixt
     assert files(capsys, "lint") == {"bad.plan", "some/where.plan", "warned.plan"}
 
 
-def test_a_folder_without_plans_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_folder_without_plans_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     Path("empty").mkdir()
     monkeypatch.chdir("empty")
     assert "there is no plan in it" in called(capsys, "lint")[1]
@@ -45,7 +45,7 @@ def test_a_folder_without_plans_is_said(capsys: pytest.CaptureFixture[str], monk
     "folder",
     ["node_modules/x", ".hidden", "venv/lib", "deep/env", "deep/conda", "lib/site-packages/y", "__pypackages__"],
 )
-def test_what_others_wrote_is_left_out_of_folders(folder: str, capsys: pytest.CaptureFixture[str]):
+def test_dependency_folders_are_skipped(folder: str, capsys: pytest.CaptureFixture[str]):
     write(f"plans/{folder}/x.plan")
     if folder == "deep/env":
         write(f"plans/{folder}/pyvenv.cfg", "")
@@ -69,7 +69,7 @@ def test_what_others_wrote_is_left_out_of_folders(folder: str, capsys: pytest.Ca
         (["o*"], {"a.plan"}),
     ],
 )
-def test_a_project_leaves_files_and_folders_out(
+def test_configured_excludes_are_skipped(
     patterns: list[str], left: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("a.plan", "old/a.plan", "old/deep/b.plan", "new/old.plan"):
@@ -81,7 +81,7 @@ def test_a_project_leaves_files_and_folders_out(
     assert called(capsys, "fmt", ".", "--check")[2].startswith(f"{len(left)} plan")
     monkeypatch.chdir("new")
     assert files(capsys, "lint", "..") == {f"../{name}" for name in left}
-    assert files(capsys, "lint", "../old/a.plan") == {"../old/a.plan"}  # what is named is looked at
+    assert files(capsys, "lint", "../old/a.plan") == {"../old/a.plan"}  # a named file is linted
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_project_leaves_files_and_folders_out(
         ("ignore = ['unused-lets']", "did you mean `unused-let`?"),
     ],
 )
-def test_a_configuration_that_means_nothing_is_wrong_usage(table: str, words: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_configuration_is_wrong_usage(table: str, words: str, capsys: pytest.CaptureFixture[str]):
     write("pyproject.toml", f"[tool.legoai]\n{table}\n")
     for command in ("lint", "check", "fmt"):
         status, _, err = called(capsys, command, "good.plan")
@@ -102,7 +102,7 @@ def test_a_configuration_that_means_nothing_is_wrong_usage(table: str, words: st
         assert words in err
 
 
-def test_a_rule_is_named_by_code_beginning_or_name(capsys: pytest.CaptureFixture[str]):
+def test_rules_are_selected_by_code_prefix_or_slug(capsys: pytest.CaptureFixture[str]):
     for selector in ("LP901", "lp9", "unused-let", "Unused-Let"):
         assert called(capsys, "lint", "warned.plan", "--ignore", selector)[::2] == (0, "1 plan: no diagnostics\n")
         assert "LP901" in called(capsys, "lint", "warned.plan", "--select", selector)[1]
@@ -111,7 +111,7 @@ def test_a_rule_is_named_by_code_beginning_or_name(capsys: pytest.CaptureFixture
     assert called(capsys, "lint", "warned.plan")[1] == ""
 
 
-def test_a_comment_names_a_rule_by_its_name(capsys: pytest.CaptureFixture[str]):
+def test_suppression_comment_accepts_a_slug(capsys: pytest.CaptureFixture[str]):
     write("warned.plan", WARNED.replace("let hosts = 4", "let hosts = 4  # legoai: ignore[unused-let]"))
     assert called(capsys, "lint", "warned.plan")[::2] == (0, "1 plan: no diagnostics\n")
     write("warned.plan", WARNED.replace("let hosts = 4", "let hosts = 4  # legoai: ignore[unused-lets]"))
@@ -129,7 +129,7 @@ def test_exit_zero_reports_and_does_not_fail(command: str, capsys: pytest.Captur
     assert called(capsys, command, "bad.plan", "--exit-zero", "--format", "xml")[0] == 2
 
 
-def test_quiet_leaves_the_summary_out(capsys: pytest.CaptureFixture[str]):
+def test_quiet_omits_the_summary(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lint", "good.plan", "-q") == (0, "", "")
     status, out, err = called(capsys, "check", "bad.plan", "--quiet")
     assert (status, err) == (1, "") and "LP210" in out
@@ -158,7 +158,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("typed")
 @pytest.mark.parametrize("command", ["lint", "check"])
-def test_standard_input_has_the_name_and_place_that_it_is_given(command: str, capsys: pytest.CaptureFixture[str]):
+def test_stdin_filename_sets_name_and_folder(command: str, capsys: pytest.CaptureFixture[str]):
     write("deep/base.plan", GOOD)
     status, out, _ = called(capsys, command, "-", "--stdin-filename", "deep/mine.plan", "--format", "concise")
     assert status == 1
@@ -166,18 +166,18 @@ def test_standard_input_has_the_name_and_place_that_it_is_given(command: str, ca
 
 
 @pytest.mark.usefixtures("typed")
-def test_formatting_standard_input_names_it(capsys: pytest.CaptureFixture[str]):
+def test_fmt_diff_of_stdin_uses_the_given_name(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "fmt", "-", "--diff", "--stdin-filename", "deep/mine.plan")
     assert status == 1
     assert out.startswith("--- deep/mine.plan\n+++ deep/mine.plan (formatted)\n")
 
 
-def test_a_name_for_standard_input_that_is_not_read_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+def test_stdin_filename_without_stdin_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     for command in ("lint", "check", "fmt"):
         assert called(capsys, command, "good.plan", "--stdin-filename", "x.plan")[0] == 2
 
 
-def test_showing_a_difference_fails_where_there_is_one(capsys: pytest.CaptureFixture[str]):
+def test_fmt_diff_fails_if_files_would_change(capsys: pytest.CaptureFixture[str]):
     write("wide.plan", GOOD.replace("batch   (", "batch ("))
     status, out, err = called(capsys, "fmt", "wide.plan", "--diff")
     assert (status, err) == (1, "1 plan, 1 would change\n")
@@ -197,7 +197,7 @@ def hostile() -> None:
 
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("command", ["lint", "check"])
-def test_no_factory_runs_where_it_is_forbidden(command: str, capsys: pytest.CaptureFixture[str]):
+def test_no_factories_runs_no_factory(command: str, capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, command, "hostile.plan", "--no-factories", "--format", "concise")
     assert status == 0
     assert [line.split("]")[0] for line in out.splitlines()] == ["hostile.plan:3:16: advice[LP226"]
@@ -207,7 +207,7 @@ def test_no_factory_runs_where_it_is_forbidden(command: str, capsys: pytest.Capt
 
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("command", ["lower", "cost", "graph", "run", "verify", "solve"])
-def test_a_plan_whose_factory_may_not_run_goes_no_further(command: str, capsys: pytest.CaptureFixture[str]):
+def test_commands_stop_at_a_forbidden_factory(command: str, capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, command, "hostile.plan", "--no-factories")
     assert (status, out) == (1, "")
     assert "LP226" in err
@@ -226,7 +226,7 @@ def test_formatting_runs_no_factory(options: list[str], capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("hostile")
-def test_what_needs_no_model_is_checked_without_the_factory(capsys: pytest.CaptureFixture[str]):
+def test_rules_without_a_model_run_without_the_factory(capsys: pytest.CaptureFixture[str]):
     write("hostile.plan", FACTORY.replace("dp_shard = 4", "dp_shard = 3"))
     status, out, _ = called(capsys, "lint", "hostile.plan", "--no-factories", "--format", "concise")
     assert status == 1
@@ -235,7 +235,7 @@ def test_what_needs_no_model_is_checked_without_the_factory(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("hostile")
-def test_nothing_is_explained_of_a_factory_that_is_not_run(capsys: pytest.CaptureFixture[str]):
+def test_explain_refuses_a_forbidden_factory(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "explain", "root", "--plan", "hostile.plan", "--no-factories")
     assert status == 1
     assert "LP226" in out
@@ -243,7 +243,7 @@ def test_nothing_is_explained_of_a_factory_that_is_not_run(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_completes_commands_options_and_words(shell: str, capsys: pytest.CaptureFixture[str]):
+def test_completion_script_has_commands_options_and_names(shell: str, capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "completion", shell)
     assert status == 0
     for word in ("lint", "--no-factories", "h100_sxm", "colwise"):
@@ -251,7 +251,7 @@ def test_a_shell_completes_commands_options_and_words(shell: str, capsys: pytest
     assert called(capsys, "completion", "fish")[0] == 2
 
 
-def test_bash_reads_its_script_and_completes(capsys: pytest.CaptureFixture[str]):
+def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
     Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
     asked = (
         "source ./script; COMP_WORDS=(legoai lint --no-f); COMP_CWORD=2; COMP_LINE='legoai lint --no-f';"

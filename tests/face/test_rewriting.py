@@ -29,21 +29,21 @@ def test_fix_applies_safe_fixes_and_unsafe_ones_only_when_asked(capsys: pytest.C
     assert sorted(path.name for path in Path().iterdir()) == ["bad.plan", "good.plan", "warned.plan"]
 
 
-def test_fix_leaves_alone_what_is_not_reported(capsys: pytest.CaptureFixture[str]):
+def test_fix_skips_ignored_rules(capsys: pytest.CaptureFixture[str]):
     text = GOOD.replace("mesh    (dp_shard = 4)", "mesh    (tp = 1, dp_shard = 4)")
     Path("good.plan").write_text(text, encoding="utf-8")
     assert called(capsys, "lint", "good.plan", "--fix", "--ignore", "LP3")[0] == 0
     assert Path("good.plan").read_text(encoding="utf-8") == text
 
 
-def test_fix_follows_a_link_and_keeps_it(capsys: pytest.CaptureFixture[str]):
+def test_fix_follows_a_symbolic_link(capsys: pytest.CaptureFixture[str]):
     Path("link.plan").symlink_to("bad.plan")
     assert called(capsys, "lint", "link.plan", "--fix", "--unsafe-fixes")[0] == 0
     assert Path("link.plan").is_symlink()
     assert Path("bad.plan").read_text(encoding="utf-8") == BAD.replace("layrs", "layers")
 
 
-def test_fmt_rewrites_only_what_changes(capsys: pytest.CaptureFixture[str]):
+def test_fmt_writes_only_changed_files(capsys: pytest.CaptureFixture[str]):
     Path("ugly.plan").write_text("plan   x", encoding="utf-8")
     before = Path("good.plan").stat().st_mtime_ns
     called(capsys, "fmt", "good.plan")
@@ -73,7 +73,7 @@ def test_fmt_diff_is_a_patch(capsys: pytest.CaptureFixture[str]):
     assert Path("ugly.plan").read_text(encoding="utf-8") == "plan   x"
 
 
-def test_fmt_leaves_alone_what_it_cannot_read(capsys: pytest.CaptureFixture[str]):
+def test_fmt_keeps_files_with_syntax_errors(capsys: pytest.CaptureFixture[str]):
     Path("broken.plan").write_text("plan   x\nmesh (tp = \n", encoding="utf-8")
     status, out, _ = called(capsys, "fmt", "broken.plan", "good.plan")
     assert status == 1

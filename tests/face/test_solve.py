@@ -69,8 +69,8 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
         [found["candidates"]["pruned"]["by_bound"], *found["candidates"]["pruned"]["by_rules"].values()]
     )
 
-    # What the figure is of is what `legoai cost` says of the written plan.
-    # In a process of its own: what has simulated cannot be forked, as other tests do.
+    # The figure equals that of `legoai cost` for the written plan.
+    # In its own process: one that has simulated cannot be forked, as other tests do.
     done = subprocess.run(
         [sys.executable, "-m", "legoai", "cost", "open.plan", "--json"], capture_output=True, text=True, check=True
     )
@@ -86,8 +86,8 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert solution.text(solution.best.choices) == text
 
 
-def test_a_process_has_written_all_that_it_printed_when_it_ends():
-    """It does not wait until Python has given back what the search kept."""
+def test_output_is_flushed_before_the_fast_exit():
+    """The process exits without waiting for Python to free the search's memory."""
     Path("open.plan").write_text(OPEN, encoding="utf-8")
     command = [sys.executable, "-m", "legoai", "solve", "open.plan"]
     done = subprocess.run([*command, "--json", "--all"], capture_output=True, text=True, check=False)
@@ -97,7 +97,7 @@ def test_a_process_has_written_all_that_it_printed_when_it_ends():
     assert done.returncode == 1 and "error[LP" in done.stderr and done.stderr.endswith("\n")
 
 
-def test_a_hole_without_whose_answer_a_statement_cannot_be_read_is_answered(capsys: pytest.CaptureFixture[str]):
+def test_hole_that_blocks_resolution_is_solved(capsys: pytest.CaptureFixture[str]):
     text = (
         OPEN.replace("(dp_shard = 2)", "(tp = 2)")
         .replace("auto in [2, 4]", "8")
@@ -109,7 +109,7 @@ def test_a_hole_without_whose_answer_a_statement_cannot_be_read_is_answered(caps
     assert "(loss_parallel = auto -> " in Path("open.plan").read_text(encoding="utf-8")
 
 
-def test_requirements_that_conflict_are_told_with_their_lines(capsys: pytest.CaptureFixture[str]):
+def test_conflicting_requirements_are_reported_with_their_lines(capsys: pytest.CaptureFixture[str]):
     text = OPEN.replace("auto in [2, 4]", "8").replace("global = 8", "global = 16").replace("= 64", "= 128")
     text = text.replace("n_layers = 1", "n_layers = 2").replace("<= 50%", "<= 5%\nrequire peak_memory <= 16MiB")
     Path("open.plan").write_text(text, encoding="utf-8")
@@ -121,7 +121,7 @@ def test_requirements_that_conflict_are_told_with_their_lines(capsys: pytest.Cap
     assert "no solution" in out
 
 
-def test_a_hole_that_is_not_searched_is_refused_before_anything_is_simulated(capsys: pytest.CaptureFixture[str]):
+def test_unsearchable_hole_is_refused_before_simulation(capsys: pytest.CaptureFixture[str]):
     Path("open.plan").write_text(OPEN + "optimizer adamw(lr = auto in [1e-3, 1e-4])\n", encoding="utf-8")
     status, out, err = called(capsys, "solve", "open.plan")
     assert (status, out) == (1, "")
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]):
         assert called(capsys, "solve", "open.plan", *wrong)[0] == 2, wrong
 
 
-def test_the_time_limit_gives_the_best_so_far(capsys: pytest.CaptureFixture[str]):
+def test_time_limit_returns_the_best_so_far(capsys: pytest.CaptureFixture[str]):
     Path("open.plan").write_text(OPEN.replace("seq_len = 64", "seq_len = 65"), encoding="utf-8")
     status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001", "--json")
     found = json.loads(out)
@@ -174,7 +174,7 @@ shard auto on tp  # found
 
 
 @NEEDS_SOLVER
-def test_styles_are_written_as_the_rules_that_they_are(capsys: pytest.CaptureFixture[str]):
+def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
     Path("styles.plan").write_text(STYLES, encoding="utf-8")
     status, out, _ = called(capsys, "solve", "styles.plan", "--in-place")
     assert status == 0

@@ -1,4 +1,4 @@
-"""Models of others verify and run as built-in ones do: images, two texts, and images with texts."""
+"""`verify` and `run` of `transformers` models: images, two texts, and images with texts."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def verified(capsys: pytest.CaptureFixture[str], name: str, plan: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
-def test_two_ranks_compute_what_one_device_computes(capsys: pytest.CaptureFixture[str], name: str):
+def test_model_on_two_ranks_equals_one_device(capsys: pytest.CaptureFixture[str], name: str):
     length = ", seq_len = 16" if name == "t5" else ""
     out = verified(capsys, name, ON_TWO.format(blocks=BLOCKS[name], length=length))
     assert "2 ranks compute what one device computes" in out
 
 
 @pytest.mark.slow
-def test_images_are_matched_with_texts_within_a_micro_batch(capsys: pytest.CaptureFixture[str]):
+def test_contrastive_loss_matches_within_a_micro_batch(capsys: pytest.CaptureFixture[str]):
     out = verified(capsys, "clip", ON_ONE.format(length=", seq_len = 16"))
     assert "1 rank compute what one device computes" in out
 
 
 @pytest.mark.slow
-def test_images_are_trained_on_where_made_ones_are_asked_for():
+def test_image_model_trains_on_synthetic_images():
     Path("a.plan").write_text(TINY_VISION)
     assert main(["run", "a.plan", "--", "--steps", "2", "--device", "cpu"]) == 1, "there are no images in text"
     assert main(["run", "a.plan", "--", "--steps", "20", "--device", "cpu", "--data", "synthetic", "--out", "out"]) == 0

@@ -38,7 +38,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Program], None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept of models and of data is kept for the tests of one file alone."""
+    """Caches of models and data are separate for the tests of each file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
-    """What the training of `meshed` comes to on one process, with neither mesh nor wrapper."""
+    """The training of `meshed` on one process, without mesh and wrappers."""
     from support.meshed import text_of
     from support.staged import PLAIN_DOUBLE, train
 
@@ -65,7 +65,7 @@ def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone_in_two_blocks(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
-    """The same of a model with two blocks."""
+    """The same for a model with two blocks."""
     from support.meshed import TWO_BLOCKS, text_of
     from support.staged import PLAIN_DOUBLE, train
 
@@ -76,7 +76,7 @@ def alone_in_two_blocks(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
-    """What the training of `staged` comes to on one process, with neither mesh nor wrapper."""
+    """The training of `staged` on one process, without mesh and wrappers."""
     from support.staged import PLAIN_DOUBLE, text_of, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, evaluate_every=2, evaluate_batches=4)

@@ -32,7 +32,7 @@ NOWHERE = Path("nowhere")
 
 
 def drawing(examples: int) -> settings:
-    """So many examples, the same in every run, without a limit on the time of one."""
+    """Settings for the given number of deterministic examples without a deadline."""
     return settings(
         max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
@@ -77,10 +77,10 @@ def check(plan: DrawnPlan, one: Callable[[list[Part]], Part]) -> bool:
 def has_effect(found: Linted, text: str, part: Part) -> bool:
     """Whether a diagnostic is about the part, or the plan without it is another: in its program, or it has errors.
 
-    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one,
-    or is told to have none.
+    A part that states a default, such as `stages = 2` on two ranks, has an effect if another value has one,
+    or has a diagnostic that it has none.
     """
-    if is_told(found, part):
+    if is_reported(found, part):
         return True
     without = linted(part.without, NOWHERE)
     assert found.analysis is not None
@@ -90,16 +90,16 @@ def has_effect(found: Linted, text: str, part: Part) -> bool:
     if meaning(found.analysis) == meaning(without.analysis) or program(without) != text:
         return True
     others = (linted(other, NOWHERE) for other in part.instead)
-    return any(other.has_errors or is_told(other, part) or program(other) != text for other in others)
+    return any(other.has_errors or is_reported(other, part) or program(other) != text for other in others)
 
 
-def is_told(found: Linted, part: Part) -> bool:
+def is_reported(found: Linted, part: Part) -> bool:
     """Whether a diagnostic is about a part."""
     return any(item.label.span.line in (part.statement, *part.lines) for item in found.diagnostics)
 
 
 def meaning(analysis: Analysis) -> list[object]:
-    """What the plan says of each module: equal where a part says what is so without it, as a default written out."""
+    """Treatments of each module: equal where a part states a default."""
     found: list[object] = []
     for directive in analysis.plan.directives():
         options = [(item, getattr(directive, item.field)) for item in directive.options]
@@ -115,13 +115,13 @@ def meaning(analysis: Analysis) -> list[object]:
 
 @drawing(150)
 @given(drawn_plans(), st.data())
-def test_a_clean_plan_lowers_and_drops_nothing(plan: DrawnPlan, data: st.DataObject):
+def test_clean_plan_lowers_and_drops_nothing(plan: DrawnPlan, data: st.DataObject):
     check(plan, lambda parts: data.draw(st.sampled_from(parts)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand_plans():
+def test_ten_thousand_clean_plans_lower_and_drop_nothing():
     counts: Counter[str] = Counter()
 
     @drawing(10_000)

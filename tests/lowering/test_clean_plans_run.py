@@ -26,7 +26,7 @@ RANKS = 4
 
 
 def prepared_plans(examples: int, number: int) -> dict[str, Prepared]:
-    """Clean plans among so many drawn ones, each with its small program; every second one in fp64."""
+    """Clean plans among the given number of drawn ones, each with its small program; every second one in fp64."""
     plans = clean_plans(examples, number, unwanted=())
     return {
         plan.resolution.file.text: prepare(plan, directory=CONFIGS, ranks=RANKS, double=place % 2 == 0)

@@ -30,7 +30,7 @@ def one_device(job: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def rank(job: tuple[Any, ...], reference: str) -> dict[str, Any]:
-    """What one rank of the program comes to, uncompiled; its group is there already."""
+    """Result of one rank of the uncompiled program, in an existing process group."""
     run._group = lambda *_: contextlib.nullcontext()
     torch.compiler.set_stance("force_eager")
     try:
@@ -56,7 +56,7 @@ def verdict(prepared: Prepared, gloo, folder: Path) -> run.Verdict:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("number", range(101, 105))
-def test_clean_plans_train_as_one_device_does(number: int, gloo, tmp_path: Path):
+def test_clean_plans_equal_one_device(number: int, gloo, tmp_path: Path):
     plans = [(plan, prepare(plan, directory=CONFIGS, ranks=RANKS)) for plan in clean_plans(120, number)]
     failed = []
     plans.sort(key=lambda item: item[1].shrunken.plan.mesh.world_size)

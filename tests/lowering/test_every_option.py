@@ -124,7 +124,7 @@ def with_directive(directive: Directive) -> Plan:
 
 
 def text_or_refusal(plan: Plan) -> str | None:
-    """The program without comments and hash, and what has no effect in it; None where lint reports an error."""
+    """The program without comments and hash, and its options without effect; None if lint reports an error."""
     if plan.cluster == BASE.cluster:
         plan = replace(plan, cluster=changed(plan.cluster, devices=plan.mesh.world_size))
     analysis = Analysis(plan, manifest_of(plan.model.source()), file="tiny.plan")
@@ -167,7 +167,7 @@ def treatments() -> Iterator[tuple[str, Treatment]]:
                     yield keyword, value
 
 
-def test_every_family_has_a_place_in_the_order_of_application():
+def test_every_family_is_in_the_application_order():
     assert set(EMITTERS) == set(FAMILIES)
     order = [
         key for key in EMITTERS if key in ("mesh", "pipeline", "shard", "context", "checkpoint", "compile", "fsdp")
@@ -176,7 +176,7 @@ def test_every_family_has_a_place_in_the_order_of_application():
 
 
 @pytest.mark.parametrize("keyword", [keyword for keyword in FAMILIES if keyword != "model"])
-def test_every_value_of_every_option_shows_in_the_program_or_is_refused(keyword: str):
+def test_every_option_value_changes_the_program_or_is_refused(keyword: str):
     seen = 0
     for name, field, value in options():
         if name != keyword or (keyword, field, value) in SAYS_NOTHING:
@@ -195,7 +195,7 @@ def _has(keyword: str) -> bool:
 
 
 @pytest.mark.parametrize("keyword", PATHS)
-def test_every_treatment_with_every_option_shows_in_the_program_or_is_refused(keyword: str):
+def test_every_treatment_option_changes_the_program_or_is_refused(keyword: str):
     directive = in_plan(keyword)
     for name, treatment in treatments():
         if name != keyword or _says_nothing(keyword, treatment):
@@ -215,7 +215,7 @@ def test_every_treatment_with_every_option_shows_in_the_program_or_is_refused(ke
 
 
 def _plain(keyword: str, treatment: Treatment) -> Treatment | None:
-    """What the treatment is compared with: none for one with defaults, itself with defaults for one with a value."""
+    """Reference of the treatment: none for one with defaults, itself with defaults for one with a value."""
     declared = type(treatment)
     default = declared(**smallest(declared))
     if keyword == "checkpoint" and treatment.name == "none":
@@ -242,11 +242,11 @@ def _first(layouts: Any) -> Any:
     return layouts[0] if isinstance(layouts, tuple) else layouts
 
 
-def test_treatments_are_tested_for_every_family_that_has_them():
+def test_every_family_with_treatments_is_tested():
     assert set(PATHS) == {keyword for keyword in FAMILIES if family(keyword).treatments is not None}
 
 
-def test_every_dimension_of_a_model_shows_in_the_program():
+def test_every_model_dimension_changes_the_program():
     base = text_or_refusal(BASE)
     changes = {
         "dim": 256,

@@ -119,7 +119,7 @@ fsdp on dp_replicate, dp_shard {UNITS}
         "tensor parallel attention alone",
     ),
 )
-def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):
+def test_program_on_a_mesh_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 

@@ -246,12 +246,12 @@ precision (master = fp32, param = bf16)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_becomes_the_program_that_was_read_and_approved(name: str, golden):
+def test_plan_lowers_to_its_golden_program(name: str, golden):
     golden(name, lowered(PLANS[name]))
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_program_is_what_the_formatter_would_write_and_the_linter_finds_nothing(name: str, tmp_path: Path):
+def test_program_is_formatted_and_passes_ruff(name: str, tmp_path: Path):
     path = tmp_path / "program.py"
     path.write_text(lowered(PLANS[name]).text)
     compile(path.read_text(), str(path), "exec")
@@ -273,7 +273,7 @@ sys.stdout.write("\\f".join(lowered(plan).text for plan in json.load(sys.stdin))
 """
 
 
-def test_two_lowerings_are_equal_to_the_byte_in_any_process():
+def test_program_text_is_deterministic_across_processes():
     texts = set()
     for seed in ("0", "1", "4711"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
@@ -286,7 +286,7 @@ def test_two_lowerings_are_equal_to_the_byte_in_any_process():
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_call_that_a_plan_decides_names_its_line(name: str):
+def test_every_planned_call_names_its_line(name: str):
     program = lowered(PLANS[name])
     lines = program.text.splitlines()
     decided = {
@@ -307,7 +307,7 @@ def test_every_call_that_a_plan_decides_names_its_line(name: str):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_map_of_lines_says_what_the_comments_say(name: str):
+def test_line_map_equals_the_comments(name: str):
     program = lowered(PLANS[name])
     plan = PLANS[name].splitlines()
     for number, line in enumerate(program.text.splitlines(), 1):
@@ -318,27 +318,27 @@ def test_the_map_of_lines_says_what_the_comments_say(name: str):
         assert plan[span.line - 1].strip(), f"line {number} comes from an empty line"
 
 
-def test_comments_hold_no_folder():
+def test_line_comments_have_no_folder():
     text = lowered(FULL, name="some/where/tiny.plan").text
     assert "# tiny.plan:" in text
     assert "some" not in text
 
 
-def test_the_head_says_how_to_start_the_program_on_its_hosts():
+def test_header_has_the_torchrun_command_and_cluster():
     assert "torchrun --nproc-per-node 4 tiny.py" in lowered(FULL).text
     text = lowered(PLANS["tied_raw_placements"]).text
     assert "torchrun --nnodes 2 --nproc-per-node 4 " in text
     assert "Cluster: a100_sxm80, 2 hosts, 4 devices each, infiniband_ndr; 8 processes." in text
 
 
-def test_a_variant_is_named():
+def test_header_names_the_variant():
     plan = resolved(FULL)
     from dataclasses import replace
 
     assert "(variant small)" in lowered(replace(plan, variant="small")).text
 
 
-def test_data_axes_are_those_that_spread_samples():
+def test_data_axes_are_the_axes_that_divide_samples():
     assert 'data_axes=("dp_replicate", "dp_shard")' in lowered(PLANS["hybrid"]).text
     assert 'data_axes=("dp_shard",)' in lowered(FULL).text
     sharded = f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)\nmesh (tp = 4)\n{SEQUENCE_PARALLEL}"
@@ -360,7 +360,7 @@ compile {{ layers.* = inductor }}
 
 
 @pytest.mark.parametrize("plan", [*PLANS.values(), ALL_AT_ONCE], ids=[*PLANS, "all at once"])
-def test_a_program_states_the_order_in_which_it_changes_the_model(plan: str):
+def test_program_lists_model_changes_in_order(plan: str):
     tree = ast.parse(lowered(plan).text)
     [function] = [node for node in tree.body if getattr(node, "name", None) == "parallelize"]
     calls = [node.value.func.id for node in function.body if isinstance(node, ast.Expr) and hasattr(node.value, "func")]
@@ -368,7 +368,7 @@ def test_a_program_states_the_order_in_which_it_changes_the_model(plan: str):
     assert stated == ([(str(place), name) for place, name in enumerate(calls, 1)] if len(calls) > 1 else [])
 
 
-def test_all_that_changes_a_model_is_applied_in_one_order():
+def test_all_model_changes_are_applied_in_the_documented_order():
     text = lowered(ALL_AT_ONCE).text
     assert re.findall(r"^\d+\. `(\w+)`", text.replace("    ", ""), re.MULTILINE) == [
         "apply_tensor_parallel",

@@ -1,4 +1,4 @@
-"""Classes of the blocks of a model: a lowered program does the same to those of a class."""
+"""Classes of the blocks of a model: a lowered program treats the blocks of a class equally."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def classes(body: str, mesh: str = "dp_shard = 2") -> str:
         UNITS.format("offload (parameters = all, activations = all)"),
     ],
 )
-def test_blocks_are_of_one_class_where_the_program_goes_over_whole_lists(body: str):
+def test_blocks_of_whole_list_loops_share_a_class(body: str):
     assert classes(body) == "0" * 12
 
 
-def test_the_stages_of_a_pipeline_are_treated_equally():
+def test_blocks_of_equal_stages_share_a_class():
     assert classes("pipeline on pp (schedule = 1F1B)", "pp = 2") == "0" * 12
 
 
-def test_blocks_of_stages_that_are_treated_apart_are_of_other_classes():
+def test_blocks_of_separately_treated_stages_have_separate_classes():
     body = "checkpoint { layers.* = stages([first(4, full), first(1, full)]) }"
     assert classes(f"pipeline on pp (schedule = 1F1B)\n{body}", "pp = 2") == "000011011111"
 
@@ -63,7 +63,7 @@ def test_blocks_of_stages_that_are_treated_apart_are_of_other_classes():
         ("fsdp on dp_shard { layers.{0..10} = unit, root = unit }", "000000000001"),
     ],
 )
-def test_blocks_that_a_rule_names_are_of_another_class(body: str, expected: str):
+def test_blocks_named_by_a_rule_have_another_class(body: str, expected: str):
     assert classes(body) == expected
 
 
@@ -74,5 +74,5 @@ def test_blocks_that_a_rule_names_are_of_another_class(body: str, expected: str)
         "fsdp on dp_shard { layers.{1..11} = unit, root = unit }\ncomm (prefetch = units(1, 1))",
     ],
 )
-def test_blocks_that_share_a_collective_or_are_told_what_to_gather_have_no_classes(body: str):
+def test_shared_buckets_and_explicit_prefetch_give_no_classes(body: str):
     assert lowered(PLAN.format(mesh="dp_shard = 2", body=body)).block_classes == ()

@@ -42,14 +42,14 @@ def big(body: str, *, model: str = 'llama3("8b")', batch: str = BATCH, **options
 
 
 @pytest.mark.parametrize(("name", "variant"), list(worked()))
-def test_a_worked_plan_becomes_a_small_plan_without_errors(name: str, variant: str | None):
+def test_worked_plan_shrinks_without_errors(name: str, variant: str | None):
     source = read_source(str(PLANS / f"{name}.plan"))
     linted = lint(source.text, source.name, directory=PLANS, variant=variant, read=read_base, variants=False)
     assert linted.plan is not None
     try:
         small = prepare(linted, directory=PLANS).shrunken.plan
     except LoweringError as error:
-        # What the plan itself cannot be lowered to, its copy need not be lowered to.
+        # An option that the plan itself cannot lower need not be lowered in its copy.
         assert {item.code for item in error.diagnostics} == {"LP010"}
         assert linted.analysis is not None
         small = shrink(linted.analysis).plan
@@ -64,23 +64,23 @@ def test_a_worked_plan_becomes_a_small_plan_without_errors(name: str, variant: s
         assert (getattr(small, keyword) is None) == (getattr(linted.plan, keyword) is None)
 
 
-def test_axes_of_several_ranks_become_axes_of_two():
+def test_axes_of_several_ranks_shrink_to_two():
     mesh = big("mesh (pp = 4, dp_shard = 16, tp = 8)\npipeline on pp").plan.mesh
     assert (mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp) == (2, 1, 2, 1, 2)
 
 
-def test_an_axis_of_one_rank_stays():
+def test_axis_of_one_rank_is_unchanged():
     assert big("mesh (dp_shard = 1, tp = 8)\nfsdp on dp_shard { root = unit }").plan.mesh.world_size == 2
 
 
-def test_groups_of_ranks_stay_smaller_than_their_axis():
+def test_partial_reshard_stays_smaller_than_its_axis():
     small = big("mesh (dp_shard = 64)\nfsdp on dp_shard { layers.* = unit(reshard = 8) }").plan
     assert small.mesh.dp_shard == 4
     assert small.fsdp is not None
     assert small.fsdp.rules[0].treatment.reshard == 2
 
 
-def test_experts_keep_shards_beside_them_where_they_had_some():
+def test_experts_keep_additional_sharding():
     body = "shard on ep { layers.*.feed_forward.experts = experts }\nfsdp on dp_shard { root = unit }"
     some = big(f"mesh (dp_shard = 64, ep = 8)\n{body}", model='mixtral("8x7b")').plan
     assert (some.mesh.dp_shard, some.mesh.ep) == (4, 2)
@@ -92,7 +92,7 @@ def test_experts_keep_shards_beside_them_where_they_had_some():
     assert config.n_experts % some.mesh.ep == 0
 
 
-def test_axes_are_left_out_where_there_are_too_few_ranks():
+def test_axes_are_dropped_if_ranks_are_too_few():
     body = """
 mesh (pp = 4, dp_replicate = 2, dp_shard = 8, tp = 8)
 shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }
@@ -116,7 +116,7 @@ pipeline on pp
     assert one.plan.pipeline is None
 
 
-def test_heads_keep_their_groups_and_their_share_of_each_rank():
+def test_heads_keep_group_ratio_and_share_per_rank():
     config = big(f"mesh (tp = 8)\n{SEQUENCE_PARALLEL}").plan.model.source().config()
     assert isinstance(config, LlamaConfig)
     assert config.n_heads // config.n_kv_heads == 32 // 8
@@ -124,18 +124,18 @@ def test_heads_keep_their_groups_and_their_share_of_each_rank():
     assert config.vocab_size == 256
 
 
-def test_a_vocabulary_that_tp_does_not_divide_is_not_divided_after():
+def test_undivisible_vocabulary_stays_undivisible():
     small = big("mesh (tp = 4)\nshard on tp { layers.*.mlp.up = colwise }", model='gpt2("small")')
     assert small.plan.model.source().config().vocab_size == 257
 
 
-def test_ties_stay():
+def test_tied_embeddings_stay_tied():
     config = big("", model='llama3("1b")').plan.model.source().config()
     assert isinstance(config, LlamaConfig)
     assert config.tie_embeddings
 
 
-def test_blocks_that_rules_tell_apart_keep_their_own_rules():
+def test_differently_ruled_blocks_keep_their_rules():
     text = """
 mesh (dp_shard = 8)
 fsdp on dp_shard { layers.{0..9} = unit, layers.{10, 31}.attention = unit, layers.20 = unit }
@@ -167,7 +167,7 @@ def modules(small: Shrunken) -> list[str]:
     return list(manifest_of(small.plan.model.source()).modules)
 
 
-def test_every_nth_block_is_still_some_and_not_all():
+def test_every_n_still_covers_some_blocks():
     small = big("checkpoint { layers.{0..9} = every(4) }")
     assert small.plan.checkpoint is not None
     [rule] = small.plan.checkpoint.rules
@@ -175,7 +175,7 @@ def test_every_nth_block_is_still_some_and_not_all():
     assert "checkpoint: every(2) for every(4)" in small.changes
 
 
-def test_first_blocks_and_others_are_both_kept():
+def test_first_n_keeps_first_and_other_blocks():
     small = big("checkpoint { layers.* = first(40, full, others = budget(1GiB)) }")
     assert small.plan.checkpoint is not None
     [rule] = small.plan.checkpoint.rules
@@ -184,7 +184,7 @@ def test_first_blocks_and_others_are_both_kept():
     assert "checkpoint: first(2, …) for first(40, …)" in small.changes
 
 
-def test_treatments_of_stages_are_rules_for_the_blocks_that_are_kept():
+def test_stage_treatments_become_block_rules():
     body = "mesh (pp = 8, dp_shard = 8)\npipeline on pp\ncheckpoint { layers.* = stages([full, first(2, full), "
     small = big(f"{body}selective([attention]), none, none, none, none, none]) }}")
     assert small.plan.checkpoint is not None
@@ -193,7 +193,7 @@ def test_treatments_of_stages_are_rules_for_the_blocks_that_are_kept():
     assert "checkpoint: a rule for each treatment of `layers.* = stages(…)`" in small.changes
 
 
-def test_stages_of_a_rank_stay_and_even_stages_stay_even():
+def test_stages_per_rank_and_evenness_are_kept():
     small = big("mesh (pp = 8, dp_shard = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)").plan
     assert small.pipeline is not None
     assert small.pipeline.stages == 4
@@ -206,7 +206,7 @@ def test_uneven_stages_stay_uneven():
     assert small.model.source().config().n_layers % 4 != 0
 
 
-def test_named_split_points_name_the_blocks_that_are_kept():
+def test_named_split_points_name_kept_blocks():
     small = big("mesh (pp = 4, dp_shard = 8)\npipeline on pp (split = [layers.3, layers.20, norm])")
     assert small.plan.pipeline is not None
     assert small.plan.pipeline.split == ("norm",)
@@ -219,13 +219,13 @@ def test_named_split_points_name_the_blocks_that_are_kept():
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
-def test_a_schedule_has_the_micro_batches_that_it_needs(schedule: str):
+def test_schedule_gets_enough_micro_batches(schedule: str):
     small = big(f"mesh (pp = 4, dp_shard = 8)\npipeline on pp (schedule = {schedule})").plan
     accumulation = small.batch.global_batch // (small.batch.micro_batch * small.mesh.data_parallel)
     assert accumulation == 4
 
 
-def test_micro_batches_that_are_no_multiple_of_the_ranks_stay_so():
+def test_undivisible_micro_batches_stay_undivisible():
     for schedule in ("GPipe", "Interleaved1F1B", "DualPipeV"):
         batch = BATCH.replace("512", "312").replace("micro = 4", "micro = 1")
         small = big(f"mesh (pp = 4, dp_shard = 24)\npipeline on pp (schedule = {schedule})", batch=batch).plan
@@ -240,13 +240,13 @@ def test_accumulated_micro_batches_stay_at_least_two():
     assert one.batch.global_batch == one.batch.micro_batch * 2
 
 
-def test_a_sequence_can_still_be_cut():
+def test_sequence_stays_divisible():
     small = big(f"mesh (cp = 4, tp = 8)\ncontext on cp\nloss chunked(12)\n{SEQUENCE_PARALLEL}").plan
     assert small.batch.seq_len % (2 * 2 * 2) == 0
     assert small.batch.seq_len % 12 == 0
 
 
-def test_what_needs_a_gpu_is_replaced_and_said():
+def test_gpu_only_options_are_replaced_and_listed():
     small = big("""
 mesh (dp_shard = 8)
 fsdp on dp_shard { root = unit }
@@ -265,7 +265,7 @@ offload (optimizer = all)
         assert any(word in change for change in small.changes), word
 
 
-def test_copies_of_a_graph_are_made_on_a_cpu_too():
+def test_graph_offload_is_kept_on_a_cpu():
     small = big(
         "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
         "offload (activations = adaptive, optimizer = adaptive)\nrequire peak_memory <= 70GiB"
@@ -275,7 +275,7 @@ def test_copies_of_a_graph_are_made_on_a_cpu_too():
     assert sum("since the limit is that of the whole model" in change for change in small.changes) == 2
 
 
-def test_the_plans_own_dtypes_can_be_kept():
+def test_plan_dtypes_can_be_kept():
     small = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }", batch=BATCH)
     kept = shrunken(
         f'plan big\nmodel llama3("8b")\ncluster h100_sxm\n{BATCH}mesh (dp_shard = 8)\nfsdp on dp_shard',
@@ -285,7 +285,7 @@ def test_the_plans_own_dtypes_can_be_kept():
     assert (kept.plan.precision.master, kept.plan.precision.param) == ("fp32", "bf16")
 
 
-def test_parameters_are_stored_as_they_are_computed_with_where_nothing_casts_them():
+def test_master_dtype_equals_param_dtype_without_casts():
     body = "mesh (pp = 4, dp_replicate = 4)\nreplicate on dp_replicate\npipeline on pp\nprecision (param = fp64)"
     small = big(body, ranks=2, double=False)
     assert small.plan.replicate is None
@@ -293,26 +293,26 @@ def test_parameters_are_stored_as_they_are_computed_with_where_nothing_casts_the
     assert any("master = fp64" in change for change in small.changes)
 
 
-def test_heads_of_their_own_width_stay_such():
+def test_explicit_head_dim_stays_explicit():
     for model in ('llama3("8b", head_dim = 64)', 'mixtral("8x7b", head_dim = 64)'):
         config = big("mesh (tp = 2)", model=model).plan.model.source().config()
         assert config.head_dim not in (0, config.dim // config.n_heads)
 
 
 @pytest.mark.parametrize(("patch", "rest"), [(32, 0), (16, 1)])
-def test_the_tokens_of_an_image_are_divided_as_before(patch: int, rest: int):
+def test_image_tokens_keep_their_divisibility(patch: int, rest: int):
     model, batch = f'vit("b16", patch_size = {patch})', "batch (global = 64, micro = 1)\n"
     config = big("mesh (tp = 2)", model=model, batch=batch).plan.model.source().config()
     assert config.n_tokens % 2 == rest
 
 
-def test_buckets_hold_about_as_many_blocks_as_before():
+def test_bucket_bytes_scale_with_the_model():
     small = big("mesh (dp_replicate = 8)\nreplicate on dp_replicate (bucket = 800MiB)").plan
     assert small.replicate is not None
     assert 1024 < small.replicate.bucket < 2**20
 
 
-def test_buckets_of_so_many_blocks_join_those_that_are_left():
+def test_bucket_counts_scale_with_the_blocks():
     body = "mesh (dp_shard = 8)\nfsdp on dp_shard {{ layers.* = unit }}\ncomm {{ layers.{} = bucket([{}]) }}"
     small = big(body.format("*", "1, 4, 8, 8, 11"))
     assert [rule.treatment.by for rule in small.plan.comm.rules] == [(2,)]
@@ -322,7 +322,7 @@ def test_buckets_of_so_many_blocks_join_those_that_are_left():
     assert not any(change.startswith("comm") for change in ends.changes)
 
 
-def test_every_value_keeps_its_place_in_the_text():
+def test_every_value_keeps_its_span():
     text = f"{HEAD}{BATCH}mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit }}"
     plan, small = resolved(text), shrunken(text).plan
     assert small.batch.origin("micro_batch") == plan.batch.origin("micro_batch")
@@ -332,7 +332,7 @@ def test_every_value_keeps_its_place_in_the_text():
     assert small.fsdp.rules[0].origin == plan.fsdp.rules[0].origin
 
 
-def test_a_factorys_model_stays_as_it_is_unless_it_is_large():
+def test_small_factory_model_is_unchanged_and_large_one_refused():
     plan = resolved(f'plan theirs\nmodel python("torch.nn:Identity")\ncluster cpu\n{BATCH}')
     tiny = manifest_of(resolved(f"{HEAD}{BATCH}").model.source())
     small = shrink(Analysis(plan, tiny))

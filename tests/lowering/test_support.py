@@ -1,4 +1,4 @@
-"""What families do not support: lint reports it at its line with the code LP010, and lowering raises the same."""
+"""Unsupported configurations of a family: LP010 from lint at their lines, and the same from lowering."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ CASES = {
         "comm (profile = measured)\noffload (optimizer = adaptive)\nrequire peak_memory <= 70GiB",
     ],
 )
-def test_a_profile_is_measured_where_a_pass_reads_it(read: str):
+def test_profile_is_measured_if_a_pass_reads_it(read: str):
     body = f"{BATCH}mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\n{read}\n"
     assert not refusals(HEAD + body)
     assert "return rewritten(graph, PASSES, profile=PROFILE)" in lowered(HEAD + body).text
@@ -207,7 +207,7 @@ def test_a_profile_is_measured_where_a_pass_reads_it(read: str):
     assert "a profile beside" in found.message
 
 
-def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
+def test_selective_unshard_requires_a_known_memory_curve():
     selective = "comm (unshard = selective)\nrequire peak_memory <= 70GiB\n"
     graph = f"{BATCH}fsdp on dp_shard (backend = graph) {{ layers.* = unit(reshard = after_backward) }}\n{selective}"
     assert not refusals(f"{HEAD}mesh (dp_shard = 4)\n{graph}")
@@ -229,7 +229,7 @@ def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
     assert "how many rows experts on `ep` take is only known in a step" in found.message
 
 
-def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget_and_no_regions():
+def test_graph_experts_require_dim_0_without_budget_or_regions():
     head = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 2)').replace("devices = 4", "devices = 8")
     body = (
         "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
@@ -249,7 +249,7 @@ def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget_and_no_regions()
     assert "`budget` of `layers.0`" in found.message
 
 
-def test_the_times_of_torch_s_scheduler_are_those_of_known_clusters_and_sizes():
+def test_torch_scheduler_requires_known_clusters_and_sizes():
     body = (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
         "batch (global = 8, micro = 2, seq_len = 16)\ncomm { layers.* = bucket(compiler) }\n"
@@ -264,7 +264,7 @@ def test_the_times_of_torch_s_scheduler_are_those_of_known_clusters_and_sizes():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lint_and_lowering_report_the_same(name: str):
+def test_lint_and_lowering_report_equal_diagnostics(name: str):
     body, expected = CASES[name]
     head = HEAD + BATCH
     linted = lint(head + body, "tiny.plan", directory=Path())
@@ -277,12 +277,12 @@ def test_lint_and_lowering_report_the_same(name: str):
     assert refusals(head + body) == found
 
 
-def test_all_that_is_not_supported_comes_at_once_in_the_order_of_the_text():
+def test_all_unsupported_options_are_reported_in_text_order():
     found = refusals(f"{HEAD}{BATCH}{FLEX}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
     assert [item.label.span.line for item in found] == [6, 7]
 
 
-def test_holes_have_a_code_of_their_own():
+def test_open_holes_have_their_own_code():
     body = "mesh (tp = auto in [2, 4])\nfsdp on dp_shard {\n  layers.* = auto\n}\noptimizer adamw(betas = [0.9, auto])"
     found = refusals(HEAD + BATCH + body)
     assert [(item.code, item.label.span.line) for item in found] == [("LP011", 6), ("LP011", 8), ("LP011", 10)]
@@ -294,13 +294,13 @@ def test_a_style_on_an_axis_of_one_rank_changes_nothing():
     assert program.text.partition("PLAN_HASH")[2][80:] == lowered(alone).text.partition("PLAN_HASH")[2][80:]
 
 
-def test_the_error_is_readable_on_its_own():
+def test_error_message_names_line_and_code():
     with pytest.raises(LoweringError, match=r"^tiny\.plan:6:.*: LP010 .*\(and 1 more\)$"):
         lowered(f"{HEAD}{BATCH}{FLEX}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
 
 
 @pytest.mark.parametrize("code", ["LP010", "LP011"])
-def test_the_codes_have_pages(code: str):
+def test_codes_have_pages(code: str):
     rule = rule_of(code)
     assert rule is not None
     assert "## Use instead" in (rule.__doc__ or "")
@@ -316,7 +316,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("code", IDLE)
-def test_what_has_no_effect_is_a_warning_and_changes_no_program(code: str):
+def test_options_without_effect_warn_and_change_no_program(code: str):
     *others, idle = IDLE[code].split("\n")
     plan = HEAD + BATCH + "\n".join(others)
     linted = lint(f"{plan}\n{idle}", "tiny.plan", directory=Path())

@@ -1,4 +1,4 @@
-"""A plan whose errors are accepted by its own comments lowers, or is refused for these errors: nothing else breaks."""
+"""Plans with suppressed errors lower, or are refused for these errors only."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ INVALID = Path(__file__).parents[1] / "dsl" / "invalid"
 
 
 def accepted() -> list[Linted]:
-    """Of the corpus of broken plans those with a model, all of whose errors a comment may accept."""
+    """Invalid plans of the corpus with a model, all of whose errors a comment may suppress."""
     found = []
     for path in sorted(INVALID.glob("*/*.plan")):
         linted = lint(path.read_text(encoding="utf-8", errors="replace"), path.name, directory=path.parent)
@@ -23,7 +23,7 @@ def accepted() -> list[Linted]:
     return found
 
 
-def test_an_accepted_error_never_breaks_lowering():
+def test_suppressed_error_never_breaks_lowering():
     plans = accepted()
     assert len(plans) > 50, "the corpus has many such plans"
     refused = 0
@@ -38,7 +38,7 @@ def test_an_accepted_error_never_breaks_lowering():
     assert 0 < refused < len(plans), "some of these errors leave a program, and some do not"
 
 
-def test_an_error_that_a_plan_accepts_is_what_keeps_it_from_being_lowered():
+def test_lowering_error_is_the_suppressed_diagnostic():
     path = INVALID / "LP408" / "placement_misplaced.plan"
     lines = path.read_text().splitlines()
     for item in lint("\n".join(lines), path.name, directory=path.parent).diagnostics:

@@ -25,7 +25,7 @@ schedule  cosine(warmup = 20, steps = 300, floor = 0.1)
 
 
 @pytest.mark.slow
-def test_torchrun_trains_what_was_lowered(tmp_path: Path):
+def test_torchrun_trains_a_lowered_program(tmp_path: Path):
     program = lowered(PLAN)
     (tmp_path / "tiny.py").write_text(program.text)
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 2000)

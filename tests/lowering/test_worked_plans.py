@@ -22,7 +22,7 @@ def worked() -> list:
 
 
 @pytest.mark.parametrize(("path", "variant"), worked())
-def test_a_worked_plan_becomes_the_program_that_was_read_and_approved(path: Path, variant: str | None, golden):
+def test_worked_plan_lowers_to_its_golden_program(path: Path, variant: str | None, golden):
     program = legoai.lower(path, variant=variant)
     golden(f"worked/{path.stem}{f'_{variant}' if variant else ''}", program)
     assert len(program.text.splitlines()) <= 320, "too long to review in one sitting"

@@ -1,4 +1,4 @@
-"""The plans of models of others are clean, and lower in full, mixed and half precision."""
+"""Plans of `transformers` models are clean, and lower in full, mixed and half precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIANTS = (None, "full", "half", "checkpointed", "full_checkpointed", "half_che
 READS = {"clip_l14_336": "ImagesWithTexts", "convnextv2_huge": "Images", "vit_h14": "Images", "t5_large": "TwoTexts"}
 
 
-def test_there_are_plans_of_seven_models():
+def test_plans_of_seven_models_exist():
     assert len(PLANS) == 7
     assert set(READS) < set(PLANS)
 
@@ -22,7 +22,7 @@ def test_there_are_plans_of_seven_models():
 @pytest.mark.parametrize(
     "name", [name if name == "convnextv2_huge" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
 )
-def test_a_plan_is_clean_and_lowered_in_every_variant(name: str):
+def test_plan_is_clean_and_lowers_in_every_variant(name: str):
     path = ZOO / f"{name}.plan"
     for variant in VARIANTS:
         linted = lint(path.read_text(), path.name, directory=ZOO, variant=variant)

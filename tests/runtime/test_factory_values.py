@@ -35,7 +35,7 @@ def build(**arguments: int) -> nn.Module:
 
 
 def started(mesh: str, dtype: torch.dtype = torch.float32) -> dict[str, tuple[torch.Tensor, int | None]]:
-    """Weights and buffers of the example on a mesh: what this rank has of each, and the dim that is in shards."""
+    """Weights and buffers of the example on a mesh: the local part of each, and its sharded dim."""
     model, first_values = construct(build, seed=3)
     cast_parameters(model, dtype)
     if mesh == "fsdp":
@@ -56,7 +56,7 @@ def part_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int | None]:
     return tensor.to_local().detach().clone(), placement.dim if isinstance(placement, Shard) else None
 
 
-def test_weights_are_equal_on_any_mesh_and_drawn_as_the_author_draws_them(gloo):
+def test_initial_weights_equal_the_author_on_any_mesh(gloo):
     alone = {name: whole for name, (whole, _) in started("none").items()}
     for mesh in ("fsdp", "tp"):
         for rank, parts in enumerate(gloo(2)(started, mesh)):
@@ -77,7 +77,7 @@ def test_weights_are_equal_on_any_mesh_and_drawn_as_the_author_draws_them(gloo):
             assert torch.equal(value, wanted), name
 
 
-def test_a_model_with_tied_embeddings_guesses_uniformly_at_first():
+def test_tied_model_starts_with_uniform_predictions():
     """Tied to an output layer, embeddings as `nn.Embedding` draws them give a loss of many times this."""
     model, first_values = construct(build)
     materialize(model, device=CPU, seed=0, first_values=first_values)
@@ -92,7 +92,7 @@ def test_parameters_take_the_master_dtype():
     assert {value.dtype for name, (value, _) in started_in_double.items() if name != "places"} == {torch.float64}
 
 
-def test_the_example_is_linted_and_what_has_no_value_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_uninitialised_parameters_of_the_example_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "nano.py").write_text(FACTORY)
     monkeypatch.delitem(sys.modules, "nano", raising=False)

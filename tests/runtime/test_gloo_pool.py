@@ -30,7 +30,7 @@ def test_the_first_failing_rank_is_raised_and_the_pool_recovers(gloo):
     assert gloo(4)(total_of_ranks, 0) == [6] * 4
 
 
-def test_the_pool_is_forked_safely_after_this_process_has_computed(gloo):
+def test_pool_forks_safely_after_computation(gloo):
     x = torch.randn(300, 300, requires_grad=True)
     (x @ x).sum().backward()
     assert gloo(2)(total_of_ranks, 0) == [1, 1]

@@ -23,7 +23,7 @@ print(sum(rounds[20:]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the option is glibc's")
-def test_memory_that_was_freed_is_not_mapped_anew():
+def test_freed_memory_is_reused_without_page_faults():
     def faults(how: str) -> int:
         done = subprocess.run(
             [sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True, timeout=200

@@ -36,7 +36,7 @@ def weights_on(program: dict) -> dict[str, torch.Tensor]:
     [{"dp_shard": 4}, {"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "tp": 2, "checkpoint": True}],
     ids=["fsdp4", "tp4", "fsdp2 x tp2", "fsdp2 x tp2, checkpointed"],
 )
-def test_every_mesh_starts_from_the_same_bits(gloo, mesh):
+def test_initial_weights_are_equal_on_every_mesh(gloo, mesh):
     alone = gloo(1)(weights_on, {})[0]
     for rank in gloo(4)(weights_on, mesh):
         assert rank.keys() == alone.keys()
@@ -84,7 +84,7 @@ def uneven_weights(form: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", ["fsdp", "fsdp x tp", "hybrid", "by hand"])
-def test_uneven_shards_are_cut_from_the_same_weights(gloo, form):
+def test_uneven_shards_have_equal_initial_weights(gloo, form):
     alone = uneven_weights("plain")
     for rank in gloo(4)(uneven_weights, form):
         for name, weight in rank.items():
@@ -108,7 +108,7 @@ def test_initialisation_communicates_nothing(gloo):
     gloo(4)(no_collective)
 
 
-def test_a_wrapper_does_not_change_the_weights_of_what_it_wraps():
+def test_wrappers_do_not_change_initial_weights():
     def built(wrap: bool) -> dict[str, torch.Tensor]:
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -124,7 +124,7 @@ def test_a_wrapper_does_not_change_the_weights_of_what_it_wraps():
     assert not torch.equal(plain["0.weight"], plain["1.weight"]), "modules differ from each other"
 
 
-def test_parameters_take_the_master_dtype_and_buffers_keep_theirs():
+def test_only_parameters_take_the_master_dtype():
     with torch.device("meta"):
         model = programs.TinyLlama()
     cast_parameters(model, torch.bfloat16)
@@ -133,7 +133,7 @@ def test_parameters_take_the_master_dtype_and_buffers_keep_theirs():
     assert torch.equal(model.table, programs.rotary(64, programs.DIM // programs.HEADS))
 
 
-def test_the_distribution_is_that_of_the_modules_own_initialiser():
+def test_distribution_equals_the_module_initialiser():
     with torch.device("meta"):
         model = nn.ModuleDict(
             {"wide": nn.Linear(400, 400), "norm": nn.RMSNorm(16), "embedding": nn.Embedding(300, 300)}
@@ -159,7 +159,7 @@ class BareBuffer(nn.Module):
 
 
 @pytest.mark.parametrize(("module", "method"), [(Bare, "reset_parameters"), (BareBuffer, "init_buffers")])
-def test_a_module_that_cannot_initialise_itself_is_named(module, method):
+def test_module_without_an_initialiser_is_named(module, method):
     with torch.device("meta"):
         model = nn.Sequential(module())
     with pytest.raises(RunError, match=rf"module 0 \({module.__name__}\)") as caught:
@@ -181,7 +181,7 @@ class Forgetful(nn.Module):
                 parameters[name].fill_(1.5)
 
 
-def test_a_parameter_that_a_model_does_not_draw_is_named():
+def test_uninitialised_parameter_is_named():
     with torch.device("meta"):
         whole, forgetful = Forgetful(("weight", "temperature")), Forgetful(("weight",))
     materialize(whole, device=Device(type="cpu"), seed=0)

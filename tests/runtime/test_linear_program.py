@@ -36,7 +36,7 @@ def product(terms: list[int], point: tuple[int, ...]) -> int:
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize(("solver", "seeds"), [("highs", range(60)), ("cbc", range(8))])
-def test_small_programs_against_every_value(solver: str, seeds: range):
+def test_small_programs_equal_brute_force(solver: str, seeds: range):
     for seed in seeds:
         draw = random.Random(seed)
         cost = [draw.randrange(-9, 10) for _ in range(4)]
@@ -62,7 +62,7 @@ def test_small_programs_against_every_value(solver: str, seeds: range):
 @NEEDS_SOLVER
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("limit", [{"node_limit": 1}, {"time_limit": 0.05}])
-def test_what_is_stopped_says_how_far_it_may_be_from_the_best(solver: str, limit: dict):
+def test_stopped_solve_reports_its_gap(solver: str, limit: dict):
     found = knapsack(60, 3).solve(solver=solver, **limit)
     assert found.status == "stopped"
     assert found.solver == solver
@@ -74,7 +74,7 @@ def test_what_is_stopped_says_how_far_it_may_be_from_the_best(solver: str, limit
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_linear_programs_and_programs_without_rows_or_variables(solver: str):
+def test_continuous_and_empty_programs_are_solved(solver: str):
     program = LinearProgram()
     program.variable(low=0.5, cost=2.0)
     assert program.solve(solver=solver).values == (0.5,)
@@ -93,7 +93,7 @@ def test_equal_programs_have_equal_solutions_without_output_or_warning(capfd: py
 
 
 @NEEDS_SOLVER
-def test_ctrl_c_stops_the_solver():
+def test_interrupt_stops_the_solver():
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -101,14 +101,14 @@ def test_ctrl_c_stops_the_solver():
     timer.join()
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_missing_solver_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(linear_program, "find_spec", lambda _: None)
     assert linear_program.installed() is None
     with pytest.raises(SolverMissingError, match=r"legoai\[solvers\]"):
         knapsack(3, 1).solve()
 
 
-def test_pulp_is_not_imported_until_a_program_is_solved():
+def test_pulp_is_imported_only_to_solve():
     code = (
         "import sys, legoai.runtime.recomputation.budget; sys.exit('pulp' in sys.modules or 'highspy' in sys.modules)"
     )
@@ -139,7 +139,7 @@ assert step()() is None
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_what_its_callers_hold_is_freed(solver: str):
+def test_solver_keeps_no_references_to_callers(solver: str):
     done = subprocess.run(
         [sys.executable, "-c", KEEPS.format(solver=solver)], capture_output=True, text=True, check=False, timeout=60
     )

@@ -32,13 +32,13 @@ def value_and_gradient(loss: LossFunction, dtype: torch.dtype) -> tuple[torch.Te
 
 @pytest.mark.parametrize("pieces", [1, 2, 5, TOKENS])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.bfloat16, 1e-4)])
-def test_pieces_give_the_loss_and_gradient_of_the_whole(pieces: int, dtype: torch.dtype, tolerance: float):
+def test_chunked_loss_equals_the_whole_loss(pieces: int, dtype: torch.dtype, tolerance: float):
     whole = value_and_gradient(token_cross_entropy, dtype)
     parts = value_and_gradient(partial(chunked_cross_entropy, pieces=pieces), dtype)
     assert_close(parts, whole, rtol=1e-6 if dtype == torch.bfloat16 else 0, atol=tolerance)
 
 
-def test_the_loss_is_the_mean_over_tokens_in_single_precision():
+def test_loss_is_the_token_mean_in_fp32():
     logits, targets = sample(torch.bfloat16)
     value = token_cross_entropy(logits, targets)
     assert value.dtype == torch.float32
@@ -60,7 +60,7 @@ class LargestResult(TorchDispatchMode):
 
 
 def memory(loss: LossFunction) -> tuple[int, int]:
-    """Bytes in float32 that are kept for the backward pass, and of the largest result in forward or backward."""
+    """Bytes of float32 tensors saved for backward, and of the largest result in forward or backward."""
     logits, targets = sample(torch.bfloat16)
     kept: dict[int, int] = {}
 
@@ -76,7 +76,7 @@ def memory(loss: LossFunction) -> tuple[int, int]:
     return sum(kept.values()), results.largest
 
 
-def test_only_one_piece_exists_in_single_precision():
+def test_only_one_chunk_exists_in_fp32():
     logits = BATCH * TOKENS * VOCABULARY * 4
     kept, largest = memory(token_cross_entropy)
     assert kept >= logits
@@ -87,7 +87,7 @@ def test_only_one_piece_exists_in_single_precision():
 
 
 @pytest.mark.slow
-def test_the_compiled_loss_is_the_eager_one():
+def test_compiled_loss_equals_the_eager_one():
     torch._dynamo.reset()
     assert_close(
         value_and_gradient(torch.compile(token_cross_entropy, fullgraph=True), torch.float64),

@@ -16,7 +16,7 @@ GPU = Device(type="cuda")
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without them, as it was before behind each test."""
+    """An environment without these settings, which is restored after each test."""
     for name in NAMES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -26,13 +26,13 @@ def said() -> list[str | None]:
     return [os.environ.get(name) for name in NAMES]
 
 
-def test_a_gpu_records_into_the_folder_of_the_run(tmp_path: Path):
+def test_gpu_run_records_into_its_folder(tmp_path: Path):
     record_collectives(GPU, tmp_path / "run" / "flights", entries=500)
     assert said() == ["500", "1", str(tmp_path / "run" / "flights" / "rank_")]
     assert (tmp_path / "run" / "flights").is_dir()
 
 
-def test_what_the_environment_says_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_environment_settings_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/elsewhere/rank_")
     record_collectives(GPU, tmp_path / "flights", entries=500)
@@ -43,6 +43,6 @@ def test_what_the_environment_says_stays(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("device", "entries", "named"), [(Device(type="cpu"), 500, True), (GPU, 0, True), (GPU, 500, False)]
 )
-def test_nothing_is_set_where_nothing_is_recorded(device: Device, entries: int, named: bool, tmp_path: Path):
+def test_disabled_recording_sets_nothing(device: Device, entries: int, named: bool, tmp_path: Path):
     record_collectives(device, tmp_path / "flights" if named else None, entries=entries)
     assert said() == [None, None, None]

@@ -56,7 +56,7 @@ def test_catalogue_holds_the_devices_of_the_published_runs():
         ("slingshot11", 200e9 / 8),  # Alps: 4 adapters of 200 Gb/s for 4 devices
     ],
 )
-def test_fabric_of_each_published_run_has_its_bandwidth_per_device(name, bytes_per_second):
+def test_published_fabrics_have_their_bandwidth_per_device(name, bytes_per_second):
     assert fabric(name).figure("bandwidth_bytes_per_second") == bytes_per_second
 
 
@@ -70,11 +70,11 @@ def test_file_name_is_the_device_name_and_every_section_names_its_source(name):
 
 
 @pytest.mark.parametrize("name", device_names())
-def test_a_catalogued_device_keeps_the_schema_that_users_files_are_held_to(name):
+def test_catalogued_device_follows_the_user_schema(name):
     check(tomllib.loads((catalogue() / f"{name}.toml").read_text()))
 
 
-def test_catalogued_fabrics_keep_their_schema():
+def test_catalogued_fabrics_follow_their_schema():
     for name, table in tomllib.loads((catalogue() / cluster.FABRICS_FILE).read_text()).items():
         check_fabric({"name": name, **table})
     with pytest.raises(CatalogueError, match="bandwidth_bytes_per_second: expected a positive number"):
@@ -86,7 +86,7 @@ def test_every_fabric_names_its_source():
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_rates_are_dense_and_double_with_each_halving_of_the_width(name):
+def test_peak_rates_double_when_the_dtype_width_halves(name):
     accelerator = device(name)
     assert accelerator.peak("bf16") == accelerator.peak("fp16")
     assert accelerator.peak("bf16") == pytest.approx(2 * accelerator.peak("tf32"), rel=1e-3)
@@ -102,7 +102,7 @@ def test_rates_are_dense_and_double_with_each_halving_of_the_width(name):
         ("h200", 1.830e9),  # the same processor
     ],
 )
-def test_bf16_peak_is_multiprocessors_times_operations_per_cycle_times_clock(name, clock_hz):
+def test_bf16_peak_is_multiprocessors_times_flops_per_cycle_times_clock(name, clock_hz):
     per_cycle = {"8.0": 2048, "9.0": 4096}[device(name).processor.compute_capability]
     multiprocessors = device(name).figure("processor.multiprocessors")
     assert device(name).peak("bf16") == pytest.approx(multiprocessors * per_cycle * clock_hz, rel=0.02)
@@ -117,13 +117,13 @@ def test_bf16_peak_is_multiprocessors_times_operations_per_cycle_times_clock(nam
         ("b200", 128, 256, 1.965e9),  # github.com/scitix/sichek, components/nvidia/config/default_b200_spec.yaml
     ],
 )
-def test_wide_peaks_are_reached_at_the_greatest_clock(name, fp64_per_cycle, fp32_per_cycle, clock_hz):
+def test_fp64_and_fp32_peaks_are_at_the_maximum_clock(name, fp64_per_cycle, fp32_per_cycle, clock_hz):
     cycles_per_second = device(name).figure("processor.multiprocessors") * clock_hz
     assert device(name).peak("fp64") == pytest.approx(fp64_per_cycle * cycles_per_second, rel=0.02)
     assert device(name).peak("fp32") == pytest.approx(fp32_per_cycle * cycles_per_second, rel=0.02)
 
 
-def test_blackwell_does_twice_the_work_of_hopper_per_cycle_within_its_greatest_clock():
+def test_blackwell_peaks_are_twice_hopper_per_cycle():
     # github.com/NVIDIA/cutlass, media/docs/cpp/blackwell_functionality.md: "2x Hopper" for tf32, f16 and f8f6f4.
     blackwell, hopper = device("b200"), device("h100_sxm")
     for dtype in ("tf32", "bf16", "fp8"):
@@ -143,7 +143,7 @@ def test_memory_bandwidth_is_bus_width_times_double_data_rate(name, bus_bits, me
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_links_have_the_rate_of_their_generation(name):
+def test_link_bandwidth_follows_its_generation(name):
     accelerator = device(name)
     assert accelerator.link is not None
     assert accelerator.host_link is not None
@@ -156,13 +156,13 @@ def test_links_have_the_rate_of_their_generation(name):
     assert accelerator.host_link.bandwidth_bytes_per_second == pytest.approx(encoded, rel=1e-3)
 
 
-def test_the_96_gb_h100_keeps_the_peaks_of_the_h100_as_its_bounds():
+def test_h100_96gb_has_the_peaks_of_the_h100():
     bounded, h100 = device("h100_sxm96"), device("h100_sxm")
     assert all(bounded.peak(dtype) == h100.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"))
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_float8_rates_exist_where_the_feature_does(name):
+def test_float8_peaks_exist_where_float8_is_supported(name):
     accelerator = device(name)
     assert accelerator.peak_flops_per_second is not None
     assert (accelerator.peak_flops_per_second.fp8 is not None) == accelerator.features.float8
@@ -170,13 +170,13 @@ def test_float8_rates_exist_where_the_feature_does(name):
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_capacity_is_just_under_the_size_on_the_box(name):
+def test_capacity_is_just_below_the_nominal_size(name):
     gib = {"a100_sxm80": 80, "h100_sxm": 80, "h100_sxm96": 96, "h200": 141, "b200": 180}[name]
     assert 0.98 * gib < device(name).figure("memory.capacity_bytes") / 2**30 < gib
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_nearer_memory_is_faster(name):
+def test_device_memory_is_faster_than_links_than_host_links(name):
     accelerator = device(name)
     memory, link, host_link = (
         accelerator.figure(f"{section}.bandwidth_bytes_per_second") for section in ("memory", "link", "host_link")
@@ -184,7 +184,7 @@ def test_nearer_memory_is_faster(name):
     assert memory > link > host_link
 
 
-def test_a_figure_that_is_not_public_is_an_error_when_it_is_used():
+def test_using_an_unpublished_figure_is_an_error():
     with pytest.raises(CatalogueError, match=r"memory\.capacity_bytes: no public figure is known for device cpu"):
         device("cpu").figure("memory.capacity_bytes")
     with pytest.raises(CatalogueError, match="multiprocessors"):
@@ -193,7 +193,7 @@ def test_a_figure_that_is_not_public_is_an_error_when_it_is_used():
         fabric("loopback").figure("bandwidth_bytes_per_second")
 
 
-def test_a_dtype_without_a_rate_is_refused_with_those_that_have_one():
+def test_dtype_without_a_peak_names_dtypes_with_one():
     with pytest.raises(CatalogueError, match="no published rate for fp8") as caught:
         device("a100_sxm80").peak("fp8")
     assert caught.value.legal == ("fp64", "fp32", "tf32", "bf16", "fp16")
@@ -203,13 +203,13 @@ def test_a_dtype_without_a_rate_is_refused_with_those_that_have_one():
 
 
 @pytest.mark.parametrize("name", ["h100", "../../pyproject", "fabrics", ""])
-def test_an_unknown_device_is_refused_with_the_known_ones(name):
+def test_unknown_device_error_names_known_devices(name):
     with pytest.raises(CatalogueError, match="unknown device") as caught:
         device(name)
     assert caught.value.legal == device_names()
 
 
-def test_an_unknown_fabric_is_refused_with_the_known_ones():
+def test_unknown_fabric_error_names_known_fabrics():
     with pytest.raises(CatalogueError, match="unknown fabric 'infiniband'") as caught:
         fabric("infiniband")
     assert "infiniband_ndr" in caught.value.legal
@@ -228,18 +228,18 @@ def test_several_hosts_need_a_fabric():
 
 
 @pytest.mark.parametrize("option", ["hosts", "devices_per_host"])
-def test_a_cluster_has_at_least_one_of_each(option):
+def test_cluster_sizes_must_be_positive(option):
     with pytest.raises(CatalogueError, match=f"{option}: expected a positive number, got 0"):
         Cluster(**{"device": device("cpu"), "hosts": 1, "devices_per_host": 1, option: 0})
 
 
-def test_a_latency_says_that_it_is_not_a_measurement():
+def test_latency_sources_state_they_are_unmeasured():
     with_latency = [fabric(name) for name in fabric_names() if fabric(name).latency_seconds is not None]
     assert with_latency
     assert all("not a measurement" in network.source for network in with_latency)
 
 
-def test_a_record_takes_its_own_fields_only():
+def test_record_refuses_unknown_and_missing_fields():
     with pytest.raises(TypeError, match="Memory"):
         cluster.Memory(capacity_bytes=1)
     with pytest.raises(TypeError, match="Memory has the fields capacity_bytes"):
@@ -261,7 +261,7 @@ def test_records_are_immutable_and_equal_by_value():
     assert hash(again) == hash(device("h100_sxm"))
 
 
-def test_a_profile_of_ones_own_is_read(tmp_path):
+def test_user_profile_is_read(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(PROFILE)
     mine = load_device(path)
@@ -291,7 +291,7 @@ def test_a_profile_of_ones_own_is_read(tmp_path):
         ("[features]", "[", "file", "is not TOML"),
     ],
 )
-def test_a_broken_profile_is_refused_by_field(tmp_path, old, new, field, message):
+def test_broken_profile_error_names_the_field(tmp_path, old, new, field, message):
     assert PROFILE.count(old) >= 1
     path = tmp_path / "mine.toml"
     path.write_text(PROFILE.replace(old, new, 1))
@@ -300,14 +300,14 @@ def test_a_broken_profile_is_refused_by_field(tmp_path, old, new, field, message
     assert caught.value.field == field
 
 
-def test_a_section_without_its_source_is_refused(tmp_path):
+def test_section_without_a_source_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(PROFILE.replace('source = "measured"', "", 1))
     with pytest.raises(CatalogueError, match=r"memory\.source: missing"):
         load_device(path)
 
 
-def test_a_profile_that_is_not_there_is_refused(tmp_path):
+def test_missing_profile_is_refused(tmp_path):
     with pytest.raises(CatalogueError, match="cannot read"):
         load_device(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
@@ -325,7 +325,7 @@ def test_reading_a_device_takes_a_few_milliseconds():
     assert min(seconds() for _ in range(5)) < 10e-3  # under 3 ms where nothing else runs
 
 
-def test_the_catalogue_is_read_only_when_asked_and_without_heavy_modules():
+def test_catalogue_is_loaded_lazily_without_heavy_modules():
     code = "import sys, legoai.specs.cluster; print({'tomllib', 'pathlib', 'dataclasses', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

@@ -40,7 +40,7 @@ def treatments_of(declared: type[Declared]):
                 yield from treatments_of(treatment)
 
 
-def test_a_default_that_changes_takes_a_new_version():
+def test_changed_default_requires_a_new_version():
     """Add a new option's default to the file; when a default changes, write it there and raise DEFAULTS."""
     recorded = json.loads(RECORDED.read_text())
     now = json.loads(json.dumps(declared_defaults()))
@@ -56,7 +56,7 @@ def plan_of(text: str):
 TINY = (PLANS / "tiny.plan").read_text()
 
 
-def test_a_written_default_is_the_same_plan():
+def test_explicit_default_keeps_the_digest():
     assert plan_of(TINY + "attention (kernel = default)\n").digest == plan_of(TINY).digest
     assert (
         plan_of(TINY.replace("fsdp on dp_shard {", "fsdp on dp_shard (backend = eager) {")).digest
@@ -64,15 +64,15 @@ def test_a_written_default_is_the_same_plan():
     )
 
 
-def test_another_value_is_another_plan():
+def test_other_value_changes_the_digest():
     assert plan_of(TINY.replace("norm = 1.0", "norm = 2.0")).digest != plan_of(TINY).digest
 
 
-def test_a_statement_whose_presence_says_something_is_part_of_the_plan():
+def test_meaningful_bare_statement_changes_the_digest():
     assert plan_of(TINY + "comm\n").digest != plan_of(TINY).digest
 
 
-def test_a_new_option_leaves_the_identity_of_plans_that_do_not_use_it(monkeypatch: pytest.MonkeyPatch):
+def test_new_option_keeps_the_digest_of_plans_without_it(monkeypatch: pytest.MonkeyPatch):
     before = plan_of(TINY).digest
     added = Option(Boolean(), "Whether a test added it.", False, None)
     added.__set_name__(Clip, "added")

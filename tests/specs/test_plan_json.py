@@ -24,11 +24,11 @@ def plans():
 
 
 @pytest.mark.parametrize("plan", list(plans()))
-def test_a_worked_plan_survives_the_journey(plan):
+def test_worked_plan_json_round_trip(plan):
     assert read_plan(plan.canonical_json()).digest == plan.digest
 
 
-def test_the_digests_of_files_survive_the_journey(tmp_path):
+def test_file_digests_survive_a_json_round_trip(tmp_path):
     (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
     text = (PLANS / "tiny.plan").read_text() + '\npipeline on pp (schedule = csv("order.csv"))\n'
     plan = resolve(text, "tiny.plan", directory=tmp_path).plan
@@ -64,14 +64,14 @@ def wrong(body, *path, value):
         (("defaults",), 0, "defaults: Input should be 2"),
     ],
 )
-def test_what_is_no_plan_is_refused_with_its_place(tiny, path, value, words):
+def test_invalid_plan_json_is_refused_with_its_path(tiny, path, value, words):
     with pytest.raises(PlanJsonError, match=r".") as caught:
         read_plan(wrong(tiny, *path, value=value))
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000])
-def test_text_that_is_no_plan_is_refused(text):
+def test_text_that_is_not_plan_json_is_refused(text):
     with pytest.raises(PlanJsonError):
         read_plan(text)
 

@@ -36,7 +36,7 @@ class Reference:
     y: int = 0
 
 
-def test_it_is_made_compared_hashed_and_shown_as_a_dataclass_is():
+def test_records_construct_compare_hash_and_print_like_dataclasses():
     for make in (Point, Reference):
         assert make(1) == make(1, 0) == make(x=1, y=0)
         assert make(1) != make(2)
@@ -54,7 +54,7 @@ def test_it_is_made_compared_hashed_and_shown_as_a_dataclass_is():
     assert repr(Point(1)) == repr(Reference(1)).replace("Reference", "Point")
 
 
-def test_it_matches_copies_and_pickles():
+def test_records_match_copy_and_pickle():
     for record in (Point(1, 2), Named(value=3), Point3(1)):
         assert copy.deepcopy(record) == record
         assert pickle.loads(pickle.dumps(record)) == record
@@ -63,27 +63,27 @@ def test_it_matches_copies_and_pickles():
             assert (x, y) == (1, 2)
 
 
-def test_fields_may_be_given_by_name_only():
+def test_fields_can_be_keyword_only():
     assert Named(value=3).name == "none"
     with pytest.raises(TypeError):
         Named("a", 3)
 
 
-def test_a_subclass_adds_fields_and_is_another_type():
+def test_subclass_adds_fields_and_compares_unequal():
     assert Point3(1, 2) == Point3(1, 2, 1)
     assert Point3(1, 2) != Point(1, 2)
     assert Point3.kind == "point"
     assert Point3.fields_ == ("x", "y", "z")
 
 
-def test_replacing_keeps_the_other_fields():
+def test_replace_keeps_other_fields():
     assert replace(Point(1, 2), y=5) == Point(1, 5)
     assert replace(Named(value=1), value="a") == Named(value="a")
     with pytest.raises(TypeError):
         replace(Point(1), z=1)
 
 
-def test_the_functions_for_dataclasses_take_it():
+def test_dataclasses_functions_accept_records():
     assert dataclasses.replace(Point3(1, 2), y=5) == Point3(1, 5)
     assert dataclasses.replace(Named(value=1), value="a") == Named(value="a")
     assert [field.name for field in dataclasses.fields(Point3)] == ["x", "y", "z"]
@@ -91,6 +91,6 @@ def test_the_functions_for_dataclasses_take_it():
     assert dataclasses.is_dataclass(Point)
 
 
-def test_it_has_no_dictionary():
+def test_records_have_no_dict():
     assert not hasattr(Point(1), "__dict__")
     assert not hasattr(Point3(1), "__dict__")

@@ -21,7 +21,7 @@ def linted(plan: DrawnPlan, directory: Path = CONFIGS) -> Linted:
 
 
 def repaired(plan: DrawnPlan, directory: Path = CONFIGS, *, times: int = 12) -> tuple[DrawnPlan, Linted]:
-    """The plan without the parts in which lint finds errors, which are looked for so many times."""
+    """The plan without the parts in which lint finds errors, after at most the given number of rounds."""
     found = linted(plan, directory)
     for _ in range(times):
         wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
@@ -39,7 +39,7 @@ def clean_plans(
     *,
     unwanted: Collection[str] = (BECOMES_NAN,),
 ) -> list[Linted]:
-    """Different plans without errors, and without unwanted diagnostics, among so many drawn ones."""
+    """Different plans without errors, and without unwanted diagnostics, among the given number of drawn ones."""
     found: dict[str, Linted] = {}
 
     @settings(

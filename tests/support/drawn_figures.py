@@ -1,4 +1,4 @@
-"""Figures of candidates that are drawn and not simulated."""
+"""Figures of candidates that are drawn or listed instead of simulated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.directives.require import METRICS
+
+KEPT = {
+    "none": (20, 0.0),
+    "selective([attention, matmul])": (15, 1.0),
+    "budget(75%)": (14, 1.5),
+    "selective([attention, alternate_matmul])": (11, 2.1),
+    "budget(50%)": (9, 3.4),
+    "selective([attention])": (7, 4.2),
+    "budget(25%)": (4, 5.0),
+    "full": (1, 7.7),
+    "every(2)": (1, 7.7),
+    "every(3)": (1, 7.7),
+}
+"""GiB that a block keeps of a micro batch, and seconds that it recomputes, by its treatment."""
 
 
 def figures(step_time: float, memory: float, *, fits: bool = True, recompute: float = 0.0) -> Figures:

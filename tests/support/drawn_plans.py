@@ -96,7 +96,7 @@ class _Values:
         return Called(declared.name, self.options(declared.options, {}))
 
     def options(self, declared: Sequence[Any], fitting: Mapping[str, str | None]) -> tuple[tuple[str, Value], ...]:
-        """Some of the options; those that fit with what else the plan says take the value that does, mostly."""
+        """Some of the options; those related to other statements mostly take a consistent value."""
         found: list[tuple[str, Value]] = []
         for item in declared:
             if item.name in fitting and not self.chance(1):
@@ -260,7 +260,7 @@ _DIMENSIONS: Final[Mapping[str, Sequence[tuple[tuple[str, str], ...]]]] = {
 
 
 def _dimensions(values: _Values, name: str) -> tuple[tuple[str, str], ...]:
-    """Options of the model that stand beside its preset."""
+    """Options of the model in addition to its preset."""
     return values.one(_DIMENSIONS[name]) if name in _DIMENSIONS and values.chance(50) else ()
 
 

@@ -23,7 +23,7 @@ CALL_SECONDS = 100.0
 
 
 class RankError(AssertionError):
-    """What a rank raised, where the exception itself cannot be sent."""
+    """Error of a rank whose exception cannot be pickled."""
 
 
 class GlooPool:
@@ -112,7 +112,7 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
 
     forget_meshes()  # in the session that was forked this process may have been rank 0 of such a mesh
     _end_with_the_session()
-    gc.freeze()  # what the session has made is never garbage here, and each collection would look at all of it
+    gc.freeze()  # objects of the session are never garbage here, and each collection would traverse all of them
     stacks = _stack_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ PATIENCE = 60
 
 
 class Client:
-    """A server in a process of its own, and what it said.
+    """A server in its own process, and its messages.
 
     Args:
         folder: the workspace.
@@ -44,7 +44,7 @@ class Client:
             cwd=folder,
         )
         self.notes: list[dict[str, Any]] = []
-        """Notifications and requests of the server that nobody has taken yet."""
+        """Notifications and requests of the server that were not read yet."""
         self._inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._number = 0
         self._versions: dict[str, int] = {}
@@ -95,13 +95,13 @@ class Client:
         return self.answer(self.request(method, params))
 
     def answer(self, number: int) -> Any:
-        """The answer to a request; what else the server says meanwhile is kept."""
+        """The answer to a request; other messages are stored."""
         message = self._until(lambda message: message.get("id") == number and "method" not in message)
         assert "error" not in message, message["error"]
         return message["result"]
 
     def note(self, method: str, wanted: Callable[[Any], bool] = lambda params: True) -> Any:
-        """What the next notification of a method says that is wanted, whether it came already or is to come."""
+        """Parameters of the next wanted notification of a method, stored or received."""
         for index, message in enumerate(self.notes):
             if message["method"] == method and wanted(message.get("params")):
                 return self.notes.pop(index).get("params")
@@ -175,7 +175,7 @@ class Client:
         return self.process.wait(PATIENCE)
 
     def errors(self) -> str:
-        """What the server, which ended, wrote on standard error."""
+        """Standard error of the ended server."""
         assert self.process.stderr is not None
         return self.process.stderr.read().decode()
 

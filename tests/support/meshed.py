@@ -12,7 +12,7 @@ clip      (norm = 1.0)
 schedule  cosine(warmup = 1, steps = 10, floor = 0.1)
 """
 TWO_BLOCKS = HEAD.replace('"tiny"', '"tiny", n_layers = 2')
-"""For tests in which all blocks are alike: a training takes half of the time."""
+"""For tests with equal blocks: a training takes half of the time."""
 UNITS = "{ layers.* = unit, root = unit }\n"
 
 

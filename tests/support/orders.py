@@ -14,7 +14,7 @@ SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 def price(record) -> Cost:
-    """Kernels take the seconds of their action, and what is sent takes none."""
+    """Kernels take the seconds of their action, and transfers none."""
     if isinstance(record, Kernel):
         return Cost(seconds=SECONDS[record.op], resource="compute", model="test")
     return Cost(seconds=0.0, resource="inter_host", model="test")
@@ -62,7 +62,7 @@ def multi_stage(name: str, *, ranks: int, stages_of_rank: int, micro_batches: in
 
 
 def stages_of(name: str, rank: int, *, ranks: int, stages_of_rank: int) -> list:
-    """What torch's schedules ask of the stages of one rank to make their lists of actions."""
+    """Stages of one rank with the attributes that torch's schedules read to list actions."""
     total = ranks * stages_of_rank
     return [
         SimpleNamespace(

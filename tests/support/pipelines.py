@@ -68,7 +68,7 @@ def four_ranks(
     passes: int = 1,
     micro_batches: int = MICRO_BATCHES,
 ) -> Program:
-    """A program of four pipeline ranks, of which the middle two are alike."""
+    """A program of four pipeline ranks, of which the middle two are equal."""
     shards = 2 if sharded else 1
     file = folder / "tiny.plan"
     units = KEPT.replace("on dp_shard {", "on dp_shard (backend = graph) {") if traced else KEPT

@@ -197,7 +197,7 @@ def _treatment(name: str) -> type[Treatment] | None:
 
 
 def simple_values(kind: k.Kind) -> list[str]:
-    """Values of a kind that needs no model, the simplest first; none of a kind that is made of others."""
+    """Values of a kind that needs no model, the simplest first; none for a composite kind."""
     if isinstance(kind, k.Choice):
         return list(kind.names)
     if isinstance(kind, k.Listed):

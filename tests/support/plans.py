@@ -79,7 +79,7 @@ def resolved(text: str, *, name: str = "tiny.plan") -> Plan:
 
 @functools.cache
 def manifest_of(source: ModelSource) -> Manifest:
-    """The model's manifest, made here and now."""
+    """The model's manifest, computed in this process."""
     if source.kind == "builtin":
         return load_manifest(source, base_directory=".")
     from legoai.specs.models.inspect import inspect_model  # imports torch

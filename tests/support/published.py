@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
 
 
 def logits_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """What a model of `transformers` or a built-in one predicts, in double precision."""
+    """Logits of a `transformers` or built-in model in double precision."""
     with torch.no_grad():
         found: Any = model(tokens)
     return found if isinstance(found, torch.Tensor) else found.logits

@@ -33,7 +33,7 @@ HOSTS = (
 
 
 def price(record: Any) -> Cost:
-    """A cost that is told by what a record says, with digits that no sum of others has."""
+    """A cost computed from the fields of a record, with digits that no sum of others has."""
     if isinstance(record, Kernel):
         sensitive = record.flops % 3
         return Cost(

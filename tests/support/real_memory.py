@@ -23,8 +23,8 @@ from support.simulated import Zeros
 class LiveStorages(TorchDispatchMode):
     """Follows each storage that an operator returns until it is freed; blocks are rounded as CUDA's allocator does.
 
-    What wraps a tensor, such as the result of a collective for which nobody has waited, has a storage without memory in
-    place of the tensor's, which is followed. FSDP frees storages by resizing them, which is no operator.
+    A tensor wrapper, such as the result of a pending collective, has a storage without memory; the storage of the
+    wrapped tensor is followed instead. FSDP frees storages by resizing them, which is no operator.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def real_peak(text: str) -> int:
 
 
 def _kept(training: Training) -> Iterator[torch.Tensor]:
-    """Yield what lives from step to step: parameters, buffers, state, and what the stages of a pipeline receive in."""
+    """Yield persistent tensors: parameters, buffers, optimizer state, and receive buffers of pipeline stages."""
     for part in training.parts:
         yield from part.parameters()
         yield from part.buffers()

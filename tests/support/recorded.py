@@ -107,7 +107,7 @@ class Noted(NamedTuple):
 
 
 def flight_records(since: int = -1) -> dict[int, Noted]:
-    """What the process groups of this process have noted themselves after an entry, by its number."""
+    """Entries of the flight recorder after a sequence number."""
     ranks = {name: tuple(_world.pg_group_ranks[group]) for group, name in _world.pg_names.items()}
     entries = {entry["record_id"]: entry for entry in json.loads(_dump_fr_trace_json()).get("entries", ())}
     assert since in (-1, *entries), "more entries than the recorder keeps"

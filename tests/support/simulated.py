@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,13 +15,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.capture import capture
+from legoai.cost.compilation.modules import compilation
 from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
+from legoai.specs.cluster import device
 from support import programs
 
 PROGRAMS = {
@@ -36,6 +41,19 @@ PROGRAMS = {
     "replicated": {"replicate": 2},
     "fsdp, reduced last": {"dp_shard": 2, "reduce_last": True},
 }
+
+
+@contextmanager
+def compiling(recorder: Capture, kind: str = "cuda") -> Iterator[None]:
+    """A simulated device, a CPU or an H100, on which tensors are created and modules compiled."""
+    gpu = device("h100_sxm") if kind == "cuda" else None
+    with (
+        simulated_device(recorder, rank=0, world=1, kind=kind) as fake,
+        compilation(recorder, kind, gpu),
+        fake,
+        torch.device("sim"),
+    ):
+        yield
 
 
 def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +80,7 @@ def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     # OpenMP's threads of the parent, if a test before computed with several, are missing here: it would wait for them.
     torch.set_num_threads(1)
-    gc.freeze()  # what other tests left in cycles may need threads that are missing here
+    gc.freeze()  # cyclic garbage of other tests may need threads that are missing here
     try:
         pipe.send((True, function(*args, **kwargs)))
     except BaseException as error:
@@ -110,7 +128,7 @@ def trainer_of(name: str, *, micro_batches: int | None = None) -> Trainer:
 
 
 class Zeros:
-    """Micro batches of token 0, made before anything is recorded."""
+    """Micro batches of token 0, created before the recording."""
 
     def __init__(self, trainer: Trainer) -> None:
         shape = trainer.micro_batch, trainer.seq_len
@@ -153,7 +171,7 @@ def flat(value) -> list[torch.Tensor]:
 
 
 def collective_of(func, args, out) -> tuple[str, tuple[int, ...], int]:
-    """Return kind, ranks and the larger of what goes in and what comes out: that is the whole buffer."""
+    """Return kind, ranks and the larger of input and output, which is the whole buffer."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 

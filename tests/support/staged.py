@@ -71,7 +71,7 @@ def train(text: str, data: str, **options) -> dict:
 
 
 def together(results: list[dict]) -> dict:
-    """What the ranks came to: the same losses and norms on all, and each parameter the same on all that hold it."""
+    """Joined results of the ranks: equal losses and norms, and each parameter equal on all its ranks."""
     first = results[0]
     parameters: dict = {}
     for result in results:

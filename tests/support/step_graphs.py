@@ -18,7 +18,7 @@ comm  (reorder = true)
 
 
 def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
-    """What a picture shows of the graph of a program as traced, and after each of its passes."""
+    """Output of a function for the graph of a program as traced, and after each of its passes."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         namespace: dict = {"__name__": "program"}

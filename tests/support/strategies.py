@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
@@ -149,36 +150,30 @@ def _characters(text: str, chance: random.Random) -> str:
     ])  # fmt: skip
 
 
+def _edited(found: list[str], chance: random.Random, changed: Callable[[str, str], str]) -> list[str]:
+    """Delete one item, copy one, swap two, or replace the first of two by ``changed(first, second)``."""
+    first, second = chance.randrange(len(found)), chance.randrange(len(found))
+    kind = chance.randrange(4)
+    if kind == 0:
+        del found[first]
+    elif kind == 1:
+        found.insert(first, found[second])
+    elif kind == 2:
+        found[first], found[second] = found[second], found[first]
+    else:
+        found[first] = changed(found[first], found[second])
+    return found
+
+
 def _tokens(text: str, chance: random.Random) -> str:
     import re
 
     found = re.findall(r"\w+|\s+|[^\w\s]", text) or [""]
-    first, second = chance.randrange(len(found)), chance.randrange(len(found))
-    kind = chance.randrange(4)
-    if kind == 0:
-        del found[first]
-    elif kind == 1:
-        found.insert(first, found[second])
-    elif kind == 2:
-        found[first], found[second] = found[second], found[first]
-    else:
-        found[first] = found[second]
-    return "".join(found)
+    return "".join(_edited(found, chance, lambda _, other: other))
 
 
 def _lines(text: str, chance: random.Random) -> str:
-    found = text.split("\n")
-    first, second = chance.randrange(len(found)), chance.randrange(len(found))
-    kind = chance.randrange(4)
-    if kind == 0:
-        del found[first]
-    elif kind == 1:
-        found.insert(first, found[second])
-    elif kind == 2:
-        found[first], found[second] = found[second], found[first]
-    else:
-        found[first] = found[first][: chance.randrange(len(found[first]) + 1)]
-    return "\n".join(found)
+    return "\n".join(_edited(text.split("\n"), chance, lambda line, _: line[: chance.randrange(len(line) + 1)]))
 
 
 def _numbers(text: str, chance: random.Random) -> str:

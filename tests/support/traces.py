@@ -37,7 +37,7 @@ class GpuTrace:
         self, name: str, dims: list[Any], types: list[str], *kernels: float, values: list[str] | None = None,
         tid: int = MAIN, inside: Sequence[str] = (), external_only: bool = False,
     ) -> None:  # fmt: skip
-        """An operator, inside of others, that launches kernels of so many microseconds one behind the other."""
+        """A nested operator that launches kernels of the given microseconds in sequence."""
         self.number += 1
         start, length = self.clock, 20.0 + 10.0 * len(kernels)
         for depth, around in enumerate(inside):

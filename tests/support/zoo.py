@@ -1,4 +1,4 @@
-"""Seven small models of others: built by `transformers` from a config, and trained as a lowered program trains them."""
+"""Seven small `transformers` models, built from a config and trained as a lowered program trains them."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from benchmarks.validation.statements import (
     Draft,
     Stated,
     keeping_sharded_inputs,
-    kept,
     kept_units,
     mesh,
     name_of,
     one_forward_one_backward,
+    reshard_policy,
     whole_parameters,
 )
 
@@ -50,22 +50,22 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)
     accumulates = row.whole("global_batch") > row.whole("micro_batch") * dp
     model = gpt_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp), tied=pp == 1)
-    draft.say(
+    draft.add(
         model.replace('gpt3("1.3b"', f'python("{STEPWISE}", preset = "1.3b"'),
         cluster_of(row, device, fabric="infiniband_hdr100"),
         batch_of(row),
         mesh(pp=pp, dp_replicate=dp, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_GPT.replace("layers.*.attention.{wq, wk, wv} =", "layers.*.attention.wqkv         ="))
-    draft.say(whole_parameters(f"  root = unit(reshard = {kept(pp)})", dp=dp))
+        draft.add(TENSOR_PARALLEL_GPT.replace("layers.*.attention.{wq, wk, wv} =", "layers.*.attention.wqkv         ="))
+    draft.add(whole_parameters(f"  root = unit(reshard = {reshard_policy(pp)})", dp=dp))
     if accumulates:
-        draft.say("comm (reduce = last_micro_batch)")
+        draft.add("comm (reduce = last_micro_batch)")
     if pp > 1:
         schedule = one_forward_one_backward(row.whole("global_batch") // (row.whole("micro_batch") * dp), pp)
-        draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp})")
-    draft.say("checkpoint { layers.* = full }", "loss eager")
-    draft.say("precision (param = bf16, reduce = bf16)", OPTIMIZER)
+        draft.add(f"pipeline on pp (schedule = {schedule}, stages = {pp})")
+    draft.add("checkpoint { layers.* = full }", "loss eager")
+    draft.add("precision (param = bf16, reduce = bf16)", OPTIMIZER)
     draft.assumed.append("bf16 for fp16, which has the same rates")
     draft.differs.append("attention copies what it reads where a micro batch has several sequences")
     draft.differs.append("no dropout behind the embedding, and no state of random generators that is set and read")
@@ -86,23 +86,23 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     pp, tp, cp = row.whole("pp", 1), row.whole("tp", 1), row.whole("cp", 1)
     dp = row.whole("dp_replicate", 1) * row.whole("dp_shard", 1)
     shards = [axis for axis, size in (("dp_shard", dp), ("cp", cp)) if size > 1] or ["dp_shard"]
-    draft.say(
+    draft.add(
         llama_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp)),
         cluster_of(row, device, fabric="infiniband_ndr"),
         batch_of(row),
         mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA_LOCAL)
+        draft.add(TENSOR_PARALLEL_LLAMA_LOCAL)
     idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
-    units = kept_units(kept(pp), tied=False)
-    draft.say(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
+    units = kept_units(reshard_policy(pp), tied=False)
+    draft.add(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
     if pp > 1:
-        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
+        draft.add(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
     if cp > 1:
-        draft.say("context on cp (rotate = heads)")
-    draft.say(MEGATRON_KEEPS, "attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
-    draft.say(OPTIMIZER, "clip (norm = 1.0)")
+        draft.add("context on cp (rotate = heads)")
+    draft.add(MEGATRON_KEEPS, "attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
+    draft.add(OPTIMIZER, "clip (norm = 1.0)")
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
     return draft.done(for_memory=_held)

@@ -38,7 +38,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     if row.whole("n_gpus") > row.whole("gpus_per_node", 8) and not row.text("interconnect"):
         draft.assumed.append("the network between hosts")
     model = gpt_of(row, seq_len=row.whole("seq_len"), vocab=row.whole("vocab"), bias=False)
-    draft.say(
+    draft.add(
         model.replace('gpt3("1.3b"', f'python("{WITH_METRICS}", preset = "1.3b"'),
         cluster_of(row, device, fabric=fabric),
         batch_of(row),
@@ -48,22 +48,22 @@ def convert(row: Row, device: str | None = None) -> Stated:
     if "dp_shard" not in axes:
         raise UnstatedError("one rank holds all parameters, which FSDP does not shard")
     units = "unit(reshard = after_backward)" if row.whole("zero_stage", 3) == 2 else "unit"
-    draft.say(f"fsdp on {', '.join(axes)} {{\n  layers.* = {units}\n  root = unit\n}}")
+    draft.add(f"fsdp on {', '.join(axes)} {{\n  layers.* = {units}\n  root = unit\n}}")
     mode, precision = row.text("ac_mode"), row.text("precision")
     if mode not in ("none", "full"):
         raise UnstatedError(f"checkpointing is {mode or 'not stated'}")
     if mode == "full":
-        draft.say("checkpoint { layers.* = full }")
-    draft.say("attention efficient", "loss fused")
+        draft.add("checkpoint { layers.* = full }")
+    draft.add("attention efficient", "loss fused")
     draft.differs.append("the first FlashAttention, in Triton: the memory-efficient kernel is about as fast")
     if "fp8" in precision:
-        draft.say(FLOAT8)
+        draft.add(FLOAT8)
         draft.differs.append("Transformer Engine's delayed scaling, and its kernels")
     elif "PURE" in precision:
-        draft.say("precision (param = bf16, reduce = bf16)")
+        draft.add("precision (param = bf16, reduce = bf16)")
     else:
-        draft.say("precision (param = bf16, reduce = fp32)")
-    draft.say("optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = false)", "clip (norm = 1.0)")
+        draft.add("precision (param = bf16, reduce = fp32)")
+    draft.add("optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = false)", "clip (norm = 1.0)")
     draft.differs.append("an optimizer step for each parameter by itself; FSDP1's flat parameters")
     if row.text("gpu_mem_gb") == "40" and device is None:
         draft.differs.append("the memory of the 40 GB part, at 1.56 TB/s where the 80 GB part has 2.04")

@@ -32,12 +32,12 @@ from benchmarks.validation.statements import (
     Draft,
     Stated,
     keeping_sharded_inputs,
-    kept,
     kept_units,
     mesh,
     name_of,
     one_forward_one_backward,
     overlapping,
+    reshard_policy,
     sending_norm,
     whole_parameters,
 )
@@ -55,7 +55,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     sharded = row.whole("zero_stage", 0) == 1
     points = stage_starts(row) if pp > 1 else ()
     micro_batches = row.whole("global_batch") // (row.whole("micro_batch") * dp)
-    draft.say(
+    draft.add(
         llama_of(row, seq_len=row.whole("seq_len"), tied=tied and pp == 1),
         cluster_of(row, device, fabric="efa_p5"),
         batch_of(row),
@@ -63,18 +63,18 @@ def convert(row: Row, device: str | None = None) -> Stated:
     )
     if tp > 1:
         styles = overlapping(TENSOR_PARALLEL_LLAMA if tied and pp == 1 else TENSOR_PARALLEL_LLAMA_LOCAL)
-        draft.say(sending_norm(styles) if points[-1:] == ("output",) else styles)
-    draft.say(*_data_parallel(dp, pp, sharded=sharded, accumulates=micro_batches > 1, tied=tied and pp == 1))
+        draft.add(sending_norm(styles) if points[-1:] == ("output",) else styles)
+    draft.add(*_data_parallel(dp, pp, sharded=sharded, accumulates=micro_batches > 1, tied=tied and pp == 1))
     if pp > 1:
         schedule = one_forward_one_backward(micro_batches, pp)
-        draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
+        draft.add(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
         if points[-1] in ("norm", "output"):
             draft.differs.append("the output layer may be on the rank before the last, which has the loss alone")
     if tp > 1:
         draft.assumed.append("sequence parallel, and inputs of column-wise layers gathered again (nanotron's defaults)")
         draft.differs.append("products of a rank's own piece while the others are gathered")
-    draft.say("attention flash", "loss eager", "precision (param = bf16, reduce = fp32)")
-    draft.say("optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)", "clip (norm = 1.0)")
+    draft.add("attention flash", "loss eager", "precision (param = bf16, reduce = fp32)")
+    draft.add("optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)", "clip (norm = 1.0)")
     draft.differs.append("the reducer's buckets of bf16 gradients, counted beside the plan")
     if tied and pp > 1:
         draft.differs.append("one sum of the embeddings' gradients between the first and the last pipeline rank")
@@ -90,7 +90,7 @@ def _data_parallel(dp: int, pp: int, *, sharded: bool, accumulates: bool, tied: 
 
     nanotron's model has bf16 parameters that only the optimizer writes (`FP32GradientAccumulator.step`).
     """
-    units = kept_units(kept(pp), tied=tied)
+    units = kept_units(reshard_policy(pp), tied=tied)
     reduced = f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"
     return [f"fsdp on dp_shard {{\n{units}\n}}" if sharded and dp > 1 else whole_parameters(units, dp=dp), reduced]
 

@@ -110,30 +110,30 @@ def traced(setting: Setting, *, name: str = "", source: str = "", device: str | 
     draft = Draft(name or "_".join(["traced", row.id, *parts]), f"SimpleFSDP, {source}" if source else "SimpleFSDP")
     draft.assumed.append("sequences of 8192 tokens, TorchTitan's for Llama 3.1")
     draft.differs.append("rotations of complex numbers, and keys and values that are repeated")
-    draft.say(
+    draft.add(
         llama_of(row, seq_len=row.whole("seq_len")),
         cluster_of(row, device, fabric="roce_400"),
         batch_of(row, micro=setting.batch // setting.pp),
         mesh(pp=setting.pp, dp_shard=row.whole("dp_shard"), tp=setting.tp),
     )
     if setting.tp > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA)
+        draft.add(TENSOR_PARALLEL_LLAMA)
     units = BY_BLOCK if setting.bucketed else BY_LAYER
     if setting.pp > 1:
         units = units.replace("= unit", "= unit(reshard = after_backward)")
-    draft.say(f"fsdp on dp_shard (backend = graph) {{\n{units}\n}}")
+    draft.add(f"fsdp on dp_shard (backend = graph) {{\n{units}\n}}")
     if setting.pp > 1:
-        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {setting.pp})")
+        draft.add(f"pipeline on pp (schedule = 1F1B, stages = {setting.pp})")
     if setting.reordered:
-        draft.say("comm (reorder = true)")
+        draft.add("comm (reorder = true)")
     if setting.ac == "full":
-        draft.say("checkpoint { layers.* = full }")
+        draft.add("checkpoint { layers.* = full }")
     elif setting.compiled:
-        draft.say(KEPT_BY_INDUCTOR)
-    draft.say("attention flash", "loss eager", "precision (param = bf16, reduce = fp32)")
+        draft.add(KEPT_BY_INDUCTOR)
+    draft.add("attention flash", "loss eager", "precision (param = bf16, reduce = fp32)")
     if setting.compiled:
-        draft.say(COMPILED)
-    draft.say(OPTIMIZER, "clip (norm = 1.0)")
+        draft.add(COMPILED)
+    draft.add(OPTIMIZER, "clip (norm = 1.0)")
     return draft.done()
 
 

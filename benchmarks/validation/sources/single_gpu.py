@@ -84,7 +84,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     length = ""
     if model.reads == "text":
         length = f", seq_len = {_CLIP_TOKENS if 'CLIP' in name else row.whole('seq_or_img')}"
-    draft.say(
+    draft.add(
         f'model python("{_FACTORY}:{model.factory})',
         cluster(device or "h100_sxm", gpus=1, per_host=8, fabric="infiniband_ndr"),
         f"batch (global = {batch}, micro = {batch}{length})",
@@ -92,7 +92,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     if row.text("ac").lower() in ("yes", "true"):
         rules = "".join(f"\n  {path} = full" for path in model.checkpoint)
         options = "" if model.drops_out else " (preserve_rng = false)"
-        draft.say(f"checkpoint{options} {{{rules}\n}}")
-    draft.say("loss eager", _PRECISION[row.text("precision")])
-    draft.say(f"optimizer adam(lr = 1e-4, weight_decay = {model.penalty}, fused = false)")
+        draft.add(f"checkpoint{options} {{{rules}\n}}")
+    draft.add("loss eager", _PRECISION[row.text("precision")])
+    draft.add(f"optimizer adam(lr = 1e-4, weight_decay = {model.penalty}, fused = false)")
     return draft.done(beside={"workspaces of cuBLAS": 2 * 32 * MIB})

@@ -66,20 +66,20 @@ def convert(row: Row, device: str | None = None) -> Stated:
     model = llama_of(row, seq_len=seq_len, theta=theta)
     if pp == 1:
         model = model.replace('llama3("8b"', f'python("{STEPWISE}", preset = "8b"')
-    draft.say(
+    draft.add(
         model,
         cluster_of(row, device, fabric=fabric),
         batch_of(row, micro=micro),
     )
-    draft.say(mesh(**{axis: row.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}))
+    draft.add(mesh(**{axis: row.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}))
     if row.whole("tp", 1) > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA)
-    draft.say(_fsdp(row))
+        draft.add(TENSOR_PARALLEL_LLAMA)
+    draft.add(_fsdp(row))
     if pp > 1:
-        draft.say(f"pipeline on pp (schedule = {schedule or '1F1B'}, stages = {stages})")
+        draft.add(f"pipeline on pp (schedule = {schedule or '1F1B'}, stages = {stages})")
     if row.whole("cp", 1) > 1:
-        draft.say("context on cp (rotate = allgather, balance = head_tail)")
-    draft.say(*_memory_and_compute(row, draft, notes))
+        draft.add("context on cp (rotate = allgather, balance = head_tail)")
+    draft.add(*_memory_and_compute(row, draft, notes))
     if "FSDP1" in notes:
         draft.differs.append(
             "FSDP1 keeps flat parameters, and its all-gathers wait for memory on another stream than FSDP2's"
@@ -117,23 +117,23 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
     mode, precision, compiled = row.text("ac_mode"), row.text("precision"), row.text("compile")
     if mode not in CHECKPOINT:
         raise UnstatedError(f"checkpointing is {mode or 'not stated'}")
-    said = [CHECKPOINT[mode]] if CHECKPOINT[mode] else []
+    lines = [CHECKPOINT[mode]] if CHECKPOINT[mode] else []
     if mode == "selective_op" and row.whole("tp", 1) > 1:
-        said = ["checkpoint { layers.* = selective([attention, alternate_matmul, collective]) }"]
+        lines = ["checkpoint { layers.* = selective([attention, alternate_matmul, collective]) }"]
     float8 = "float8" in precision.lower()
-    said += ["attention flash", "loss eager"]
+    lines += ["attention flash", "loss eager"]
     if float8:
-        said.append(FLOAT8.format(how=_gathered(row)))
+        lines.append(FLOAT8.format(how=_gathered(row)))
         draft.assumed.append("what FSDP gathers in float8, by TorchTitan's config of the model")
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     else:
-        said.append("precision (param = bf16, reduce = fp32)")
+        lines.append("precision (param = bf16, reduce = fp32)")
     if compiled == "1" or (not compiled and float8):
         option = "(async_tp = true) " if "AsyncTP" in notes else ""
-        said.append(f"compile {option}{{ layers.* = inductor }}")
+        lines.append(f"compile {option}{{ layers.* = inductor }}")
     if not compiled:
         draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
     fused = "fused=True" in notes
-    said.append(f"optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = {str(fused).lower()})")
-    return [*said, "clip (norm = 1.0)"]
+    lines.append(f"optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = {str(fused).lower()})")
+    return [*lines, "clip (norm = 1.0)"]

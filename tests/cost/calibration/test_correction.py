@@ -11,7 +11,7 @@ from legoai.cost.calibration.correction import Correction, Trial, left_out, repe
 from legoai.cost.calibration.update import corrected
 
 
-def test_a_ratio_is_interpolated_between_sizes_and_holds_or_fades_beyond() -> None:
+def test_correction_interpolates_and_extrapolates_by_holding_or_fading() -> None:
     pairs = [(2.0**10, 2.0), (2.0**12, 8.0)]
     holds, fades = (Correction.of(pairs, holds=how, octaves=0.0) for how in (True, False))
     for one in (holds, fades):
@@ -22,13 +22,13 @@ def test_a_ratio_is_interpolated_between_sizes_and_holds_or_fades_beyond() -> No
     assert fades.at(2.0**16) == fades.at(2.0**40) == fades.at(1) == pytest.approx(1)
 
 
-def test_sizes_of_one_octave_are_taken_together() -> None:
+def test_sizes_within_an_octave_are_merged() -> None:
     pairs = [(1000.0, 2.0), (1010.0, 4.0), (1020.0, 8.0), (2.0**20, 1.0)]
     found = Correction.of(pairs, holds=True, octaves=1.0)
     assert found.at(1010) == pytest.approx(4) and len(found.sizes) == 2
 
 
-def test_a_trial_is_on_times_that_were_not_fitted() -> None:
+def test_trial_uses_held_out_times() -> None:
     trial = repeated([("a", [1.0, 2.0, 1.0, 2.0]), ("once", [5.0])], lambda _: 4.0, statistics.median)
     assert (trial.before["median"], trial.after["median"], trial.after["rows"]) == (1.0, 0.5, 1)
     assert trial.better and not Trial.of([], [], []).better
@@ -43,7 +43,7 @@ def test_a_trial_is_on_times_that_were_not_fitted() -> None:
     assert (trial.before["median"], trial.after["median"]) == (1.0, 0.0)
 
 
-def test_a_model_is_corrected_only_where_that_is_nearer() -> None:
+def test_correction_is_applied_only_if_it_reduces_the_error() -> None:
     def base(size: float) -> float:
         return 1e-6 + size / 1e9
 
@@ -66,7 +66,7 @@ def test_a_model_is_corrected_only_where_that_is_nearer() -> None:
     assert correction is not None and not correction.holds
 
 
-def test_what_was_observed_bounds_a_search_from_below(tmp_path: Path) -> None:
+def test_observed_times_lower_the_search_bound(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from legoai.cost.kernels.table import Table

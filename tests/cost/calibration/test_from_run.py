@@ -78,7 +78,7 @@ def ours(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_traced_step_has_the_kernels_that_are_simulated(run: Path) -> None:
+def test_traced_step_has_the_simulated_kernels(run: Path) -> None:
     simulated = in_a_fork(simulated_kernels)
     found = kernel_times(read_trace(run / "profile" / "step-5-rank-0.json")).seconds
     seen = Counter({work: len(times) for work, times in found.items()})
@@ -98,7 +98,7 @@ def simulated_kernels() -> Counter[Work]:
     return Counter(work_of(one) for one in trace.records[span.start : span.stop] if isinstance(one, Kernel))
 
 
-def test_a_calibrated_plan_is_predicted_nearer_to_its_run_than_on_the_base(run: Path, ours: Path) -> None:
+def test_calibration_reduces_the_prediction_error(run: Path, ours: Path) -> None:
     path = ours.with_name("two.plan")
     path.write_text(PLAN, encoding="utf-8")
     before = in_a_fork(step_time, path, None)
@@ -118,7 +118,7 @@ def cost_of(path: Path) -> Any:
     return json.loads(out.getvalue())
 
 
-def test_a_calibrated_device_is_one_that_a_plan_can_name(ours: Path) -> None:
+def test_calibrated_device_can_be_named_in_a_plan(ours: Path) -> None:
     path = ours.with_name("on_ours.plan")
     path.write_text(ON_OURS, encoding="utf-8")
     assert in_a_fork(cost_of, path)["cluster"]["device"] == "ours"
@@ -143,7 +143,7 @@ def test_the_profile_states_its_sources(run: Path, ours: Path) -> None:
             assert own.table.ratios == table.ratios
 
 
-def test_a_run_tells_its_devices_and_its_ranks_on_a_host(run: Path) -> None:
+def test_run_folder_gives_devices_and_ranks_per_host(run: Path) -> None:
     found = run_folder(run)
     assert (found.start["device"], found.start["local_world"], found.ranks_per_host) == ("cpu", 2, 2)
     assert found.start["processor"]
@@ -151,7 +151,7 @@ def test_a_run_tells_its_devices_and_its_ranks_on_a_host(run: Path) -> None:
 
 
 def gpu_run(folder: Path, *, factor: float = 1.3, fabric: str | None = "infiniband_ndr") -> Path:
-    """A run of 2 of 16 ranks on H100s whose kernels take ``factor`` times what the profile says."""
+    """A run of 2 of 16 ranks on H100s whose kernels take ``factor`` times their time in the profile."""
     base = profile("h100_sxm")
     groups = [("0", range(16)), ("1", range(8)), ("2", range(8, 16))]
     for rank in (0, 1):
@@ -186,14 +186,14 @@ def gpu_run(folder: Path, *, factor: float = 1.3, fabric: str | None = "infiniba
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A device file calibrated from traces of GPUs, and what became of each part."""
+    """A device file calibrated from traces of GPUs, and the result of each part."""
     path = tmp_path_factory.mktemp("gpus") / "ours.toml"
     found = calibrate_from(path, [gpu_run(path.parent / "run")], base=None, progress=silent)
     assert found.base == "h100_sxm"
     return path, {part.name: part for part in found.parts}
 
 
-def test_shapes_that_were_seen_take_what_they_took_and_others_are_scaled(gpus: tuple[Path, dict[str, Any]]) -> None:
+def test_observed_shapes_are_measured_and_others_scaled(gpus: tuple[Path, dict[str, Any]]) -> None:
     path, parts = gpus
     base, found = profile("h100_sxm"), load(path.with_suffix(".json.gz"))
     assert parts["products bf16"].result == "measured" and parts["products bf16, other shapes"].result == "scaled"
@@ -206,7 +206,7 @@ def test_shapes_that_were_seen_take_what_they_took_and_others_are_scaled(gpus: t
     assert seconds_of(untouched, found) == seconds_of(untouched, base)
 
 
-def test_what_moves_bytes_is_corrected_by_kind(gpus: tuple[Path, dict[str, Any]]) -> None:
+def test_movement_is_corrected_by_kind(gpus: tuple[Path, dict[str, Any]]) -> None:
     path, _ = gpus
     base, found = profile("h100_sxm"), load(path.with_suffix(".json.gz"))
     for size in (2**10, 2**21, 2**24, 3 * 2**30, 2**36):
@@ -216,7 +216,7 @@ def test_what_moves_bytes_is_corrected_by_kind(gpus: tuple[Path, dict[str, Any]]
         assert seconds_of(other, found) == seconds_of(other, base)
 
 
-def test_collectives_are_corrected_by_ranks_on_a_host_and_by_hosts(gpus: tuple[Path, dict[str, Any]]) -> None:
+def test_collectives_are_corrected_by_hosts_and_ranks_per_host(gpus: tuple[Path, dict[str, Any]]) -> None:
     from legoai.cost.machine.cluster import machine_of
     from legoai.cost.machine.collective_time import seconds_on
     from legoai.cost.network.topology import Placement
@@ -243,7 +243,7 @@ def test_collectives_are_corrected_by_ranks_on_a_host_and_by_hosts(gpus: tuple[P
         assert takes(ours, kind, size, on) == pytest.approx(takes(base, kind, size, on), rel=1e-6), (kind, size, on)
 
 
-def test_the_device_file_has_the_memory_and_the_ranks_of_the_run(gpus: tuple[Path, dict[str, Any]]) -> None:
+def test_device_file_has_memory_and_ranks_of_the_run(gpus: tuple[Path, dict[str, Any]]) -> None:
     made, base = load_device(gpus[0]), device("h100_sxm")
     assert (made.figure("memory.capacity_bytes"), made.devices_per_host) == (85_100_000_000, 8)
     assert made.description == "NVIDIA A100-SXM4-80GB, calibrated from h100_sxm"
@@ -251,7 +251,7 @@ def test_the_device_file_has_the_memory_and_the_ranks_of_the_run(gpus: tuple[Pat
 
 
 @pytest.mark.parametrize("name", device_names())
-def test_a_device_file_is_written_as_it_is_read(name: str, tmp_path: Path) -> None:
+def test_device_file_round_trip(name: str, tmp_path: Path) -> None:
     own = device(name)
     text = text_of(
         own, name=own.name, description=own.description, devices_per_host=own.devices_per_host, capacity_bytes=None
@@ -261,14 +261,14 @@ def test_a_device_file_is_written_as_it_is_read(name: str, tmp_path: Path) -> No
     assert all(getattr(again, field) == getattr(own, field) for field in type(own).fields_)
 
 
-def test_a_calibrated_device_is_a_base_too(ours: Path, run: Path, tmp_path: Path) -> None:
+def test_calibrated_device_can_be_the_base(ours: Path, run: Path, tmp_path: Path) -> None:
     found = calibrate_from(tmp_path / "again.toml", [run, run], base=str(ours), progress=silent)
     assert found.base == "ours"
     assert len(load(tmp_path / "again.json.gz").sources) == len(profile("cpu").sources) + 2
     assert read_base(str(ours)).document["device"] == "ours"
 
 
-def test_what_is_no_better_than_the_base_leaves_it_as_it_is(tmp_path: Path) -> None:
+def test_calibration_without_improvement_keeps_the_base(tmp_path: Path) -> None:
     run = gpu_run(tmp_path / "run", factor=1.0)
     found = calibrate_from(tmp_path / "ours.toml", [run], base=None, progress=silent)
     parts = {part.name: part for part in found.parts}
@@ -313,21 +313,19 @@ def broken(folder: Path, kind: str) -> Path:
         ("right", "cpu", "`cpu` is a CPU"),
     ],
 )
-def test_what_cannot_be_calibrated_from_is_refused_and_nothing_written(
-    kind: str, base: str | None, said: str, tmp_path: Path
-) -> None:
+def test_unusable_run_is_refused_without_output(kind: str, base: str | None, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as error:
         calibrate_from(tmp_path / "ours.toml", [broken(tmp_path, kind)], base=base, progress=silent)
     assert said in str(error.value)
     assert not list(tmp_path.glob("ours*"))
 
 
-def test_traces_of_a_cpu_are_no_gpus(run: Path, tmp_path: Path) -> None:
+def test_cpu_traces_cannot_calibrate_a_gpu(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no kernels of a GPU"):
         calibrate_from(tmp_path / "ours.toml", [run], base="h100_sxm", progress=silent)
 
 
-def test_the_command_line_shows_each_part_and_refuses_what_does_not_fit(
+def test_command_prints_each_part_and_refuses_wrong_arguments(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

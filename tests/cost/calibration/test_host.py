@@ -1,4 +1,4 @@
-"""Host time of kernels: measured by what issues them, on this processor."""
+"""Host time of kernels by their issuer, measured on this processor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from legoai.cost.timing.timeline import Host
 from legoai.cost.trace.garbage import uncollected
 
 
-def test_constants_of_the_host_are_those_that_a_machine_reads() -> None:
+def test_host_constants_match_the_machine_fields() -> None:
     constants = issue_constants("cpu")
     assert set(constants) == {"python_seconds", "dispatch_seconds", "function_seconds"}
     assert all(1e-7 < one["value"] < 1e-2 for one in constants.values())
     assert set(constants) <= {field.name for field in dataclasses.fields(Host)}
 
 
-def test_a_python_function_takes_the_host_longer_than_a_node() -> None:
+def test_python_function_costs_more_host_time_than_a_node() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -49,7 +49,7 @@ def test_a_python_function_takes_the_host_longer_than_a_node() -> None:
     assert forward > decoding
 
 
-def test_what_a_pass_returns_is_released_outside_of_its_time() -> None:
+def test_result_is_released_outside_of_the_timed_region() -> None:
     order: list[str] = []
 
     class Result:
@@ -65,7 +65,7 @@ def test_what_a_pass_returns_is_released_outside_of_its_time() -> None:
     assert order == ["settled", "clock", "clock", "released"]
 
 
-def test_a_function_takes_less_where_modules_are_seen_to_take_less() -> None:
+def test_function_time_is_limited_by_observed_module_time() -> None:
     constants = {
         name: {"value": value, "source": "base"}
         for name, value in (("python_seconds", 3e-5), ("dispatch_seconds", 2e-5), ("function_seconds", 6e-5))

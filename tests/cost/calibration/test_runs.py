@@ -46,7 +46,7 @@ def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> None:
+def test_calibration_states_date_torch_version_and_errors(calibrated: Path) -> None:
     found = load(profile_path(calibrated))
     (source,) = found.sources
     assert source["torch"] == torch.__version__
@@ -56,7 +56,7 @@ def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) -> None:
+def test_calibrated_product_time_equals_the_measurement(calibrated: Path) -> None:
     found = load(profile_path(calibrated))
     product = Product(batch=1, m=128, n=128, k=128, rate="fp32", bytes=3 * 4 * 128**2)
     seconds, model = seconds_of(product, found)
@@ -72,7 +72,7 @@ def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) ->
 
 
 @pytest.mark.slow
-def test_a_calibrated_group_has_its_collectives(calibrated: Path) -> None:
+def test_calibrated_profile_has_measured_collectives(calibrated: Path) -> None:
     found = load(profile_path(calibrated))
     cluster = Cluster(device=load_device(calibrated), hosts=1, devices_per_host=2)
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"):
@@ -98,7 +98,7 @@ def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_three_segments_recover_a_line_of_three_segments() -> None:
+def test_fit_recovers_a_three_segment_curve() -> None:
     truth = MovementCurve(rate=1e10, floor=0.0, first=2.0**14, second=2.0**22, slope_first=0.0, slope_second=0.6)
     points = [(2.0**power, truth.seconds(2.0**power)) for power in range(10, 27)]
     found = MovementCurve.read({**three_segments(points), "floor": 0.0})
@@ -106,7 +106,7 @@ def test_three_segments_recover_a_line_of_three_segments() -> None:
         assert math.log(found.seconds(moved) / seconds) == pytest.approx(0.0, abs=0.02)
 
 
-def test_the_shipped_cpu_moves_bytes_at_the_speed_that_it_was_measured() -> None:
+def test_shipped_cpu_profile_has_measured_movement() -> None:
     from legoai.cost.profiles import profile
 
     cpu = profile("cpu")
@@ -119,7 +119,7 @@ def test_the_shipped_cpu_moves_bytes_at_the_speed_that_it_was_measured() -> None
     ("moved", "least", "sets"),
     [(CACHE_BYTES / 4, 1, 4), (CACHE_BYTES * 2, 1, 1), (CACHE_BYTES * 2, 3, 3), (1, 1, 512), (1, 600, 600)],
 )
-def test_operands_fill_the_caches_and_are_taken_by_turns(moved: float, least: int, sets: int) -> None:
+def test_benchmark_operands_exceed_the_caches_and_rotate(moved: float, least: int, sets: int) -> None:
     numbers = itertools.count()
     run = out_of_cache(lambda: functools.partial(int, next(numbers)), moved, least=least)
     assert [run() for _ in range(2 * sets)] == [*range(sets), *range(sets)]

@@ -58,13 +58,13 @@ def communicated(trace: Trace, *, in_layers: bool) -> Counter[str]:
     )
 
 
-def test_pieces_compute_what_whole_products_do(both):
+def test_decomposed_products_have_equal_flops(both):
     (pieces, *_), (whole, *_) = both
     assert sum(item.flops for item in products(pieces)) == sum(item.flops for item in products(whole))
     assert len(products(pieces)) > len(products(whole))
 
 
-def test_each_peer_is_read_once_and_nothing_goes_through_nccl(both):
+def test_each_peer_is_read_once_without_nccl(both):
     (pieces, *_), (whole, *_) = both
     collectives, copies = communicated(whole, in_layers=True), communicated(pieces, in_layers=True)
     fused = collectives.total() - (copies.total() - copies["peer_copy"])
@@ -73,14 +73,14 @@ def test_each_peer_is_read_once_and_nothing_goes_through_nccl(both):
     assert communicated(pieces, in_layers=False) == communicated(whole, in_layers=False)
 
 
-def test_a_copy_is_of_one_rank_s_piece(both):
+def test_each_copy_has_the_shard_of_one_rank(both):
     pieces = both[0][0]
     copies = [item for item in pieces.records if isinstance(item, Collective) and item.kind == "peer_copy"]
     assert {item.bytes for item in copies} == {2 * 4096 // RANKS * 2048 * 2}
     assert {item.ranks for item in copies} == {(peer, 0) for peer in range(1, RANKS)}
 
 
-def test_pieces_take_two_streams_by_turns(both):
+def test_copies_alternate_between_two_streams(both):
     pieces = both[0][0]
     copies = [item for item in pieces.records if isinstance(item, Collective) and item.kind == "peer_copy"]
     side = copies[0].stream
@@ -94,9 +94,9 @@ def test_less_communication_is_exposed(both):
     assert pieces < 0.7 * whole
 
 
-def test_copies_make_no_communicators(both):
+def test_copies_create_no_communicators(both):
     assert both[0][2].outside == both[1][2].outside
 
 
-def test_the_next_program_compiles_as_it_asks(both):
+def test_async_tp_setting_does_not_leak_into_the_next_program(both):
     assert [left for *_, left in both] == [False, False]

@@ -69,7 +69,7 @@ def kernels(trace: Trace) -> list[Kernel]:
     return [item for item in steady(trace) if isinstance(item, Kernel)]
 
 
-def test_products_and_attention_are_those_of_eager_and_the_rest_is_fused():
+def test_compilation_fuses_all_but_products_and_attention():
     eager, compiled = kernels(traced(backend=None)), kernels(traced())
     libraries = ("aten.mm", "attention")
 
@@ -87,7 +87,7 @@ def test_products_and_attention_are_those_of_eager_and_the_rest_is_fused():
     assert moved[0] < 0.6 * moved[1]
 
 
-def test_an_elementwise_chain_reads_and_writes_each_tensor_once():
+def test_elementwise_chain_reads_and_writes_each_tensor_once():
     """`silu(a) * b` with its casts, over (2, 32, 64) numbers of 4 bytes: two are read, and one is written."""
     found = [
         item for item in kernels(traced())
@@ -120,7 +120,7 @@ def _count_graphs() -> int:
 
 
 @pytest.mark.slow
-def test_aot_eager_runs_every_operator_as_it_is():
+def test_aot_eager_fuses_nothing():
     eager, compiled = kernels(traced(backend=None)), kernels(traced(backend="aot_eager"))
     assert Counter(item.op for item in eager if item.flops) == Counter(item.op for item in compiled if item.flops)
     assert not any(item.op.startswith("fused") for item in compiled)
@@ -128,12 +128,12 @@ def test_aot_eager_runs_every_operator_as_it_is():
 
 @pytest.mark.parametrize("options", [{}, {"dp_shard": 2}], ids=["one device", "fsdp"])
 @pytest.mark.slow
-def test_repeated_micro_batches_are_as_if_they_had_been_taken(options):
+def test_replayed_micro_batches_equal_full_capture(options):
     assert traced(replay=True, micro_batches=6, **options) == traced(replay=False, micro_batches=6, **options)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_around_a_compiled_module_runs_its_forward_again():
+def test_checkpoint_around_a_compiled_module_recomputes_its_forward():
     plain, whole = kernels(traced()), kernels(traced(checkpoint="full"))
 
     def of(items: list[Kernel], phase: str) -> Counter:
@@ -145,7 +145,7 @@ def test_a_checkpoint_around_a_compiled_module_runs_its_forward_again():
 
 
 @pytest.mark.slow
-def test_a_checkpoint_inside_of_a_compiled_module_keeps_what_it_says():
+def test_selective_checkpoint_inside_a_compiled_module_saves_its_operators():
     plain, chosen = kernels(traced()), kernels(traced(checkpoint="selective"))
 
     def count(items: list[Kernel], phase: str, name: str) -> int:
@@ -158,7 +158,7 @@ def test_a_checkpoint_inside_of_a_compiled_module_keeps_what_it_says():
 
 
 @pytest.mark.slow
-def test_collectives_of_a_compiled_program_are_those_of_a_real_one(gloo):
+def test_collectives_of_a_compiled_program_equal_a_real_run(gloo):
     options = {"dp_shard": 2, "tp": 2}
     real = gloo(4)(real_collectives, options)[0]
     found = [
@@ -187,7 +187,7 @@ def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
     return seen.collectives
 
 
-def test_a_collective_on_its_way_into_a_compiled_module_is_refused():
+def test_pending_collective_into_a_compiled_module_is_refused():
     with pytest.raises(SimulationError, match="nothing has waited for"):
         simulated.in_a_fork(_unwaited)
 
@@ -204,7 +204,7 @@ def _unwaited() -> None:
 
 
 def _largest_loss(*, fused: bool) -> tuple[int, int]:
-    """How many kernels read all logits in forward or backward, and the bytes of fp32 tensors of their size."""
+    """Number of kernels that read all logits, and bytes of fp32 tensors of their size."""
     made = programs.trainer(dtype=torch.bfloat16, global_batch=2)
     if fused:
         made = dataclasses.replace(made, build_loss=lambda: torch.compile(token_cross_entropy, fullgraph=True))
@@ -217,7 +217,7 @@ def _largest_loss(*, fused: bool) -> tuple[int, int]:
     return reads, sum(item.bytes for item in records if isinstance(item, Allocate) and item.bytes == 4 * logits)
 
 
-def test_a_fused_loss_reads_the_logits_twice_and_keeps_no_copy_of_them_in_fp32():
+def test_fused_loss_reads_logits_twice_without_an_fp32_copy():
     """As inductor compiles it: one pass for the largest and the sum, one for the loss; eager casts them first."""
     reads, copies = simulated.in_a_fork(_largest_loss, fused=True)
     assert (reads, copies) == (2, 0)
@@ -248,6 +248,6 @@ def _host_kernels_of_context_parallel(folder) -> int:
 
 
 @pytest.mark.slow
-def test_a_backward_graph_that_is_compiled_in_the_middle_of_a_step_records_nothing_of_its_compilation(tmp_path):
-    """Of a graph with a collective PyTorch compiles the backward when it is first called."""
+def test_lazy_backward_compilation_records_no_operators(tmp_path):
+    """PyTorch compiles the backward of a graph with a collective at its first call."""
     assert simulated.in_a_fork(_host_kernels_of_context_parallel, tmp_path) == 0

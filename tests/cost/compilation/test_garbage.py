@@ -32,7 +32,7 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-def test_first_compilation_of_a_process_holds_what_later_ones_hold() -> None:
+def test_first_compilation_has_the_peak_memory_of_later_ones() -> None:
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert first == second > 0

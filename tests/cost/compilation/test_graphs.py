@@ -31,7 +31,7 @@ def _equal_captures() -> bool:
     return first == second
 
 
-def test_a_graph_keeps_nothing_of_the_simulation_in_which_it_was_traced():
+def test_cached_graph_holds_no_state_of_its_simulation():
     assert in_a_fork(_equal_captures)
 
 
@@ -49,7 +49,7 @@ def _kernels_with_dropout() -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_seeds_of_dropout_are_drawn_once_in_each_forward_of_a_compiled_module():
+def test_dropout_seeds_are_drawn_once_per_compiled_forward():
     kernels = in_a_fork(_kernels_with_dropout)
     drawn = {phase: count for (op, phase), count in kernels.items() if op == "aten.randint"}
     assert drawn == {"forward": programs.LAYERS}

@@ -26,7 +26,7 @@ UNITS = "fsdp on dp_shard { layers.* = unit }"
 REPLICAS = "replicate on dp_replicate"
 
 
-def told(mode: str, data: str = REPLICAS, path: str = "layers.*.feed_forward", cluster: str = "h100_sxm"):
+def linted_plan(mode: str, data: str = REPLICAS, path: str = "layers.*.feed_forward", cluster: str = "h100_sxm"):
     axis = "dp_shard" if data.startswith("fsdp") else "dp_replicate"
     text = PLAN.format(cluster=cluster, axis=axis, data=data, path=path, mode=mode)
     linted = lint(text, "modes.plan", directory=Path())
@@ -35,7 +35,7 @@ def told(mode: str, data: str = REPLICAS, path: str = "layers.*.feed_forward", c
 
 
 def estimated(*args: str) -> Estimate:
-    analysis = told(*args).analysis
+    analysis = linted_plan(*args).analysis
     return estimate(lower(analysis), analysis.plan, analysis.manifest)
 
 
@@ -44,7 +44,7 @@ def figures(*args: str) -> tuple[float, float, tuple[str, ...]]:
     return found.step_time, found.peak_reserved, found.assumptions
 
 
-def test_autotuned_products_are_priced_as_those_of_the_library_and_the_estimate_says_so():
+def test_autotuned_products_have_library_cost_and_a_stated_assumption():
     for mode, same in (("max_autotune", "reduce_overhead"), ("max_autotune_no_cudagraphs", "default")):
         *costs, assumed = in_a_fork(figures, mode)
         *others, silent = in_a_fork(figures, same)
@@ -66,8 +66,8 @@ def test_autotuned_products_are_priced_as_those_of_the_library_and_the_estimate_
         (REPLICAS, "layers.*.feed_forward", "h100_sxm"),
     ],
 )
-def test_lint_warns_of_the_cuda_graphs_that_are_not_simulated(mode: str, data: str, path: str, cluster: str):
-    warned = any(item.code == "LP636" for item in told(mode, data, path, cluster).diagnostics)
+def test_lint_warns_of_unsimulated_cuda_graphs(mode: str, data: str, path: str, cluster: str):
+    warned = any(item.code == "LP636" for item in linted_plan(mode, data, path, cluster).diagnostics)
     try:
         in_a_fork(figures, mode, data, path, cluster)
     except CannotEstimateError as error:

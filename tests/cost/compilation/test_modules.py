@@ -18,14 +18,13 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import keep_outputs
-from legoai.specs.cluster import device
 from support import programs, simulated
 
 SHAPE = (2, 32, programs.DIM)
 
 
 def saved_bytes(block: torch.nn.Module, x: torch.Tensor, table: torch.Tensor) -> list[int]:
-    """The sizes of what a call of a block saves beside its parameters, each storage once."""
+    """Sizes of the storages that a call of a block saves, without its parameters."""
     held: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,20 +40,15 @@ def saved_bytes(block: torch.nn.Module, x: torch.Tensor, table: torch.Tensor) ->
 
 
 def block_of(policy: str | None) -> torch.nn.Module:
-    """A block, or one whose products alone are kept."""
+    """A block, or one with a selective checkpoint."""
     block = programs.Block()
     return block if policy is None else programs.checkpoint_wrapper(block, context_fn=keep_outputs(policy))
 
 
 def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int], int, int]:
-    """What a compiled block saves on a simulated cpu, and its kernels in forward and backward that are fused groups."""
+    """Saved bytes of a compiled block on a simulated CPU, and its numbers of fused kernels in forward and backward."""
     recorder = Capture()
-    with (
-        simulated_device(recorder, rank=0, world=1, kind="cpu") as fake,
-        compilation(recorder, "cpu"),
-        fake,
-        torch.device("sim"),
-    ):
+    with simulated.compiling(recorder, "cpu"):
         block = block_of(policy)
         block.compile(backend=backend, fullgraph=True)
         x = torch.empty(SHAPE, requires_grad=True)
@@ -69,7 +63,7 @@ def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int],
 
 
 def real_block(backend: str, policy: str | None = None) -> tuple[list[int], list[int]]:
-    """The same of a block that PyTorch really compiles for the cpu: what is saved, and the groups of each graph."""
+    """Saved bytes of a block that PyTorch compiles for the CPU, and the fused groups of each graph."""
     from torch._inductor import config
     from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
 
@@ -89,14 +83,14 @@ def real_block(backend: str, policy: str | None = None) -> tuple[list[int], list
     return sizes, groups
 
 
-def test_what_is_saved_is_what_the_partitioner_of_a_real_compilation_saves():
+def test_saved_tensors_equal_the_real_partitioner():
     ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
     real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")
     assert ours == real
 
 
 @pytest.mark.slow
-def test_what_a_chosen_checkpoint_saves_is_what_it_saves_in_a_real_compilation():
+def test_selective_checkpoint_saves_the_tensors_of_real_compilation():
     ours, _, _ = simulated.in_a_fork(simulated_block, "inductor", "matmul")
     real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition", "matmul")
     plain, _, _ = simulated.in_a_fork(simulated_block, "inductor")
@@ -107,14 +101,14 @@ def test_what_a_chosen_checkpoint_saves_is_what_it_saves_in_a_real_compilation()
 
 
 @pytest.mark.slow
-def test_what_is_saved_and_fused_is_what_inductor_saves_and_generates():
+def test_saved_tensors_and_kernels_equal_real_inductor():
     ours, forward, backward = simulated.in_a_fork(simulated_block, "inductor")
     real, generated = simulated.in_a_fork(real_block, "inductor")
     assert ours == real
     assert [forward, backward] == generated
 
 
-def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
+def test_checkpoint_policies_are_compared_by_saved_operators():
     from legoai.cost.compilation.modules import _structure
 
     def block(*kept: str) -> torch.nn.Module:
@@ -134,7 +128,7 @@ def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
         ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
     ],
 )
-def test_what_is_not_captured_is_refused(arguments, why):
+def test_unsupported_compile_arguments_are_refused(arguments, why):
     with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=why):
         programs.Block().compile(**arguments)
 
@@ -149,18 +143,18 @@ def test_what_is_not_captured_is_refused(arguments, why):
         ("reduce-overhead", "cpu", False),
     ],
 )
-def test_modes_with_cuda_graphs_have_them_on_gpus(mode, kind, replayed):
+def test_cuda_graph_modes_apply_on_gpus_only(mode, kind, replayed):
     assert graphs.Options.of("inductor", mode, kind) == graphs.Options(inductor=True, replayed=replayed)
 
 
-def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was():
+def test_compiling_a_non_function_is_refused_and_torch_restored():
     before = torch.compile
     with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=r"module\.compile"):
         torch.compile(functools.partial(torch.add, 1))
     assert torch.compile is before
 
 
-def test_the_host_starts_a_cuda_graph_at_once():
+def test_cuda_graph_is_launched_by_one_host_call():
     from legoai.cost.timing.engine import simulate
     from legoai.cost.timing.timeline import Cost, Host
 
@@ -182,12 +176,7 @@ def test_the_host_starts_a_cuda_graph_at_once():
 
 def _replayed() -> list[Kernel]:
     recorder = Capture()
-    with (
-        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda", device("h100_sxm")),
-        fake,
-        torch.device("sim"),
-    ):
+    with simulated.compiling(recorder):
         block = programs.FeedForward()
         block.compile(mode="reduce-overhead")
         block(torch.empty(SHAPE))
@@ -203,20 +192,14 @@ class _LogSumExp(torch.nn.Module):
 
 def _kernels_over(*shape: int) -> list[Kernel]:
     recorder = Capture()
-    with (
-        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda", device("h100_sxm")),
-        fake,
-        torch.device("sim"),
-        torch.no_grad(),
-    ):
+    with simulated.compiling(recorder), torch.no_grad():
         module = _LogSumExp()
         module.compile()
         module(torch.empty(*shape, dtype=torch.bfloat16))
     return [item for item in recorder.records if isinstance(item, Kernel) and item.op.startswith("fused")]
 
 
-def test_a_group_over_more_elements_than_inductor_assumes_reads_them_all():
+def test_large_reduction_counts_all_elements():
     rows, columns = 2**16, 2**15  # 2.1 · 10⁹, as the logits of a large batch
     (kernel,) = simulated.in_a_fork(_kernels_over, rows, columns)
     assert (kernel.bytes_read, kernel.bytes_written) == (2 * rows * columns, 4 * rows)
@@ -236,6 +219,6 @@ def hooks_of_a_unit() -> list[bool]:
     return [graphs.is_of_unit(hook) for pair in hooks for held in pair for hook in held.values()]
 
 
-def test_the_hooks_of_a_unit_of_several_modules_run_outside_of_graphs():
+def test_unit_hooks_of_several_modules_run_outside_of_graphs():
     assert simulated.in_a_fork(hooks_of_a_unit) == [True] * 4
     assert not graphs.is_of_unit(print)

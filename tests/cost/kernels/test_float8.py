@@ -12,13 +12,11 @@ from torch import nn
 
 from legoai.cost.capture import capture, capture_piece
 from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
-from legoai.cost.compilation.modules import compilation
 from legoai.cost.kernels.work import Product, work_of
 from legoai.cost.machine import kernel_time
 from legoai.cost.profiles import profile
 from legoai.cost.replay.piece import Piece
 from legoai.cost.simulated.dispatch import Dispatch
-from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.trace import Trace
@@ -50,13 +48,7 @@ def cast(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def forward(compiled: bool) -> list[Kernel]:
     recorder = Capture()
-    with (
-        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda", device("h100_sxm")),
-        fake,
-        torch.device("sim"),
-        torch.no_grad(),
-    ):
+    with simulated.compiling(recorder), torch.no_grad():
         layer = Float8()
         if compiled:
             layer.compile(fullgraph=True)
@@ -84,7 +76,7 @@ def test_a_product_in_float8_takes_the_float8_rate():
 
 
 @pytest.mark.slow
-def test_a_compiler_fuses_the_casts_into_one_pass_over_each_tensor_after_its_maximum():
+def test_compilation_fuses_float8_casts_into_one_pass():
     eager, compiled = (simulated.in_a_fork(forward, compiled) for compiled in (False, True))
 
     def moved(items: list[Kernel]) -> int:
@@ -160,7 +152,7 @@ def sent(mesh: str, gather: str) -> Counter[tuple[str, str, str]]:
     return found
 
 
-def test_what_is_gathered_in_float8_has_half_of_the_bytes():
+def test_float8_all_gathers_have_half_the_bytes():
     pytest.importorskip("torchao")
     plain, both = (sent(BOTH, gather) for gather in ("", "weights, activations"))
     gathers = plain["all_gather", "dp_shard", "bfloat16"] / (2 * (WEIGHTS / 2 + 512))
@@ -180,7 +172,7 @@ def test_what_is_gathered_in_float8_has_half_of_the_bytes():
         pytest.param(BOTH, COMPILED, marks=pytest.mark.slow),
     ],
 )
-def test_scales_of_gathered_weights_grow_with_the_blocks(mesh: str, more: str):
+def test_float8_scales_grow_with_the_number_of_blocks(mesh: str, more: str):
     """One vector has the scales of all layers, so that it and the collective of it depend on the number of blocks.
 
     What is saved or recomputed of tensors that consist of numbers and a scale is the same in each capture.

@@ -38,7 +38,7 @@ def attention(**changes) -> Attention:
     return Attention(**{**values, **changes})
 
 
-def test_dtypes_have_torchs_sizes() -> None:
+def test_dtype_sizes_equal_torch() -> None:
     for name, size in ITEM_BYTES.items():
         dtype = getattr(torch, name, None)
         assert dtype is None or dtype.itemsize == size, name
@@ -66,7 +66,7 @@ def test_products_are_read_from_operators(op, inputs, output, expected) -> None:
     assert (work.batch, work.m, work.n, work.k, work.rate) == expected
 
 
-def test_a_convolution_is_the_product_of_its_implicit_form() -> None:
+def test_convolution_is_an_implicit_matrix_product() -> None:
     flops = 2 * (4 * 14 * 14) * 8 * (3 * 3 * 3)
     work = work_of(
         kernel(
@@ -79,13 +79,13 @@ def test_a_convolution_is_the_product_of_its_implicit_form() -> None:
     assert work.flops == flops
 
 
-def test_single_precision_uses_tensor_cores_only_where_asked() -> None:
+def test_fp32_products_use_tf32_only_on_request() -> None:
     single = kernel("aten.mm", [((8, 32), "float32"), ((32, 4), "float32")], ((8, 4), "float32"))
     rates = [work.rate for work in (work_of(single), work_of(single, tf32=True)) if isinstance(work, Product)]
     assert rates == ["fp32", "tf32"]
 
 
-def test_attention_counts_as_the_flash_attention_papers_do() -> None:
+def test_attention_flops_follow_the_flash_attention_papers() -> None:
     forward = attention(causal=False)
     assert forward.flops == 4 * 16 * 4096**2 * 128
     assert attention(causal=False, backward=True).flops == 2.5 * forward.flops
@@ -93,7 +93,7 @@ def test_attention_counts_as_the_flash_attention_papers_do() -> None:
 
 
 @pytest.mark.parametrize("queries", [1, 3, 8])
-def test_a_causal_mask_leaves_what_brute_force_counts(queries: int) -> None:
+def test_causal_flops_equal_brute_force(queries: int) -> None:
     keys = 8
     seen = sum(key <= query + keys - queries for query in range(queries) for key in range(keys))
     share = attention(queries=queries, keys=keys).flops / attention(queries=queries, keys=keys, causal=False).flops
@@ -128,11 +128,11 @@ def test_attention_is_read_from_its_operator_in_both_directions() -> None:
         ("fused(aten.mul, aten.sum)", "reduction"), ("fused(aten._to_copy, aten.mul)", "elementwise"),
     ],
 )  # fmt: skip
-def test_operators_have_classes(op: str, kind: str) -> None:
+def test_operators_are_classified(op: str, kind: str) -> None:
     assert kind_of(op) == kind
 
 
-def test_a_forest_answers_as_its_trees_do() -> None:
+def test_forest_predicts_the_mean_of_its_trees() -> None:
     forest = Forest.read(
         {
             "names": ["x"], "roots": [0, 3], "feature": [0, -1, -1, -1], "threshold": [1.0, 0, 0, 0],
@@ -145,7 +145,7 @@ def test_a_forest_answers_as_its_trees_do() -> None:
     assert not forest.covers([4.5])
 
 
-def test_a_forest_that_could_loop_is_refused() -> None:
+def test_forest_with_a_cycle_is_refused() -> None:
     document = {
         "names": ["x"], "roots": [0], "feature": [0, -1], "threshold": [1.0, 0], "left": [0, 0], "right": [1, 0],
         "value": [0, 1.0], "low": [0.0], "high": [1.0],
@@ -154,7 +154,7 @@ def test_a_forest_that_could_loop_is_refused() -> None:
         Forest.read(document)
 
 
-def test_a_table_answers_a_measured_point_with_its_measurement_and_nothing_far_away() -> None:
+def test_table_returns_measurements_and_nothing_far_away() -> None:
     table = Table(points=((0.0, 0.0), (1.0, 0.0)), ratios=(0.1, 0.5), reach=0.6)
     assert table.lookup((0.0, 0.0)) == pytest.approx(0.1)
     assert 0.1 < (table.lookup((0.5, 0.0)) or 0) < 0.5
@@ -172,7 +172,7 @@ def test_waves_and_tiles_are_quantised() -> None:
     assert curve.waste(product(100, 128, 512)) == pytest.approx(10 * 1.28)
 
 
-def test_a_lower_clock_costs_what_is_not_bound_by_memory() -> None:
+def test_lower_clock_slows_compute_bound_kernels() -> None:
     curve = ProductCurve(
         peak=1e12, bandwidth=1e9, efficiency=0.8, sustained=0.6, floor=1e-6, processors=1, tiles=((1, 1, 1.0),),
         split=10**9,
@@ -183,7 +183,7 @@ def test_a_lower_clock_costs_what_is_not_bound_by_memory() -> None:
     assert curve.slowed(free) == pytest.approx((1e-6 + 2e9 / 0.6e12) / (1e-6 + 2e9 / 0.8e12))
 
 
-def test_products_hold_for_long_what_is_published_of_long_runs() -> None:
+def test_sustained_product_rates_equal_published_long_runs() -> None:
     # Azure's tables after 10,000 warm-ups; torchao's share of the peak of Meta's H100 at 500 W.
     for name, share in (("h100_sxm", 1382.2 / 1978.9), ("h100_sxm96", 0.6)):
         large = product(16384, 8192, 16384)
@@ -205,7 +205,7 @@ def test_memory_efficient_attention_is_slower_than_flash_as_published() -> None:
     assert rates == pytest.approx({"efficient": 82, "flash2": 155}, rel=0.07)
 
 
-def test_an_operators_name_tells_the_kernel_of_attention() -> None:
+def test_attention_implementation_comes_from_the_operator_name() -> None:
     heads = ((1, 8, 64, 128), "bfloat16")
     for name, implementation in (("flash", "flash2"), ("efficient", "efficient"), ("cudnn", "cudnn")):
         work = work_of(kernel(f"aten._scaled_dot_product_{name}_attention", [heads] * 3, heads))
@@ -217,7 +217,7 @@ def test_an_operators_name_tells_the_kernel_of_attention() -> None:
     assert (packed.heads, packed.queries) == (64, 8)
 
 
-def test_three_segments_are_continuous() -> None:
+def test_movement_curve_is_continuous() -> None:
     curve = MovementCurve(rate=1e12, floor=0, first=1e4, second=1e7, slope_first=0.0, slope_second=0.5)
     for elbow in (1e4, 1e7):
         assert curve.seconds(elbow * 0.9999) == pytest.approx(curve.seconds(elbow * 1.0001), rel=1e-3)
@@ -225,7 +225,7 @@ def test_three_segments_are_continuous() -> None:
     assert curve.seconds(10) == curve.seconds(1000)
 
 
-def test_attention_between_measured_widths_is_between_them() -> None:
+def test_attention_efficiency_is_interpolated_between_widths() -> None:
     limits = {(64, True): (0.3, 0.0, 0.0), (128, True): (0.4, 0.0, 0.0)}
     curve = AttentionCurve(peak=1e15, bandwidth=1e30, floor=0, processors=1, limits=limits)
     shares = [curve.efficiency(attention(head_dim=width, value_dim=width)) for width in (32, 64, 96, 128, 256)]
@@ -262,7 +262,7 @@ def test_attention_agrees_with_published_measurements_of_both_directions(name, w
     assert sum(work.flops for work in works) / seconds == pytest.approx(teraflops * 1e12, rel=0.05)
 
 
-def test_answers_say_which_model_gave_them() -> None:
+def test_estimates_name_their_model() -> None:
     h100 = profile("h100_sxm")
     assert seconds_of(product(2048, 2048, 2048), h100)[1] == "measured table"
     assert seconds_of(product(3000, 3000, 3000), h100)[1] == "learned"
@@ -276,7 +276,7 @@ def test_more_work_takes_longer_at_training_shapes() -> None:
         assert times == sorted(times), name
 
 
-def test_a_rate_that_a_device_lacks_is_refused() -> None:
+def test_missing_rate_of_a_device_is_refused() -> None:
     with pytest.raises(NoModelError, match=r"a100_sxm80 has no rate for matrix products of fp8"):
         seconds_of(product(1024, 1024, 1024, "fp8"), profile("a100_sxm80"))
 
@@ -287,7 +287,7 @@ def test_a_cast_to_float8_costs_its_bytes() -> None:
     assert seconds == pytest.approx(3 * 8192**2 / 2.9e12, rel=0.05)
 
 
-def test_moving_is_bounded_by_bandwidth() -> None:
+def test_movement_is_bounded_by_bandwidth() -> None:
     for name in ("h100_sxm", "a100_sxm80", "h200", "b200"):
         datasheet = {"h100_sxm": 3.35e12, "a100_sxm80": 2.039e12, "h200": 4.8e12, "b200": 7.672e12}[name]
         seconds, _ = seconds_of(Movement(kind="elementwise", bytes=2**30), profile(name))

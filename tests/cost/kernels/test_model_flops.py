@@ -24,7 +24,7 @@ def manifest(family: str, preset: str) -> Manifest:
     return load_manifest(ModelSource(kind="builtin", target=family, preset=preset), base_directory=".")
 
 
-def test_llama_3_8b_is_torchtitans_6n_plus_12lhqt():
+def test_llama_3_8b_flops_equal_the_torchtitan_formula():
     """`get_num_flop_per_token(num_params, config, seq_len)` with `exclude_embedding`; 8,030,261,248 parameters."""
     embedding, norms = 128_256 * 4096, (2 * 32 + 1) * 4096
     matrices = 8_030_261_248 - embedding - norms
@@ -32,13 +32,13 @@ def test_llama_3_8b_is_torchtitans_6n_plus_12lhqt():
     assert 3 * forward_flops_per_token(manifest("llama3", "8b"), 8192) == expected
 
 
-def test_gpt_3_is_about_the_6_nd_of_its_paper():
+def test_gpt_3_flops_equal_6nd_of_the_paper():
     """Brown et al. 2020, table D.1: 3.14e23 operations for 175B parameters and 300B tokens, without attention."""
     total = 3 * forward_flops_per_token(manifest("gpt3", "175b"), 0) * 300e9
     assert total == pytest.approx(3.14e23, rel=0.01)
 
 
-def test_of_experts_those_count_to_which_a_token_is_routed():
+def test_only_routed_experts_count():
     """Jiang et al. 2024, section 1: 13B of 47B parameters are active; embeddings of 131M among them."""
     active = forward_flops_per_token(manifest("mixtral", "8x7b"), 0) / 2 + 32_000 * 4096
     assert active == pytest.approx(12.9e9, rel=0.005)
@@ -52,7 +52,7 @@ def test_of_experts_those_count_to_which_a_token_is_routed():
         'mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)',
     ],
 )  # fmt: skip
-def test_the_formula_counts_what_one_device_is_seen_to_compute(model: str):
+def test_formula_equals_captured_flops_of_one_device(model: str):
     formula, captured = simulated.in_a_fork(both_ways, model)
     assert captured == pytest.approx(formula, rel=1e-12)
 
@@ -81,7 +81,7 @@ fsdp on dp_shard {{ root = unit }}
 
 
 def of_run_and_prediction(text: str) -> tuple[float | None, Estimate]:
-    """MFU that a run of the program shows where its steps take what is predicted, and the prediction."""
+    """MFU of a run whose steps take the predicted time, and the prediction."""
     linted = lint(text, "one.plan", directory=Path())
     assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
     program = lower(linted.analysis)
@@ -92,7 +92,7 @@ def of_run_and_prediction(text: str) -> tuple[float | None, Estimate]:
 
 
 @pytest.mark.parametrize("model", ['llama3("1b")', 'gpt2("small", max_seq_len = 2048)'])
-def test_a_run_shows_the_mfu_of_a_prediction_with_the_same_step_time(model: str):
+def test_run_and_prediction_have_equal_mfu_at_equal_step_time(model: str):
     shown, found = simulated.in_a_fork(of_run_and_prediction, ON_GPUS.format(model=model, device="h100_sxm"))
     assert shown == pytest.approx(found.metric("mfu", "fraction"), rel=1e-12)
 
@@ -100,7 +100,7 @@ def test_a_run_shows_the_mfu_of_a_prediction_with_the_same_step_time(model: str)
 @pytest.mark.parametrize(
     ("model", "device"), [('llama3("tiny")', "cpu"), ('python("support.factories:build", dim = 32)', "h100_sxm")]
 )
-def test_a_program_says_nothing_of_mfu_where_it_is_not_known(model: str, device: str):
+def test_program_without_known_flops_omits_mfu(model: str, device: str):
     text = ON_GPUS.format(model=model, device=device)
     if device == "cpu":
         text += "precision (param = fp32)\n"

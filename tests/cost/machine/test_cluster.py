@@ -39,18 +39,18 @@ def copy(direction="host_to_device") -> Copy:
     return Copy(stream=0, direction=direction, bytes=51_000_000, blocking=False, module="", phase="forward")
 
 
-def test_a_catalogued_device_brings_its_usual_host_its_profile_and_its_network():
+def test_catalogued_device_has_host_profile_and_network():
     found = machine()
     assert (found.cluster.hosts, found.cluster.devices_per_host, found.profile.name) == (2, 8, "h100_sxm")
     assert found.network.fabric is not None and found.network.fabric.name == "infiniband_ndr"
 
 
-def test_a_single_host_of_processors_has_as_many_processes_as_ranks():
+def test_cpu_host_has_one_process_per_rank():
     assert cluster_of(ClusterUse(device="cpu"), 4, directory=Path()).devices_per_host == 4
     assert cluster_of(ClusterUse(device="cpu", devices=2), 4, directory=Path()).devices_per_host == 2
 
 
-def test_the_price_of_a_kernel_is_its_model_and_the_gap_before_it():
+def test_kernel_cost_is_model_time_plus_kernel_gap():
     found = machine()
     seconds, model = kernel_time.estimate(multiply(), found.profile)
     cost = OpCosts(machine=found)(multiply())
@@ -59,14 +59,14 @@ def test_the_price_of_a_kernel_is_its_model_and_the_gap_before_it():
 
 
 @pytest.mark.parametrize(("ranks", "resource"), [(tuple(range(8)), "intra_host"), ((0, 8), "inter_host")])
-def test_a_collective_occupies_the_network_that_its_ranks_span(ranks: tuple[int, ...], resource: str):
+def test_collective_resource_follows_its_ranks(ranks: tuple[int, ...], resource: str):
     found = machine()
     cost = OpCosts(machine=found)(gather(ranks))
     assert (cost.seconds, cost.model) == collective_time.estimate(gather(ranks), found.network, found.profile)
     assert cost.resource == resource
 
 
-def test_a_copy_takes_the_measured_rate_of_the_link_and_else_the_datasheets():
+def test_copy_uses_the_measured_or_datasheet_link_rate():
     measured = OpCosts(machine=machine())(copy())
     assert (measured.seconds, measured.resource) == (pytest.approx(1e-3, rel=0.01), "host_to_device")
     link = OpCosts(machine=machine(ClusterUse(device="h100_sxm96"), 8))(copy())
@@ -74,17 +74,17 @@ def test_a_copy_takes_the_measured_rate_of_the_link_and_else_the_datasheets():
     assert OpCosts(machine=machine(ClusterUse(device="cpu"), 1))(copy()).seconds == 0
 
 
-def test_other_devices_take_the_place_of_the_plans_in_the_same_number():
+def test_device_override_keeps_the_number_of_devices():
     found = machine(override="a100_sxm80")
     assert (found.device.name, found.profile.name, found.cluster.hosts) == ("a100_sxm80", "a100_sxm80", 2)
 
 
-def test_a_profile_alone_leaves_the_device():
+def test_profile_override_keeps_the_device():
     found = machine(override=str(SHIPPED / "h200.json.gz"))
     assert (found.device.name, found.profile.name) == ("h100_sxm", "h200")
 
 
-def test_a_device_file_brings_the_profile_beside_it(tmp_path: Path):
+def test_device_file_uses_the_profile_beside_it(tmp_path: Path):
     (tmp_path / "ours.toml").write_text((catalogue() / "h200.toml").read_text(encoding="utf-8"), encoding="utf-8")
     beside = tmp_path / "ours.json.gz"
     beside.write_bytes((SHIPPED / "h100_sxm.json.gz").read_bytes())
@@ -95,14 +95,14 @@ def test_a_device_file_brings_the_profile_beside_it(tmp_path: Path):
     assert machine_of(use, 8, directory=tmp_path).profile.name == "h200"  # the catalogue knows that name
 
 
-def test_a_device_of_which_no_speed_is_known_says_what_would_measure_it(tmp_path: Path):
+def test_device_without_a_profile_suggests_calibration(tmp_path: Path):
     text = (catalogue() / "h200.toml").read_text(encoding="utf-8").replace('name = "h200"', 'name = "h300"')
     (tmp_path / "ours.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ProfileError, match="legoai calibrate"):
         machine_of(ClusterUse(device="profile", profile="ours.toml"), 8, directory=tmp_path)
 
 
-def test_a_broken_profile_is_a_clear_error(tmp_path: Path):
+def test_broken_profile_is_an_error(tmp_path: Path):
     path = tmp_path / "broken.json.gz"
     path.write_bytes(gzip.compress(b'{"format": 1}'))
     with pytest.raises(ProfileError, match="is no complete profile: device: Field required"):
@@ -111,7 +111,7 @@ def test_a_broken_profile_is_a_clear_error(tmp_path: Path):
         machine(override="h300")
 
 
-def test_the_peak_is_the_datasheets_and_without_one_the_profiles():
+def test_peak_comes_from_datasheet_or_profile():
     assert machine().peak("bf16") == (989.4e12, "datasheet of h100_sxm")
     rate, source = machine(ClusterUse(device="cpu"), 1).peak("fp32")
     assert rate > 1e9 and source == "profile of cpu"

@@ -25,20 +25,20 @@ def gather(size: int, ranks: int = 8) -> Collective:
     )  # fmt: skip
 
 
-def test_blocks_that_find_no_multiprocessor_wait() -> None:
+def test_collectives_reduce_the_available_multiprocessors() -> None:
     # 24 of an A100's 108 multiprocessors, and of an H100's 132, are the collective's.
     assert beside_collectives(ATTENTION, profile("a100_sxm80")) == pytest.approx(108 / 84)
     assert beside_collectives(ATTENTION, profile("h100_sxm")) == pytest.approx(132 / 108)
     assert beside_collectives(PRODUCT, profile("a100_sxm80")) == pytest.approx(108 / 84)
 
 
-def test_hoppers_products_have_the_slowdown_that_was_measured() -> None:
+def test_hopper_products_have_the_measured_slowdown() -> None:
     # 80% of the peak alone and 47% beside an all-gather.
     for name in ("h100_sxm", "h100_sxm96", "h200"):
         assert beside_collectives(PRODUCT, profile(name)) == pytest.approx(0.80 / 0.47, abs=1e-3)
 
 
-def test_what_moves_bytes_has_the_bandwidth_that_a_collective_leaves() -> None:
+def test_movement_uses_the_remaining_bandwidth() -> None:
     device = profile("h100_sxm")
     rate = device.movement["copy"][0].rate
     collective = gather(2**30)
@@ -55,7 +55,7 @@ def test_what_moves_bytes_has_the_bandwidth_that_a_collective_leaves() -> None:
     assert Host(compute_slowdown=1.5).slowdown(kernel, []) == 1.0
 
 
-def test_a_profile_that_states_no_channels_has_one_slowdown_for_all() -> None:
+def test_profile_without_channels_has_a_uniform_slowdown() -> None:
     device = profile("cpu")
     assert beside_collectives(PRODUCT, device) is None
     assert memory_of_collective(gather(2**20), 1e-3, device) == 0.0
@@ -63,5 +63,5 @@ def test_a_profile_that_states_no_channels_has_one_slowdown_for_all() -> None:
     assert Host(compute_slowdown=1.2).slowdown(kernel, [kernel]) == 1.2
 
 
-def test_one_rank_takes_nothing() -> None:
+def test_collective_of_one_rank_uses_no_bandwidth() -> None:
     assert memory_of_collective(gather(2**20, ranks=1), 1e-3, profile("h100_sxm")) == 0.0

@@ -46,7 +46,7 @@ def allocator_after(*sizes: int) -> Allocator:
     [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 1, 10 * MIB), (9 * MIB, 20 * MIB),
      (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB), (33 * MIB, 34 * MIB)],
 )  # fmt: skip
-def test_a_first_request_takes_a_segment_of_its_class(size, reserved):
+def test_first_request_reserves_a_segment_of_its_size_class(size, reserved):
     assert allocator_after(size).reserved == reserved == segment_size(round_block(size))
 
 
@@ -56,12 +56,12 @@ def test_small_requests_share_a_segment_and_large_ones_another():
     assert allocator_after(512, 2 * MIB).reserved == 22 * MIB
 
 
-def test_a_rest_of_a_large_block_is_split_off_only_above_one_mib():
+def test_large_block_is_split_only_if_over_one_mib_remains():
     assert allocator_after(11 * MIB).allocated == 12 * MIB  # the rest of 1 MiB stays with the block
     assert allocator_after(13 * MIB - 512).allocated == 13 * MIB - 512
 
 
-def test_a_freed_block_serves_the_next_request_of_its_size_and_neighbours_join():
+def test_freed_blocks_are_reused_and_merged():
     allocator = allocator_after(4 * MIB, 4 * MIB, 4 * MIB)
     allocator.free(0)
     allocator.free(1)
@@ -69,7 +69,7 @@ def test_a_freed_block_serves_the_next_request_of_its_size_and_neighbours_join()
     assert allocator.reserved == 20 * MIB
 
 
-def test_the_smallest_block_that_fits_is_taken():
+def test_best_fit_block_is_used():
     allocator = allocator_after(30 * MIB, 12 * MIB)
     allocator.free(0)
     allocator.free(1)
@@ -78,7 +78,7 @@ def test_the_smallest_block_that_fits_is_taken():
     assert allocator.reserved == 42 * MIB
 
 
-def test_streams_share_nothing():
+def test_streams_have_separate_pools():
     allocator = Allocator()
     allocator.allocate(0, 12 * MIB, 0)
     allocator.free(0)
@@ -86,7 +86,7 @@ def test_streams_share_nothing():
     assert allocator.reserved == 24 * MIB and allocator.allocated == 12 * MIB
 
 
-def test_cached_segments_are_given_back_before_memory_runs_out():
+def test_cached_segments_are_released_before_out_of_memory():
     allocator = Allocator(capacity=40 * MIB)
     allocator.allocate(0, 30 * MIB, 0)
     allocator.free(0)
@@ -97,7 +97,7 @@ def test_cached_segments_are_given_back_before_memory_runs_out():
 
 
 @given(st.lists(st.tuples(st.integers(0, 40 * MIB), st.integers(0, 1), st.booleans()), max_size=60))
-def test_blocks_are_never_lost(requests):
+def test_random_requests_lose_no_blocks(requests):
     allocator = Allocator()
     held = []
     for handle, (size, stream, drop) in enumerate(requests):
@@ -113,7 +113,7 @@ def test_blocks_are_never_lost(requests):
     assert allocator.reserved == 0
 
 
-def test_a_trace_is_served_in_order_and_a_resize_is_a_free_and_a_request():
+def test_resize_is_a_free_and_a_request():
     def made(storage: int, size: int) -> Allocate:
         return Allocate(storage=storage, bytes=size, stream=0, category="other", module="", phase="forward")
 

@@ -1,4 +1,4 @@
-"""Expandable segments, against an allocator that keeps every block as CUDA's does."""
+"""Expandable segments, against a block-by-block model of CUDA's allocator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Allocator(CachingAllocator):
         self.homes.pop(handle).serve([handle], [GIVEN_BACK])
 
 
-def test_a_segment_grows_by_whole_pages_and_serves_requests_side_by_side():
+def test_expandable_segment_grows_by_whole_pages():
     allocator = Allocator()
     allocator.allocate(0, 512)
     assert allocator.reserved == 2 * MIB
@@ -41,7 +41,7 @@ def test_a_segment_grows_by_whole_pages_and_serves_requests_side_by_side():
     assert allocator.reserved == 42 * MIB
 
 
-def test_what_was_freed_serves_a_larger_request_with_what_is_added():
+def test_freed_block_is_extended_for_a_larger_request():
     allocator = Allocator()
     allocator.allocate(0, 30 * MIB)
     allocator.free(0)
@@ -49,7 +49,7 @@ def test_what_was_freed_serves_a_larger_request_with_what_is_added():
     assert allocator.reserved == 60 * MIB  # segments of their own would take 80 MiB
 
 
-def test_the_last_free_block_is_kept_for_what_needs_it():
+def test_last_free_block_is_reserved_for_larger_requests():
     allocator = Allocator()
     for handle in range(3):
         allocator.allocate(handle, 20 * MIB)
@@ -60,7 +60,7 @@ def test_the_last_free_block_is_kept_for_what_needs_it():
     assert allocator.reserved == 80 * MIB
 
 
-def test_pages_without_anything_in_use_are_given_back_before_memory_runs_out():
+def test_unused_pages_are_released_before_out_of_memory():
     allocator = Allocator(capacity=100 * MIB)
     allocator.allocate(0, 60 * MIB)
     allocator.allocate(1, 10 * MIB)
@@ -73,7 +73,7 @@ def test_pages_without_anything_in_use_are_given_back_before_memory_runs_out():
 
 @pytest.mark.parametrize("capacity", [None, 400 * MIB, 200 * MIB, 120 * MIB])
 @pytest.mark.parametrize("seed", range(60))
-def test_random_requests_reserve_what_blocks_kept_one_by_one_do(seed: int, capacity: int | None):
+def test_random_requests_equal_a_reference_allocator(seed: int, capacity: int | None):
     draw = random.Random(f"{seed} {capacity}")
     mine, theirs = Allocator(capacity), Reference(capacity)
     held: list[int] = []
@@ -94,7 +94,7 @@ def test_random_requests_reserve_what_blocks_kept_one_by_one_do(seed: int, capac
         assert (mine.reserved, mine.peak_reserved, mine.retries) == (theirs.reserved, theirs.peak, theirs.retries)
 
 
-def test_a_trace_takes_less_where_segments_of_their_own_do_not_fit_what_follows():
+def test_expandable_segments_reserve_less_for_growing_requests():
     def made(storage: int, size: int) -> Allocate:
         return Allocate(storage=storage, bytes=size, stream=0, category="other", module="", phase="forward")
 

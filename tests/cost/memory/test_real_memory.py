@@ -44,13 +44,13 @@ QUICK = ("fsdp, as one graph, operators kept", "pipeline, 1F1B", "pipeline, Inte
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*EXACT, *ROUNDED)],
 )
-def test_the_peak_is_that_of_a_real_run(name: str, gloo):
+def test_peak_equals_a_real_run(name: str, gloo):
     compare(COMBINATIONS[name], COMBINATIONS[name].text, gloo, exact=name in EXACT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fsdp, as one graph", "fsdp, as one graph, checkpointed"])
-def test_regions_free_what_they_take_where_it_is_last_read(name: str, gloo):
+def test_compiled_regions_free_tensors_after_their_last_use(name: str, gloo):
     """With `aot_eager`, as the operators of a real run tell of their memory, and kernels of inductor do not."""
     compare(COMBINATIONS[name], f"{COMBINATIONS[name].text}compile {{ layers.* = aot_eager }}\n", gloo, exact=True)
 

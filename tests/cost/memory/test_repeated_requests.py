@@ -58,7 +58,7 @@ def trace_of(found: Sequence[Instance]) -> Trace:
 
 
 def one_by_one(trace: Trace, capacity: int | None, *, expandable: bool) -> Reserved | None:
-    """The same, each record by itself; None where it does not fit."""
+    """The same with individual records; None if it does not fit."""
     allocator = CachingAllocator(capacity=capacity, kind=ExpandablePool if expandable else Pool)
     pools: dict[int, Pool] = {}
     try:
@@ -77,7 +77,7 @@ def one_by_one(trace: Trace, capacity: int | None, *, expandable: bool) -> Reser
     st.lists(instances(), min_size=1, max_size=3).flatmap(lambda kinds: st.lists(st.sampled_from(kinds), max_size=9))
 )
 @settings(max_examples=300, deadline=None)
-def test_repeated_requests_take_what_each_takes_by_itself(found):
+def test_repeated_requests_equal_individual_requests(found):
     trace = trace_of(found)
     for expandable in (False, True):
         whole = reserve(trace, expandable=expandable)
@@ -94,7 +94,7 @@ def test_repeated_requests_take_what_each_takes_by_itself(found):
     assert memory(trace, tables=False) == replace(mine, live=(), by_module={})
 
 
-def test_what_was_asked_of_a_pool_before_is_not_asked_again(monkeypatch):
+def test_known_pool_state_is_not_simulated_again(monkeypatch):
     one = first_instance([
         allocate(0, 33 * MIB), allocate(1, 3 * MIB), allocate(2, 512), Free(-EACH), Free(1 - EACH), Free(2)
     ])  # fmt: skip

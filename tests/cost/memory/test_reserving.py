@@ -39,37 +39,37 @@ def trace(*records) -> Trace:
     return Trace(rank=0, world=8, stage=0, items=(Mark("step 1"), *records, Mark("end step 1")))
 
 
-def test_each_stream_that_multiplies_has_a_workspace_of_cublas():
+def test_each_stream_with_products_has_a_cublas_workspace():
     found = trace(allocate(0, 30 * MIB), multiply(0), multiply(0), multiply(3))
     use = memory_use(found, machine())
     assert use.workspace == 2 * 32 * MIB
     assert use.reserved == reserve(found).peak_reserved + use.workspace
 
 
-def test_the_workspace_is_smaller_before_hopper():
+def test_cublas_workspace_is_smaller_before_hopper():
     """2 of 4096 KiB and 8 of 16 KiB."""
     assert memory_use(trace(multiply(0)), machine("a100_sxm80")).workspace == (2 * 4096 + 8 * 16) * 1024
 
 
-def test_each_group_that_communicates_has_a_communicator_outside_of_torch():
+def test_each_group_has_an_nccl_communicator():
     found = memory_use(trace(collective((0, 1)), collective((0, 1)), collective(tuple(range(8)))), machine())
     assert found.outside["nccl"] == (544 + 688) * MIB
     assert found.total == found.reserved + sum(found.outside.values())
     assert "nccl" not in memory_use(trace(), machine()).outside
 
 
-def test_an_exchange_of_all_with_all_needs_buffers_for_each_peer():
+def test_all_to_all_needs_buffers_for_each_peer():
     plain = memory_use(trace(collective(tuple(range(8)))), machine()).outside["nccl"]
     more = memory_use(trace(collective(tuple(range(8)), "all_to_all")), machine()).outside["nccl"]
     assert more - plain == pytest.approx(3.28e9, rel=0.001)
 
 
-def test_what_does_not_fit_does_not():
+def test_fits_compares_with_the_capacity():
     assert memory_use(trace(allocate(0, 70 * 2**30)), machine()).fits is True
     assert memory_use(trace(allocate(0, 79 * 2**30)), machine()).fits is False
 
 
-def test_cached_memory_is_given_back_before_memory_runs_out():
+def test_cached_memory_is_released_before_out_of_memory():
     held = trace(allocate(0, 40 * 2**30), Free(0), allocate(1, 60 * 2**30))
     use = memory_use(held, machine())
     assert (use.fits, use.retries) == (True, 1)

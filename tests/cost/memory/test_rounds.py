@@ -26,7 +26,7 @@ def allocate(storage: int, size: int, stream: int = 0) -> Allocate:
 
 @st.composite
 def rounds(draw) -> list:
-    """The records of a round, which gives back what the one before it left, among other things."""
+    """Records of a round, which also frees allocations of the previous round."""
     made = draw(st.lists(st.tuples(SIZES, st.integers(0, 1)), min_size=1, max_size=12))
     left = draw(st.sets(st.sampled_from(range(len(made))), max_size=3))
     records: list = []
@@ -46,7 +46,7 @@ def rounds(draw) -> list:
 
 
 def trace_of(one: list, count: int) -> Trace:
-    """A trace of some rounds, with a storage that all of them name and, before them, what the first gives back."""
+    """A trace of rounds with a shared storage, preceded by the allocations that the first round frees."""
     fixed = allocate(10**9, 5 * MIB)
     instance = first_instance(
         [item if getattr(item, "storage", 0) != -1 else Resize(10**9, item.bytes, 0) for item in one]
@@ -68,7 +68,7 @@ def trace_of(one: list, count: int) -> Trace:
 
 @given(rounds(), st.integers(1, 9))
 @settings(max_examples=200, deadline=None)
-def test_rounds_take_what_all_their_records_take(one, count):
+def test_rounds_equal_their_expanded_records(one, count):
     trace = trace_of(one, count)
     flat = Trace(rank=0, world=1, stage=0, items=tuple(trace.records))
     assert reserve(trace) == reserve(flat)
@@ -79,7 +79,7 @@ def test_rounds_take_what_all_their_records_take(one, count):
     assert [item.bytes for item in mine.live] == [item.bytes for item in theirs.live]
 
 
-def test_rounds_that_repeat_are_served_a_few_times(monkeypatch):
+def test_repeated_rounds_are_simulated_a_few_times(monkeypatch):
     one = [allocate(0, 33 * MIB), allocate(1, 512), Free(0), Free(1 - SHIFT)]
     served = []
     serve = Pool.serve
@@ -90,7 +90,7 @@ def test_rounds_that_repeat_are_served_a_few_times(monkeypatch):
     assert len(served) - asked <= asked + 4
 
 
-def test_a_state_that_moved_with_its_round_is_the_same():
+def test_shifted_pool_state_is_recognised():
     two = Rounds(first=0, length=1, count=9, shift=SHIFT)
     assert two.moved({1: 512, 7: 0}, {1: 512, 7 + SHIFT: 0}, 1) == [7 + SHIFT]
     assert two.moved({1: 512, 7: 0}, {1: 512, 7 + 2 * SHIFT: 0}, 2) == [7 + 2 * SHIFT]

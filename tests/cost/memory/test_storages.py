@@ -12,7 +12,7 @@ from support.memory_peaks import exact_peak, tracked_peak
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"])
-def test_the_peak_is_that_of_torchs_tracker(name):
+def test_peak_equals_the_torch_memory_tracker(name):
     trace = simulated.traced(name, micro_batches=1)
     assert exact_peak(trace) == simulated.in_a_fork(tracked_peak, name)
 
@@ -20,7 +20,7 @@ def test_the_peak_is_that_of_torchs_tracker(name):
 PARAMETERS = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 2 * 32 * 256 + 32
 
 
-def test_a_step_begins_with_parameters_and_optimizer_state_and_leaves_no_more():
+def test_step_starts_and_ends_with_parameters_and_optimizer_state():
     trace = simulated.traced("one device")
     report = memory(trace)
     held = 3 * 4 * PARAMETERS
@@ -29,7 +29,7 @@ def test_a_step_begins_with_parameters_and_optimizer_state_and_leaves_no_more():
     assert list(changes(trace))[-1][1] == report.start
 
 
-def test_categories_and_modules_sum_to_the_peak_and_name_what_they_hold():
+def test_categories_and_modules_sum_to_the_peak():
     trace = simulated.traced("fsdp")
     report = memory(trace)
     assert sum(report.by_category.values()) == sum(report.by_module.values()) == report.peak
@@ -39,7 +39,7 @@ def test_categories_and_modules_sum_to_the_peak_and_name_what_they_hold():
     assert "activation" in report.by_category and "unsharded_parameter" in report.by_category
 
 
-def test_checkpointing_trades_activations():
+def test_checkpointing_lowers_the_peak():
     whole, less = (memory(simulated.traced(name)) for name in ("one device", "one device, checkpointed"))
     assert less.peak < whole.peak
     assert less.by_phase["recompute"] > 0 and "recompute" not in whole.by_phase
@@ -49,7 +49,7 @@ def made(storage: int, size: int) -> Allocate:
     return Allocate(storage=storage, bytes=size, stream=0, category="activation", module="a", phase="forward")
 
 
-def test_a_hand_made_step():
+def test_hand_written_records_give_the_expected_changes():
     records = (
         made(0, 100), Mark("step 1"), made(1, 1024), Resize(1, 0), made(2, 600), Free(2), Mark("end step 1"),
     )  # fmt: skip
@@ -63,6 +63,6 @@ def test_a_hand_made_step():
     ("records", "why"),
     [((Mark("step 1"),), "no end"), ((), "no step"), ((Mark("step 1"), Free(3), Mark("end step 1")), "storage 3")],
 )
-def test_what_is_no_trace_of_steps_is_refused(records, why):
+def test_invalid_step_trace_is_refused(records, why):
     with pytest.raises(ValueError, match=why):
         memory(Trace(rank=0, world=1, stage=0, items=records))

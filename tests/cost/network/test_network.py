@@ -32,7 +32,7 @@ def collective(kind: str, ranks: tuple[int, ...], size: int) -> Collective:
     )
 
 
-def test_a_group_lies_where_its_ranks_do() -> None:
+def test_placement_counts_hosts_and_ranks_per_host() -> None:
     assert placement(range(8), 8) == Placement(8, 1, 8)
     assert placement(range(16), 8) == Placement(16, 2, 8)
     assert placement(range(0, 32, 8), 8) == Placement(4, 4, 1)
@@ -67,7 +67,7 @@ def depth_of_a_heap(hosts: int) -> int:
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4, 7, 8, 9, 16, 33, 128, 1000])
 @pytest.mark.parametrize("kind", ["all_reduce", "barrier"])
-def test_a_tree_waits_for_the_network_once_for_each_level_and_way(kind: str, hosts: int) -> None:
+def test_tree_hops_are_twice_the_levels(kind: str, hosts: int) -> None:
     on = Placement(ranks=hosts * 8, hosts=hosts, per_host=8)
     tree = next(item for item in traffic(kind, 2.0**20, on) if item.algorithm == "tree")
     levels = next(level for level in itertools.count() if 2**level >= hosts)
@@ -76,7 +76,7 @@ def test_a_tree_waits_for_the_network_once_for_each_level_and_way(kind: str, hos
 
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 4), (4, 2), (3, 8), (4, 1)])
-def test_a_ring_sends_what_passing_pieces_along_sends(hosts: int, per_host: int) -> None:
+def test_ring_traffic_equals_a_simulated_ring(hosts: int, per_host: int) -> None:
     on = Placement(ranks=hosts * per_host, hosts=hosts, per_host=per_host)
     sent = traffic("all_gather", float(on.ranks), on)[0]
     link, adapter = simulate_ring_all_gather(hosts, per_host)
@@ -87,7 +87,7 @@ def test_a_ring_sends_what_passing_pieces_along_sends(hosts: int, per_host: int)
 
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(1, 8), (2, 4), (4, 1)])
-def test_an_all_to_all_sends_each_pair_its_share(hosts: int, per_host: int) -> None:
+def test_all_to_all_traffic_equals_pairwise_traffic(hosts: int, per_host: int) -> None:
     on = Placement(ranks=hosts * per_host, hosts=hosts, per_host=per_host)
     pairs = [(a, b) for a, b in itertools.permutations(range(on.ranks), 2) if a == 0]
     inside = sum(b // per_host == 0 for _, b in pairs)
@@ -96,7 +96,7 @@ def test_an_all_to_all_sends_each_pair_its_share(hosts: int, per_host: int) -> N
     assert sent.adapter_bytes == pytest.approx(len(pairs) - inside)
 
 
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+def test_ring_all_reduce_is_reduce_scatter_plus_all_gather() -> None:
     on = Placement(ranks=16, hosts=2, per_host=8)
     ring = traffic("all_reduce", 1e9, on)[0]
     both = [traffic(kind, 1e9, on)[0] for kind in ("reduce_scatter", "all_gather")]
@@ -104,13 +104,13 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     assert ring.adapter_bytes == pytest.approx(sum(one.adapter_bytes for one in both))
 
 
-def test_a_tree_halves_a_rings_traffic_between_two_hosts_only() -> None:
+def test_tree_halves_ring_traffic_for_two_hosts_only() -> None:
     for hosts, share in ((2, 0.53), (64, 0.99)):
         ring, tree = traffic("all_reduce", 1e9, Placement(ranks=8 * hosts, hosts=hosts, per_host=8))
         assert tree.adapter_bytes / ring.adapter_bytes == pytest.approx(share, abs=0.01)
 
 
-def test_bandwidth_is_positive_and_grows() -> None:
+def test_bandwidth_increases_with_size() -> None:
     curve = Sigmoid(limit=4e11, steepness=0.7, middle=math.log(16 * MIB))
     rates = [curve.at(2.0**power) for power in range(40)]
     assert rates == sorted(rates)
@@ -119,7 +119,7 @@ def test_bandwidth_is_positive_and_grows() -> None:
     assert rates[-1] == pytest.approx(4e11, rel=0.01)
 
 
-def test_measurements_are_met_and_interpolated() -> None:
+def test_measured_times_are_interpolated() -> None:
     table = Measured(sizes=(1e6, 4e6, 16e6), seconds=(1e-5, 2e-5, 6e-5))
     assert table.at(4e6) == pytest.approx(2e-5)
     assert table.at(2e6) == pytest.approx(math.sqrt(2) * 1e-5)
@@ -128,7 +128,7 @@ def test_measurements_are_met_and_interpolated() -> None:
     assert table.at(1e12) is None
 
 
-def test_a_regression_finds_what_made_its_rows() -> None:
+def test_regression_recovers_its_coefficients() -> None:
     rows = [
         (t := 1e-3 * scale, 1e-5 * ranks, ranks, 1e6 * scale, 1.3 * t + 2e-5 * ranks)
         for ranks in (4, 8, 16, 32)
@@ -139,12 +139,12 @@ def test_a_regression_finds_what_made_its_rows() -> None:
         assert fitted.seconds(*inputs) == pytest.approx(measured, rel=0.05)
 
 
-def test_a_regression_falls_back_where_it_means_nothing() -> None:
+def test_negative_regression_falls_back_to_the_model() -> None:
     negative = Regression(coefficients=(-1.0, *[0.0] * 7), ranks=(2, 8), bytes=(1.0, 1e9))
     assert negative.seconds(0.01, 0.0, 4, 1e6) == 0.01
 
 
-def test_an_observed_run_moves_the_regression_towards_it() -> None:
+def test_regression_is_updated_towards_an_observed_run() -> None:
     before = Regression(coefficients=(0.0, 1.0, *[0.0] * 6), ranks=(2, 64), bytes=(1.0, 1e9))
     row = (0.01, 1e-4, 16, 1e8, 0.013)
     small, exact = (before.updated([row], rate=rate) for rate in (0.1, 1.0))
@@ -152,7 +152,7 @@ def test_an_observed_run_moves_the_regression_towards_it() -> None:
     assert exact.seconds(*row[:4]) == pytest.approx(0.013)
 
 
-def test_stragglers_never_make_a_run_faster_and_are_robust() -> None:
+def test_straggler_ratio_is_at_least_one_and_robust() -> None:
     rows = [(ranks, 1e8, 1 + 0.001 * ranks) for ranks in (8, 64, 256, 1024)] + [(64, 1e8, 50.0)]
     fitted = Straggler.fit(rows)
     assert fitted.ratio(1024, 1e8) == pytest.approx(2.0, rel=0.1)
@@ -170,13 +170,13 @@ def test_stragglers_never_make_a_run_faster_and_are_robust() -> None:
         ("a100_sxm80", "all_reduce", 4, 512 * MIB, 3720e-6, 0.05),
     ],
 )  # fmt: skip
-def test_one_host_agrees_with_what_was_measured(name, kind, ranks, size, seconds, within) -> None:
+def test_one_host_times_equal_measurements(name, kind, ranks, size, seconds, within) -> None:
     found, model = estimate(collective(kind, tuple(range(ranks)), size), network_of(cluster(name=name)), profile(name))
     assert found == pytest.approx(seconds, rel=within)
     assert model == "measured table"
 
 
-def test_between_hosts_a_group_of_one_rank_each_has_one_adapter() -> None:
+def test_group_with_one_rank_per_host_uses_one_adapter() -> None:
     network, h100 = network_of(cluster(8)), profile("h100_sxm")
     size = 1024 * MIB
     wide = estimate(collective("all_gather", tuple(range(64)), size), network, h100)[0]
@@ -202,7 +202,7 @@ def test_a_group_of_one_costs_nothing() -> None:
     assert estimate(collective("all_reduce", (3,), MIB), network_of(cluster()), profile("h100_sxm"))[0] == 0.0
 
 
-def test_every_fabric_with_a_bandwidth_has_a_model_and_the_others_are_refused() -> None:
+def test_every_fabric_with_a_bandwidth_has_a_model() -> None:
     for name in fabric_names():
         if fabric(name).bandwidth_bytes_per_second is None:
             with pytest.raises(ProfileError, match=name):
@@ -214,13 +214,13 @@ def test_every_fabric_with_a_bandwidth_has_a_model_and_the_others_are_refused() 
             assert model.held_out or model.derived
 
 
-def test_a_derived_fabric_says_so() -> None:
+def test_derived_fabric_is_marked_derived() -> None:
     network = network_of(cluster(2, between="roce_400"))
     _, model = estimate(collective("all_gather", tuple(range(16)), MIB), network, profile("h100_sxm"))
     assert model == "analytical, derived"
 
 
-def test_a_placement_that_was_measured_answers_with_its_measurement() -> None:
+def test_measured_placement_returns_its_measurement() -> None:
     # 1 GiB over two hosts of a3-mega took 6759 microseconds; the straggler ratio is not known there.
     network = network_of(cluster(2, between="tcpxo_a3_mega"))
     on = Placement(ranks=16, hosts=2, per_host=8)
@@ -229,7 +229,7 @@ def test_a_placement_that_was_measured_answers_with_its_measurement() -> None:
     assert model == "measured table"
 
 
-def test_answers_are_kept() -> None:
+def test_estimates_are_cached() -> None:
     network: Network = network_of(cluster())
     item = collective("all_gather", tuple(range(8)), MIB)
     assert estimate(item, network, profile("h100_sxm")) is estimate(item, network, profile("h100_sxm"))
@@ -239,7 +239,7 @@ PLACES = [Placement(hosts * per_host, hosts, per_host) for hosts in (2, 4, 16, 6
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
-def test_no_size_is_slower_than_a_larger_one_where_one_size_was_measured(kind: str) -> None:
+def test_time_and_bandwidth_are_monotonic_around_one_measurement(kind: str) -> None:
     network = network_of(cluster(64, between="efa_p5"))
     for on in PLACES:
         sizes = [2.0**power * MIB for power in range(13)]
@@ -249,7 +249,7 @@ def test_no_size_is_slower_than_a_larger_one_where_one_size_was_measured(kind: s
             assert more / large <= less / small * (1 + 1e-9), (on, small)
 
 
-def test_a_measured_group_takes_its_time_at_the_size_that_was_measured() -> None:
+def test_measured_group_has_its_time_at_the_measured_size() -> None:
     network = network_of(cluster(64, between="efa_p5"))
     assert network.fabric is not None
     for (kind, hosts, per_host), table in network.fabric.measured.items():
@@ -258,7 +258,7 @@ def test_a_measured_group_takes_its_time_at_the_size_that_was_measured() -> None
         assert seconds_on(on, kind, size, network, profile("h100_sxm")) == (pytest.approx(seconds), "measured table")
 
 
-def test_a_reduce_scatter_that_was_not_measured_takes_what_the_all_gather_does() -> None:
+def test_unmeasured_reduce_scatter_uses_the_all_gather() -> None:
     network = network_of(cluster(2, between="efa_p5"))
     assert network.fabric is not None
     assert ("reduce_scatter", 2, 8) not in network.fabric.measured

@@ -30,13 +30,13 @@ schedule  cosine(warmup = 10, steps = 100, floor = 0.1)
 
 @pytest.fixture
 def simulated(tmp_path, monkeypatch) -> list[str]:
-    """The texts of the plans that were simulated; nothing is kept yet."""
+    """Texts of the simulated plans, with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return []
 
 
 def cost(text: str, simulated: list[str], profile: str | None = None) -> Mark:
-    """Return what simulating a plan gives, or gave."""
+    """Return the new or cached simulation of a plan."""
     plan = resolved(text)
     machine = machine_of(plan.cluster, plan.mesh.world_size, directory=Path(), override=profile)
 
@@ -57,7 +57,7 @@ def cost(text: str, simulated: list[str], profile: str | None = None) -> Mark:
         ("plan small\n", "plan small\nrequire peak_memory <= 70GiB\n"),
     ],
 )
-def test_learning_rates_and_names_are_not_simulated_again(old, new, simulated):
+def test_learning_rates_and_names_are_not_in_the_key(old, new, simulated):
     first = cost(TEXT, simulated)
     assert old in TEXT
     assert cost(TEXT.replace(old, new), simulated) == first == Mark("simulation 1")
@@ -76,18 +76,18 @@ def test_learning_rates_and_names_are_not_simulated_again(old, new, simulated):
         ("h100_sxm(devices = 4)", "h100_sxm(hosts = 2, devices = 2, fabric = infiniband_ndr)"),
     ],
 )
-def test_what_a_simulation_depends_on_is_simulated_again(old, new, simulated):
+def test_changed_inputs_are_simulated_again(old, new, simulated):
     cost(TEXT, simulated)
     assert old in TEXT
     assert cost(TEXT.replace(old, new), simulated) == Mark("simulation 2")
 
 
-def test_another_profile_is_simulated_again(simulated):
+def test_changed_profile_is_simulated_again(simulated):
     cost(TEXT, simulated)
     assert cost(TEXT, simulated, "h200") == Mark("simulation 2")
 
 
-def test_a_damaged_file_counts_as_none_and_is_written_again(simulated):
+def test_damaged_file_is_ignored_and_rewritten(simulated):
     cost(TEXT, simulated)
     folder = private_cache("pipelines")
     assert folder is not None
@@ -108,7 +108,7 @@ class Writes:
         return Path.write_text, (self.path, "written")
 
 
-def test_nothing_is_called_by_what_somebody_else_wrote(simulated, tmp_path):
+def test_foreign_pickle_is_not_executed(simulated, tmp_path):
     cost(TEXT, simulated)
     folder = private_cache("pipelines")
     assert folder is not None
@@ -119,7 +119,7 @@ def test_nothing_is_called_by_what_somebody_else_wrote(simulated, tmp_path):
     assert not (tmp_path / "foreign").exists()
 
 
-def test_a_simulated_pipeline_is_read_as_it_was_kept(tmp_path, monkeypatch):
+def test_cached_pipeline_equals_the_simulated_one(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plan = tmp_path / "small.plan"
     plan.write_text(TEXT)

@@ -115,17 +115,17 @@ def check(folder: Path, schedule: str, *, pp: int = 2, runs: int | None = None, 
     assert in_a_fork(_compared, program, ranks, pp) == [(place, expected, True) for place in range(pp)]
 
 
-def test_a_sharded_stage_of_few_blocks_has_the_trace_of_the_whole_one(tmp_path: Path):
-    """Of 6 blocks one stage has the embedding too, and the other one the output."""
+def test_shortened_sharded_stage_has_the_full_trace(tmp_path: Path):
+    """Each stage has 6 blocks; one also has the embedding, the other the output."""
     check(tmp_path, "1F1B", layers=12, reshard="after_backward")
 
 
-def test_stages_of_different_depths_on_one_rank_have_the_traces_of_whole_ones(tmp_path: Path):
+def test_shortened_stages_of_different_depths_have_full_traces(tmp_path: Path):
     check(tmp_path, "Interleaved1F1B", layers=25, reshard="after_backward", micro_batches=6)
 
 
-def test_what_half_a_backward_keeps_of_the_blocks_ends_as_in_whole_stages(tmp_path: Path):
-    """The second rank hands on what its one stage makes to its other one, in the place of what it would receive."""
+def test_shortened_split_backward_frees_as_full_stages(tmp_path: Path):
+    """The second rank passes the output of its first stage to its second one, instead of a received tensor."""
     check(tmp_path, "ZBVZeroBubble", layers=26, micro_batches=6)
 
 
@@ -134,9 +134,7 @@ def test_what_half_a_backward_keeps_of_the_blocks_ends_as_in_whole_stages(tmp_pa
 @pytest.mark.parametrize("checkpoint", CHECKPOINT)
 @pytest.mark.parametrize("reshard", ["after_backward", "after_forward"])
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
-def test_stages_of_few_blocks_have_the_traces_of_whole_ones(
-    schedule: str, reshard: str, checkpoint: str, axis: str, tmp_path: Path
-):
+def test_shortened_stages_have_full_traces(schedule: str, reshard: str, checkpoint: str, axis: str, tmp_path: Path):
     layers = 29 if schedule in TWO_STAGES else 15
     check(tmp_path, schedule, layers=layers, reshard=reshard, checkpoint=checkpoint, axis=axis)
 
@@ -145,13 +143,13 @@ def test_stages_of_few_blocks_have_the_traces_of_whole_ones(
 @pytest.mark.parametrize("reshard", ["", "after_backward"])
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", *TWO_STAGES])
-def test_stages_of_few_blocks_have_the_traces_of_whole_ones_under_every_schedule(
+def test_shortened_stages_have_full_traces_under_every_schedule(
     schedule: str, passes: int, reshard: str, tmp_path: Path
 ):
     check(tmp_path, schedule, layers=29, passes=passes, reshard=reshard)
 
 
-def test_sharded_stages_of_few_blocks_whose_backward_is_split_have_the_traces_of_whole_ones(tmp_path: Path):
+def test_shortened_sharded_stages_with_split_backward_have_full_traces(tmp_path: Path):
     """Gradients of all blocks wait for the next half of a backward, and are summed then."""
     check(tmp_path, "ZBVZeroBubble", layers=26, reshard="after_backward", micro_batches=12)
 
@@ -159,17 +157,17 @@ def test_sharded_stages_of_few_blocks_whose_backward_is_split_have_the_traces_of
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "checkpoint"), [("", "none"), ("", "full"), ("tp", "none"), ("cp", "none")])
 @pytest.mark.parametrize("schedule", SPLITS_BACKWARD)
-def test_stages_of_few_blocks_whose_backward_is_split_have_the_traces_of_whole_ones(
+def test_shortened_stages_with_split_backward_have_full_traces(
     schedule: str, axis: str, checkpoint: str, tmp_path: Path
 ):
-    """With DTensors, what half a backward keeps ends in an order that Python chooses by the depth of its objects."""
+    """With DTensors, tensors saved by half a backward are freed in an order that depends on Python's object depth."""
     runs = 0 if axis == "tp" else None
     check(tmp_path, schedule, layers=25, reshard="after_backward", checkpoint=checkpoint, axis=axis, runs=runs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "InterleavedZeroBubble"])
-def test_derived_traces_of_equal_ranks_equal_captures_when_blocks_are_left_out(schedule: str, tmp_path: Path):
+def test_derived_traces_of_shortened_stages_equal_captures(schedule: str, tmp_path: Path):
     check(tmp_path, schedule, layers=60, pp=4, reshard="after_backward", checkpoint="full")
 
 
@@ -181,26 +179,26 @@ def test_derived_traces_of_equal_ranks_equal_captures_when_blocks_are_left_out(s
         'mixtral("tiny", n_layers = {layers})',
     ],
 )
-def test_stages_of_other_models_of_few_blocks_have_the_traces_of_whole_ones(model: str, tmp_path: Path):
+def test_shortened_stages_of_other_models_have_full_traces(model: str, tmp_path: Path):
     check(tmp_path, "1F1B", model=model, layers=16, reshard="after_backward")
 
 
 @pytest.mark.slow
-def test_blocks_of_a_stage_that_are_treated_apart_are_all_captured(tmp_path: Path):
-    """Of the first stage's eight blocks those behind the one are too few, of the second's all are equal."""
+def test_differently_treated_blocks_of_a_stage_are_all_captured(tmp_path: Path):
+    """In the first stage too few blocks follow the different one; in the second stage all are equal."""
     program, ranks = program_of(tmp_path, "1F1B", layers=16, body="checkpoint { layers.3 = full }\n")
     assert in_a_fork(_compared, program, ranks, 2) == [(0, 0, True), (1, 1, True)]
 
 
-def test_stages_of_few_blocks_more_than_are_needed_are_captured_whole(tmp_path: Path):
-    """Of 15 blocks one stage has seven and the other one eight: two and three are too many."""
+def test_stages_slightly_over_the_minimum_are_captured_in_full(tmp_path: Path):
+    """Of 15 blocks one stage has seven and the other eight: two and three more than the minimum."""
     program, ranks = program_of(tmp_path, "1F1B", layers=15)
     short = [runs for _, runs, _ in in_a_fork(_compared, program, ranks, 2, least=capturing._LEAST_LEFT_OUT)]
     assert sorted(short) == [0, 1]
 
 
 @pytest.mark.slow
-def test_stages_of_few_micro_batches_are_captured_whole(tmp_path: Path):
+def test_stages_with_few_micro_batches_are_captured_in_full(tmp_path: Path):
     check(tmp_path, "1F1B", layers=16, micro_batches=4, runs=0)
 
 
@@ -225,7 +223,7 @@ def _whole_in_vain(program: Program, ranks: int) -> tuple[list[str], bool]:
     return reasons, found == capture(program, world=ranks, rank=0, replay=False)
 
 
-def test_a_stage_whose_blocks_cannot_be_repeated_is_captured_whole(tmp_path: Path):
+def test_stage_without_repeated_blocks_is_captured_in_full(tmp_path: Path):
     program, ranks = program_of(tmp_path, "1F1B", layers=16)
     assert in_a_fork(_whole_in_vain, program, ranks) == (["the blocks of a stage are not equal"], True)
 
@@ -253,7 +251,7 @@ def _left_over(program: Program, ranks: int) -> list[str]:
     return reasons
 
 
-def test_a_stage_whose_whole_would_leave_something_else_is_captured_whole(tmp_path: Path):
+def test_stage_with_other_remaining_storages_is_captured_in_full(tmp_path: Path):
     program, ranks = program_of(tmp_path, "1F1B", layers=16)
     assert in_a_fork(_left_over, program, ranks) == [
         "blocks that were left out leave storages that captured blocks do not"
@@ -301,7 +299,7 @@ def _steps(program: Program, ranks: int) -> list[tuple[list[float], list[Any]]]:
         ),
     ],
 )
-def test_memory_and_time_of_a_step_are_those_of_whole_stages(options: dict[str, Any], tmp_path: Path):
+def test_shortened_stages_have_full_memory_and_time(options: dict[str, Any], tmp_path: Path):
     program, ranks = program_of(tmp_path, **options)
     (times, measured), (whole_times, whole_measured) = in_a_fork(_steps, program, ranks)
     assert times == pytest.approx(whole_times, rel=1e-9)

@@ -59,8 +59,8 @@ def test_the_trace_of_several_passes_is_derived(tmp_path: Path):
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", pytest.param("InterleavedZeroBubble", marks=pytest.mark.slow)])
-def test_the_trace_of_a_rank_whose_stages_are_graphs_is_derived(schedule: str, tmp_path: Path):
-    """Also where backward is split: what its halves hand over is of one micro batch, and sums are the stage's own."""
+def test_trace_of_graph_stages_is_derived(schedule: str, tmp_path: Path):
+    """Also with split backward: values between halves belong to one micro batch, and sums to the stage."""
     program = four_ranks(tmp_path, schedule, sharded=True, traced=True)
     assert equal_coordinates(program, 4) == [[0], [1, 2], [3]]
     assert in_a_fork(_compared, program, 8) == (2, True)
@@ -79,19 +79,19 @@ def test_a_trace_is_derived_under_every_schedule(schedule: str, sharded: bool, t
     check(tmp_path, schedule, sharded=sharded)
 
 
-def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(tmp_path: Path):
+def test_ranks_with_equal_stages_are_grouped(tmp_path: Path):
     assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B"), 4) == [[0], [1, 2], [3]]
     assert equal_coordinates(four_ranks(tmp_path, "ZBVZeroBubble", layers=16), 4) == [[0], [2, 1, 3]]
     # 13 blocks: of the eight stages the second has one, the third two.
     assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
-    # What the first stage does otherwise changes nothing for those behind it; what one of these does, does.
+    # A different first stage leaves the later ranks equal; a different middle stage does not.
     for layer, alike in ((1, [[0], [1, 2], [3]]), (5, [[0], [1], [2], [3]])):
         different = four_ranks(tmp_path, "1F1B", body=f"checkpoint {{ layers.{layer} = full }}\n")
         assert equal_coordinates(different, 4) == alike
 
 
 def _sums(program: Program, world: int) -> list[bool]:
-    """For each of two ranks, whether memory and the allocator say of its parts what they say of its records."""
+    """For each of two ranks, whether memory and allocator agree between its segments and its records."""
     said = []
     for trace in capture_equal_ranks(program, world=world, pp=4, coordinate=1, others=[2]):
         flat = dataclasses.replace(trace, items=tuple(trace.records), translation=None)
@@ -117,7 +117,7 @@ def _sums(program: Program, world: int) -> list[bool]:
 @pytest.mark.parametrize(
     "schedule", ["1F1B", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "1F1B")]
 )
-def test_memory_of_parts_is_that_of_the_records_for_which_they_stand(schedule: str, tmp_path: Path):
+def test_memory_of_segments_equals_memory_of_records(schedule: str, tmp_path: Path):
     assert all(in_a_fork(_sums, four_ranks(tmp_path, schedule), 4))
 
 
@@ -133,7 +133,7 @@ def _groups(program: Program) -> list[bool]:
     return said
 
 
-def test_a_derived_trace_communicates_in_its_own_groups(tmp_path: Path):
+def test_derived_trace_uses_its_own_groups(tmp_path: Path):
     assert in_a_fork(_groups, four_ranks(tmp_path, "1F1B", sharded=True)) == [True, True]
 
 
@@ -174,11 +174,11 @@ MIXED = [
 ]
 
 
-def test_communication_is_exposed_where_nothing_computes_moment_by_moment():
+def test_exposed_communication_equals_brute_force():
     assert [seconds for _, seconds in exposed(MIXED)] == pytest.approx(bare(MIXED))
 
 
-def test_stretches_sum_up_to_the_operations_that_they_stand_for():
+def test_segment_intervals_sum_to_their_operations():
     segment = SegmentIntervals(tuple(MIXED))
     held = Intervals([(0.0, segment), (9.0, segment), (8.5, SegmentIntervals((gather(0, 3, "dp"),)))])
     whole = [
@@ -209,7 +209,7 @@ def _timed(program: Program) -> list[tuple[float, int]]:
     return found
 
 
-def test_parts_without_marks_are_timed_as_their_records(tmp_path: Path):
+def test_segments_without_marks_are_timed_as_records(tmp_path: Path):
     ours, theirs = in_a_fork(_timed, four_ranks(tmp_path, "GPipe"))
     assert ours[0] == pytest.approx(theirs[0])
     assert ours[1] == theirs[1] > 1000
@@ -219,7 +219,7 @@ def _ends(program: Program) -> list[str]:
     return [repr(trace.items[-1]) for trace in capture_equal_ranks(program, world=8, pp=4, coordinate=1, others=[2])]
 
 
-def test_what_deriving_another_trace_allocates_is_no_part_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_deriving_a_trace_adds_no_allocations_to_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Such storages end after the last step, which once let the allocator free what it had never served."""
     write, written = Repeats.replay, []
 

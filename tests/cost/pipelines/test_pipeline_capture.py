@@ -73,7 +73,7 @@ def expected(schedule: str, rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_actions_are_those_of_torch_in_its_order(schedule: str, traces):
+def test_actions_equal_the_torch_schedule(schedule: str, traces):
     for rank, trace in enumerate(traces(schedule)):
         compute_actions = [name for name in actions(trace) if re.fullmatch(r"\d+[FBIW]\d+", name)]
         assert compute_actions == expected(schedule, rank)
@@ -81,7 +81,7 @@ def test_the_actions_are_those_of_torch_in_its_order(schedule: str, traces):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_one_rank_sends_the_other_receives_in_the_same_order(schedule: str, traces):
+def test_sends_and_receives_match_in_order(schedule: str, traces):
     first, second = (
         [record for record in second_step(trace) if isinstance(record, Collective)] for trace in traces(schedule)
     )
@@ -94,7 +94,7 @@ def test_what_one_rank_sends_the_other_receives_in_the_same_order(schedule: str,
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_stages_together_do_the_work_of_the_model_once(schedule: str, traces):
+def test_stages_compute_every_module_once(schedule: str, traces):
     forward, backward = Counter(), Counter()
     for trace in traces(schedule):
         for record in second_step(trace):
@@ -110,7 +110,7 @@ def test_stages_together_do_the_work_of_the_model_once(schedule: str, traces):
     assert all(backward[name] == 2 * forward[name] for name in linear)
 
 
-def test_one_forward_one_backward_keeps_as_many_micro_batches_as_ranks_follow(traces):
+def test_1f1b_holds_p_minus_rank_micro_batches(traces):
     """p - rank, whatever the number of micro batches; GPipe keeps them all."""
     for rank, trace in enumerate(traces("1F1B")):
         kept = most = 0
@@ -121,7 +121,7 @@ def test_one_forward_one_backward_keeps_as_many_micro_batches_as_ranks_follow(tr
 
 
 @pytest.mark.slow
-def test_activations_of_gpipe_grow_with_every_micro_batch_and_those_of_1f1b_do_not(tmp_path: Path):
+def test_activations_grow_with_micro_batches_for_gpipe_only(tmp_path: Path):
     found = {}
     for schedule in ("GPipe", "1F1B"):
         for count in (6, 8, 10):
@@ -140,7 +140,7 @@ def test_activations_of_gpipe_grow_with_every_micro_batch_and_those_of_1f1b_do_n
     assert found["1F1B", 8] == found["GPipe", 8] - 5 * (grown // 2)
 
 
-def test_every_wait_is_for_what_was_begun_and_batches_are_closed(traces):
+def test_waits_match_started_transfers_and_batches_close(traces):
     for trace in traces("1F1B"):
         begun, open_batch, open_action = set(), False, None
         for record in trace.records:
@@ -170,7 +170,7 @@ def _shortened(program: Program, world: int) -> list[Trace | None]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_actions_that_are_not_run_are_recorded_as_if_they_were(schedule: str, traces, tmp_path: Path):
+def test_replayed_actions_equal_executed_actions(schedule: str, traces, tmp_path: Path):
     shortened = in_a_fork(_shortened, two_ranks(tmp_path, schedule), 2)
     for whole, short in zip(traces(schedule), shortened, strict=True):
         assert short is not None, "left out"
@@ -179,7 +179,7 @@ def test_actions_that_are_not_run_are_recorded_as_if_they_were(schedule: str, tr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", EVERY)
-def test_sharded_stages_are_recorded_as_if_every_action_were_run(schedule: str, tmp_path: Path):
+def test_replayed_actions_of_sharded_stages_equal_executed_actions(schedule: str, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=True)
     for whole, short in zip(taken(program, world=4, replay=False), taken(program, world=4), strict=True):
         assert short.records == whole.records
@@ -198,15 +198,13 @@ def _few_actions(program: Program) -> list[Trace]:
 
 
 @pytest.mark.parametrize("schedule", [item for item in SCHEDULES if item.values[0] not in SPLITS_BACKWARD])
-def test_stages_that_gather_again_after_each_forward_are_recorded_as_if_every_action_were_run(
-    schedule: str, tmp_path: Path
-):
+def test_replayed_actions_with_reshard_after_forward_equal_executed_actions(schedule: str, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=True, micro_batches=12, reshard="after_forward")
     for whole, short in zip(taken(program, world=4, replay=False), in_a_fork(_few_actions, program), strict=True):
         assert short.records == whole.records
 
 
-def test_stages_of_a_file_of_actions_are_captured(tmp_path: Path):
+def test_stages_of_an_order_file_are_captured(tmp_path: Path):
     (tmp_path / "order.csv").write_text("0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n")
     program = two_ranks(tmp_path, 'csv("order.csv")', micro_batches=3)
     first, second = taken(program)

@@ -45,7 +45,7 @@ def step_times(*texts: str) -> list[float]:
     return found
 
 
-def test_a_compiled_loss_keeps_its_graph_for_the_second_half_whatever_was_simulated_before(tmp_path, monkeypatch):
+def test_compiled_loss_keeps_its_graph_for_the_second_half(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "together"))
     *_, behind = simulated.in_a_fork(step_times, SPLIT.replace("ZBVZeroBubble", "1F1B"), SPLIT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "alone"))
@@ -84,9 +84,7 @@ def check(program: Program, world: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", SPLITS_BACKWARD)
-def test_stages_whose_gradients_wait_to_be_summed_are_recorded_as_if_every_action_were_run(
-    schedule: str, tmp_path: Path
-):
+def test_replayed_actions_with_delayed_gradients_equal_executed_actions(schedule: str, tmp_path: Path):
     check(two_ranks(tmp_path, schedule, sharded=True, micro_batches=16), 4)
 
 
@@ -97,7 +95,7 @@ def test_stages_whose_gradients_wait_to_be_summed_are_recorded_as_if_every_actio
 )
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("schedule", SPLITS_BACKWARD)
-def test_halves_under_other_treatments_are_recorded_as_if_every_action_were_run(
+def test_replayed_split_backward_equals_executed_under_every_treatment(
     schedule: str, passes: int, axis: str, body: str, checkpoint: str, tmp_path: Path
 ):
     program = two_ranks(
@@ -106,7 +104,7 @@ def test_halves_under_other_treatments_are_recorded_as_if_every_action_were_run(
     check(program, 8 if axis else 4)
 
 
-def test_whole_backwards_between_halves_take_gradients_too(tmp_path: Path):
+def test_full_backwards_between_halves_accumulate_gradients(tmp_path: Path):
     (tmp_path / "order.csv").write_text(order := _mixed_order(18))
     assert {"0B6", "1I8", "1W8", "1B9"} <= {item for row in order.splitlines() for item in row.split(",")}
     check(two_ranks(tmp_path, 'csv("order.csv")', sharded=True, micro_batches=18), 4)
@@ -131,7 +129,7 @@ def _derived(program: Program, others: list[int]) -> list[tuple[int, bool]]:
     return [(one.stage, one == capture(program, world=8, rank=2 * one.stage, replay=False)) for one in derived]
 
 
-def test_the_trace_of_a_rank_whose_gradients_wait_is_derived(tmp_path: Path):
+def test_trace_with_delayed_gradients_is_derived(tmp_path: Path):
     """Not the last, on which one stage hands on to the other, and also where that is tried before."""
     program = four_ranks(tmp_path, "ZBVZeroBubble", sharded=True, micro_batches=12)
     assert simulated.in_a_fork(_derived, program, [3, 1]) == [(2, True), (1, True)]

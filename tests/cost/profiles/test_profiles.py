@@ -24,7 +24,7 @@ def test_every_catalogued_device_has_a_profile() -> None:
 
 
 @pytest.mark.parametrize("name", device_names())
-def test_a_profile_says_what_it_rests_on(name: str) -> None:
+def test_profile_states_sources_and_errors(name: str) -> None:
     shipped = profile(name)
     assert shipped.name == name
     assert shipped.sources
@@ -35,7 +35,7 @@ def test_a_profile_says_what_it_rests_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in device_names() if name != "cpu"])
-def test_peaks_are_the_catalogues(name: str) -> None:
+def test_peaks_equal_the_catalogue(name: str) -> None:
     shipped, datasheet = profile(name), device(name)
     for rate, model in shipped.products.items():
         like = "bf16" if rate == "fp16" else rate
@@ -43,7 +43,7 @@ def test_peaks_are_the_catalogues(name: str) -> None:
         assert model.curve.sustained is None or model.curve.sustained < 1
 
 
-def test_what_was_not_measured_on_a_device_says_how_it_is_derived() -> None:
+def test_unmeasured_models_state_their_derivation() -> None:
     for name in ("h100_sxm96", "h200"):
         shipped = profile(name)
         models = [*shipped.products.values(), *shipped.attention.values()]
@@ -52,25 +52,25 @@ def test_what_was_not_measured_on_a_device_says_how_it_is_derived() -> None:
     assert not profile("h100_sxm").products["bf16"].derived
 
 
-def test_held_out_errors_of_measured_classes_meet_their_limits() -> None:
+def test_held_out_errors_are_within_their_limits() -> None:
     for name in ("h100_sxm", "a100_sxm80", "b200"):
         errors = profile(name).held_out
         for label in ("products bf16", *(key for key in errors if key.startswith("attention"))):
             assert errors[label]["median"] <= 0.05, (name, label)
 
 
-def test_an_unknown_profile_names_those_there_are() -> None:
+def test_unknown_profile_error_names_known_profiles() -> None:
     with pytest.raises(ProfileError, match="h100_sxm"):
         profile("h1000")
 
 
-def test_a_constant_without_a_source_is_absent() -> None:
+def test_constant_without_a_source_is_missing() -> None:
     assert profile("h100_sxm").constant("dispatch_seconds") > 0
     with pytest.raises(ProfileError, match="does not state device_to_host_bytes_per_second"):
         profile("b200").constant("device_to_host_bytes_per_second")
 
 
-def test_writing_is_reproducible_and_reading_gives_it_back(tmp_path: Path) -> None:
+def test_profile_file_round_trip_is_reproducible(tmp_path: Path) -> None:
     document, digest = read_document(SHIPPED / "h100_sxm.json.gz")
     for name in ("a.json.gz", "b.json.gz", "c.json"):
         write_document(tmp_path / name, document)
@@ -89,7 +89,7 @@ def test_writing_is_reproducible_and_reading_gives_it_back(tmp_path: Path) -> No
         (b'{"format": 1}', "device: Field required"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_profile_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "x.json.gz"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=said):
@@ -102,7 +102,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_a_shipped_profile_keeps_the_schema_that_users_profiles_are_held_to(name: str) -> None:
+def test_shipped_profile_follows_the_user_schema(name: str) -> None:
     check(read_document(SHIPPED / f"{name}.json.gz")[0])
 
 
@@ -133,7 +133,7 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (put("products.bf16.table.ratios", [1.0]), "points and ratios do not match"),
     ],
 )
-def test_a_damaged_field_is_refused_with_its_place(
+def test_damaged_field_error_names_the_field(
     tmp_path: Path, damage: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     document = json.loads(gzip.decompress((SHIPPED / "a100_sxm80.json.gz").read_bytes()))

@@ -56,7 +56,7 @@ def deep(name: str, layers: int = LAYERS, micro_batches: int = 5) -> tuple[Progr
 
 
 def compared(programs: dict[tuple[int, int], Program], world: int) -> tuple[list[tuple[int, int]], bool]:
-    """Compare what is composed of the first program's piece with whole captures.
+    """Compare replays of the first program's capture with full captures.
 
     Returns:
         The depths and micro batches of those that are not equal, and whether blocks were repeated.
@@ -86,20 +86,20 @@ def check(name: str, *others: tuple[int, int]) -> None:
     assert repeated or name not in REPEATED
 
 
-def test_repeated_blocks_are_as_if_they_had_been_taken():
+def test_replayed_blocks_equal_full_capture():
     check("fsdp and tensor parallel", (7, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "fsdp and tensor parallel"])
-def test_repeated_blocks_are_as_if_they_had_been_taken_in_every_combination(name):
+def test_replayed_blocks_equal_full_capture_in_every_combination(name):
     check(name, (6, 7), (12, 4))
 
 
 @pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(layers=st.integers(TAKEN, 14), micro_batches=st.integers(5, 9))
-def test_one_piece_has_the_traces_of_all_depths_and_micro_batches(layers, micro_batches):
+def test_one_capture_replays_all_depths_and_micro_batches(layers, micro_batches):
     check("fsdp, checkpointed", (layers, micro_batches))
 
 
@@ -124,7 +124,7 @@ def whole_and_short(text: str) -> bool:
 
 
 @pytest.mark.slow
-def test_what_the_host_computes_for_all_blocks_is_that_of_all_of_them():
+def test_host_computation_over_all_blocks_is_replayed():
     """With parameters in host memory, the norm of all gradients is found there."""
     assert simulated.in_a_fork(whole_and_short, HOST)
 
@@ -135,7 +135,7 @@ WORKED = {"llama3_8b_8": (1, 2), "llama3_70b_256": (4, 5), "mixtral_8x7b_64": (1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKED)
-def test_worked_plans_are_composed(name):
+def test_worked_plans_are_replayed(name):
     sizes = {size: worked(name, *size) for size in zip((7, 6), WORKED[name], strict=True)}
     batches = {size: int(re.search(r"^MICRO_BATCHES = (\d+)", one.text, re.M)[1]) for size, one in sizes.items()}
     programs = {(layers, batches[layers, times]): one for (layers, times), one in sizes.items()}
@@ -144,7 +144,7 @@ def test_worked_plans_are_composed(name):
 
 
 def worked(name: str, layers: int, times: int) -> Program:
-    """Return the program of a worked plan with so many blocks, and so many times its micro batches."""
+    """Return the program of a worked plan with the given number of blocks and multiple of its micro batches."""
     text = (ROOT / "plans" / f"{name}.plan").read_text()
     text = re.sub(r"(model\s+\w+\(\"\w+\")", rf"\1, n_layers = {layers}", text)
     return lowered(re.sub(r"\(global = ", f"(global = {times} * ", text))
@@ -165,7 +165,7 @@ UNEVEN = {
 """Rules of `checkpoint`, blocks, and the periods of the runs of repeated blocks."""
 
 
-def test_a_first_micro_batch_that_gathers_for_all_is_followed_by_equal_ones():
+def test_first_micro_batch_with_all_gathers_is_distinguished():
     one = combinations.COMBINATIONS["fsdp"]
     rules = "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }"
     text = re.sub(r"n_layers = \d+", "n_layers = 8", re.sub(r"^fsdp .*$", rules, one.text, flags=re.M))
@@ -185,7 +185,7 @@ FIRST, *OTHERS = PREFETCHED
 
 @pytest.mark.parametrize("under", ["fsdp", pytest.param("fsdp and tensor parallel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
-def test_blocks_that_are_told_what_to_gather_ahead_are_repeated(name, under):
+def test_blocks_with_explicit_prefetch_are_replayed(name, under):
     statements, layers, period = PREFETCHED[name]
     text, world = long(under, layers)
     program = lowered(f"{text}\n{statements}\n")
@@ -212,7 +212,7 @@ def unevenly_composed(program: Program, world: int) -> tuple[list[int], bool]:
 
 
 @pytest.mark.slow
-def test_blocks_of_several_classes_are_repeated(name="every second checkpointed", under="fsdp"):
+def test_blocks_of_several_classes_are_replayed(name="every second checkpointed", under="fsdp"):
     program, periods = uneven(name, under)
     world = combinations.COMBINATIONS[under].world
     assert simulated.in_a_fork(unevenly_composed, program, world) == (periods, True)
@@ -220,12 +220,12 @@ def test_blocks_of_several_classes_are_repeated(name="every second checkpointed"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNEVEN)
-def test_blocks_of_several_classes_are_repeated_in_every_order(name):
-    test_blocks_of_several_classes_are_repeated(name, "fsdp and tensor parallel")
+def test_blocks_of_several_classes_are_replayed_in_every_order(name):
+    test_blocks_of_several_classes_are_replayed(name, "fsdp and tensor parallel")
 
 
 @pytest.mark.slow
-def test_units_of_which_the_first_are_treated_otherwise_are_repeated():
+def test_first_units_with_other_treatment_are_replayed():
     text, world = long("fsdp", 14)
     rule = "fsdp on dp_shard { layers.* = first(7, unit, others = unit(reshard = after_backward)), root = unit }"
     text = re.sub(r"^fsdp .*$", rule, text, flags=re.M)
@@ -234,7 +234,7 @@ def test_units_of_which_the_first_are_treated_otherwise_are_repeated():
     assert simulated.in_a_fork(unevenly_composed, program, world) == ([1, 1], True)
 
 
-def test_runs_of_other_lengths_follow_from_one_piece():
+def test_one_capture_replays_other_group_lengths():
     programs = [uneven_at(length) for length in (7, 12)]
     assert simulated.in_a_fork(followed, *programs, combinations.COMBINATIONS["fsdp"].world)
 
@@ -254,7 +254,7 @@ def followed(program: Program, other: Program, world: int) -> bool:
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))
-def test_runs_repeat_their_groups_and_do_not_overlap(classes):
+def test_repeated_groups_are_periodic_and_disjoint(classes):
     covered = 0
     for run in runs_of(classes):
         assert covered <= run.start and run.stop <= len(classes) and run.groups > TAKEN
@@ -264,7 +264,7 @@ def test_runs_repeat_their_groups_and_do_not_overlap(classes):
         assert [classes[place] for place in run.kept] == own[: run.period] * TAKEN
 
 
-def test_runs_leave_out_as_many_blocks_as_they_can():
+def test_repeated_groups_skip_the_most_blocks():
     assert [(run.start, run.groups, run.period) for run in runs_of([0] * 4 + [1] * 8 + [2, 3] * 9)] == [
         (4, 8, 1),
         (12, 9, 2),
@@ -272,7 +272,7 @@ def test_runs_leave_out_as_many_blocks_as_they_can():
     assert list(runs_of([0, 1] * 5)) == [] == list(runs_of([0] * TAKEN))
 
 
-def test_what_a_program_does_to_blocks_that_were_left_out_is_lost():
+def test_changes_to_skipped_blocks_have_no_effect():
     with torch.device("meta"):
         model = nn.Module()
         model.blocks = nn.ModuleDict({str(index): Block(index) for index in range(14)})
@@ -285,7 +285,7 @@ def test_what_a_program_does_to_blocks_that_were_left_out_is_lost():
     assert all(isinstance(one, nn.Sequential) and isinstance(one[0], Block) for one in model.blocks.values())
 
 
-def test_fewer_blocks_and_micro_batches_do_not_follow_from_more():
+def test_replay_to_fewer_blocks_or_micro_batches_is_refused():
     assert simulated.in_a_fork(refused, *deep("fsdp")) == [
         "the trace of 2 micro batches cannot be composed from that of 3",
         "the trace of fewer than 5 blocks cannot be composed from that of more",
@@ -319,7 +319,7 @@ def stack(blocks: Iterator[nn.Module]) -> nn.Module:
     return model
 
 
-def test_blocks_that_differ_in_their_place_alone_are_left_out():
+def test_blocks_differing_only_by_index_are_skipped():
     model = stack(Block(index) for index in range(12))
     (repeated,) = shorten(model, {"blocks": [0] * len(model.blocks)})
     assert len(model.blocks) == len(repeated.kept) == TAKEN
@@ -327,7 +327,7 @@ def test_blocks_that_differ_in_their_place_alone_are_left_out():
     assert [block.index for block in model.blocks] == [0, 1, 2, 10, 11]
 
 
-def test_blocks_that_the_program_treats_differently_are_kept():
+def test_blocks_with_different_treatments_are_all_captured():
     model = stack(Block(index) for index in range(12))
     assert shorten(model, {}) == [] and len(model.blocks) == 12
 
@@ -335,18 +335,18 @@ def test_blocks_that_the_program_treats_differently_are_kept():
 @pytest.mark.parametrize(
     "odd", [Block(6, width=5), Block(6, rate=0.2), nn.Linear(4, 4), Block(5), Block(6).requires_grad_(False)]
 )
-def test_one_block_that_differs_keeps_all(odd):
+def test_one_differing_block_prevents_skipping(odd):
     model = stack(odd if index == 6 else Block(index) for index in range(12))
     assert shorten(model, {"blocks": [0] * len(model.blocks)}) == [] and len(model.blocks) == 12
 
 
-def test_few_blocks_are_kept():
+def test_few_blocks_are_all_captured():
     model = stack(Block(index) for index in range(TAKEN))
     assert shorten(model, {"blocks": [0] * len(model.blocks)}) == [] and len(model.blocks) == TAKEN
 
 
 def of_blocks(sizes: list[int]) -> EditableTrace:
-    """Return a forward through blocks whose kernels read so many bytes."""
+    """Return a forward through blocks whose kernels read the given numbers of bytes."""
     records = [Mark("step 1"), Mark("micro batch 0")]
     for index, size in enumerate(sizes):
         kernel = Kernel(
@@ -357,7 +357,7 @@ def of_blocks(sizes: list[int]) -> EditableTrace:
     return EditableTrace.of([*records, Mark("end step 1")])
 
 
-def test_edges_may_differ_and_the_middle_may_not():
+def test_only_edge_blocks_may_differ():
     model = stack(Block(index) for index in range(7))
     runs = shorten(model, {"blocks": [0] * len(model.blocks)})
     piece = piece_of(of_blocks([1, 2, 2, 2, 3]), runs, rank=0, world=1, wanted=0)

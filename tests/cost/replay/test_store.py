@@ -64,7 +64,7 @@ def test_depth_micro_batches_and_names_are_not_in_the_key(old, new):
     assert variation(changed(old, new)).key == variation().key
 
 
-def test_what_was_taken_out_is_told():
+def test_key_reports_the_extracted_lengths():
     found = variation(changed("n_layers = 9", "n_layers = 30").replace("global = 32", "global = 64"))
     assert (found.lengths, found.micro_batches) == ({"layers": (30,)}, 8)
 
@@ -75,7 +75,7 @@ def mixed(rule: str, layers: int = 24) -> Variation:
     return variation(f"{text}checkpoint {{ layers.* = {rule} }}\n")
 
 
-def test_lengths_of_runs_are_not_in_the_key():
+def test_lengths_of_repeated_groups_are_not_in_the_key():
     found = mixed("first(9, none, others = full)")
     assert mixed("first(16, none, others = full)").key == found.key
     assert found.lengths == {"layers": (9, 15)} != mixed("first(16, none, others = full)").lengths
@@ -92,11 +92,11 @@ def test_lengths_of_runs_are_not_in_the_key():
         ("every(2)", 24),
     ],
 )
-def test_what_is_done_to_runs_and_to_blocks_alone_is_in_the_key(rule, layers):
+def test_treatments_of_repeated_and_single_blocks_are_in_the_key(rule, layers):
     assert mixed(rule, layers).key != mixed("first(9, none, others = full)").key
 
 
-def test_blocks_alone_have_their_places_in_the_key():
+def test_indices_of_single_blocks_are_in_the_key():
     four = mixed("first(20, none, others = full)")
     assert four.lengths == {"layers": (20,)}
     assert mixed("first(21, none, others = full)").key != four.key
@@ -126,18 +126,18 @@ def test_blocks_alone_have_their_places_in_the_key():
         ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\nattention math\n"),
     ],
 )
-def test_what_changes_what_a_block_does_is_in_the_key(old, new):
+def test_changes_of_a_block_are_in_the_key(old, new):
     assert variation(changed(old, new)).key != variation().key
 
 
-def test_ranks_and_kernels_are_in_the_key_and_the_device_of_a_compiled_program_is():
+def test_rank_world_and_compile_device_are_in_the_key():
     assert len({variation(**one).key for one in ({}, {"rank": 1}, {"kind": "cpu"}, {"world": 16})}) == 4
     compiled = changed("clip      (norm = 1.0)\n", "compile { layers.* = inductor }\n")
     assert variation(gpu="a100_sxm80").key == variation().key
     assert variation(compiled, gpu="a100_sxm80").key != variation(compiled).key
 
 
-def test_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
+def test_package_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
     found, whole = variation().key, state_of_code("cost")
     assert whole == state_of_code.__wrapped__("cost") != state_of_code.__wrapped__("cost", "specs")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
@@ -146,7 +146,7 @@ def test_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
     assert variation().key != found
 
 
-def test_a_changed_file_is_another_state_of_code(monkeypatch, tmp_path):
+def test_changed_file_changes_the_code_state(monkeypatch, tmp_path):
     (tmp_path / "cost").mkdir()
     (tmp_path / "cost/one.py").write_text("")
     monkeypatch.setattr(legoai, "__file__", str(tmp_path / "__init__.py"))
@@ -178,14 +178,14 @@ def step(
 '''
 
 
-def test_a_program_is_read_whole_where_its_statements_cannot_be_read_apart():
+def test_unsplittable_program_is_parsed_in_full():
     other = of_text(ODD.replace("Of a plan", "Of\nanother plan").replace("= 8", "= 16  # a comment"))
     assert (other.key, other.micro_batches) == (of_text(ODD).key, 16)
     for old, new in (("second", "third"), ("2\n", "3\n"), ("@decorated", "@otherwise"), ("return batch", "return 0")):
         assert of_text(ODD.replace(old, new)).key != of_text(ODD).key
 
 
-def test_what_programs_have_in_common_is_parsed_once(monkeypatch):
+def test_common_statements_are_parsed_once(monkeypatch):
     text = lowered(TEXT).text
     of_text(text)
     parsed = []
@@ -202,7 +202,7 @@ def test_programs_without_the_constant_have_no_key():
 
 @pytest.fixture(scope="module")
 def written() -> str:
-    """A piece as it is written."""
+    """A serialised capture."""
     return simulated.in_a_fork(captured)
 
 
@@ -217,7 +217,7 @@ def captured() -> str:
     return text
 
 
-def test_a_piece_survives_as_text(written):
+def test_capture_survives_serialisation(written):
     assert load(written).depths == {"layers": 9} and load(written).repeats
 
 
@@ -228,7 +228,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "legoai" / "pieces"
 
 
-def test_what_is_kept_is_found_under_its_key_alone(written, folder):
+def test_cached_capture_is_found_under_its_key_only(written, folder):
     assert cached_piece("a") is None
     keep_piece("a", load(written))
     found = cached_piece("a")
@@ -238,7 +238,7 @@ def test_what_is_kept_is_found_under_its_key_alone(written, folder):
 
 
 @pytest.mark.parametrize("how", ["half", "empty", "bytes", "other", "table", "version"])
-def test_a_damaged_file_counts_as_none_and_is_written_again(written, folder, how):
+def test_damaged_file_is_ignored_and_rewritten(written, folder, how):
     keep_piece("a", load(written))
     parts = json.loads(written)
     damaged = {
@@ -255,7 +255,7 @@ def test_a_damaged_file_counts_as_none_and_is_written_again(written, folder, how
     assert (folder / "a.json").read_text() == written
 
 
-def test_those_not_used_for_longest_are_removed(written, folder, monkeypatch):
+def test_least_recently_used_entries_are_removed(written, folder, monkeypatch):
     monkeypatch.setattr(store, "MOST_BYTES", 3 * len(written) + 10)
     for age, key in enumerate("abc"):
         keep_piece(key, load(written))
@@ -265,7 +265,7 @@ def test_those_not_used_for_longest_are_removed(written, folder, monkeypatch):
     assert sorted(file.stem for file in folder.iterdir()) == ["a", "c", "d"]
 
 
-def test_a_folder_that_others_may_write_is_not_read(written, folder):
+def test_world_writable_folder_is_not_read(written, folder):
     keep_piece("a", load(written))
     folder.chmod(0o777)
     assert cached_piece("a") is None
@@ -283,7 +283,7 @@ def step_times(*texts: str) -> list[float]:
 
 
 @pytest.mark.parametrize("more", ["", "comm (prefetch = units(2, 2))\n"], ids=["few blocks", "all blocks"])
-def test_other_depths_do_not_follow_from_what_all_blocks_were_captured_for(more, tmp_path, monkeypatch):
+def test_computation_over_all_blocks_is_not_replayed_to_other_depths(more, tmp_path, monkeypatch):
     plans = [changed("n_layers = 9", f"n_layers = {depth}") + more for depth in (6, 9, 6)]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "together"))
     together = simulated.in_a_fork(step_times, *plans)

@@ -17,7 +17,7 @@ import pytest
 
 from support import ROOT, simulated
 
-PLAN = """plan told  # </script><b>
+PLAN = """plan reported  # </script><b>
 
 model   llama3("tiny")
 cluster h100_sxm
@@ -66,7 +66,7 @@ def line_of(text: str, plan: str = PLAN) -> int:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict:
+def reported() -> dict:
     return simulated.in_a_fork(everything, PLAN)
 
 
@@ -76,7 +76,7 @@ def staged() -> dict:
 
 
 def function_calls(function: Callable[[], object]) -> int:
-    """How many functions are called, which no load of the machine changes."""
+    """Number of function calls, which is independent of the load of the machine."""
     profile = cProfile.Profile()
     profile.runcall(function)
     return pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ def everything(text: str) -> dict:
     from legoai.dsl.lint import lint
     from legoai.lowering.program import lower
 
-    linted = lint(text, "told.plan", directory=Path())
+    linted = lint(text, "reported.plan", directory=Path())
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None and analysis is not None and analysis.manifest is not None, linted.diagnostics
     found = estimate(lower(analysis), plan, analysis.manifest)
@@ -162,9 +162,9 @@ def everything(text: str) -> dict:
 # JSON
 
 
-def test_what_the_lines_cause_adds_up_to_the_step(told: dict):
+def test_costs_by_line_sum_to_the_step(reported: dict):
     """Kernels, exposed communication and memory are shared out among lines; nothing counts twice."""
-    lines, document = told["lines"], told["document"]
+    lines, document = reported["lines"], reported["document"]
     assert [item["line"] for item in lines] == sorted({item["line"] for item in lines})
     kernels = sum(item["compute_s"] + item["recompute_s"] for item in lines)
     assert kernels == pytest.approx(document["compute_s"])
@@ -175,17 +175,17 @@ def test_what_the_lines_cause_adds_up_to_the_step(told: dict):
         for category, size in item["memory_bytes"].items():
             memory[category] = memory.get(category, 0) + size
     assert memory == document["memory"]["by_category"]
-    assert all(item["text"] and item["file"] == "told.plan" for item in lines)
+    assert all(item["text"] and item["file"] == "reported.plan" for item in lines)
     requirement = document["requirements"][0]
     of_requirement = next(item for item in lines if item["line"] == requirement["line"])
     assert of_requirement["text"].endswith(", violated") is not requirement["ok"]
-    assert told["summary"].startswith(told["terminal"].partition("step time")[2].split("  ")[2].strip())
+    assert reported["summary"].startswith(reported["terminal"].partition("step time")[2].split("  ")[2].strip())
 
 
-def test_the_document_has_what_other_tools_were_promised(told: dict):
-    document = told["document"]
+def test_document_has_the_promised_fields(reported: dict):
+    document = reported["document"]
     assert document["format_version"] == 2
-    assert document["plan"]["name"] == "told" and document["plan"]["hash"].startswith("sha256:")
+    assert document["plan"]["name"] == "reported" and document["plan"]["hash"].startswith("sha256:")
     for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "exposed_communication_s", "recompute_s"):
         assert document[name] > 0
     assert document["bubble_fraction"] == 0
@@ -196,18 +196,18 @@ def test_the_document_has_what_other_tools_were_promised(told: dict):
     assert [item["rank"] for item in memory["by_rank"]] == [0]
 
 
-def test_every_field_of_the_document_is_explained(told: dict):
+def test_every_document_field_is_documented(reported: dict):
     manual = (ROOT / "docs" / "cost-output.md").read_text(encoding="utf-8")
     named = {part for span in re.findall(r"`([^`]+)`", manual) for part in span.split(".")}
-    document = told["document"]
+    document = reported["document"]
     lists = (document[name][0] for name in ("modules", "collectives", "requirements"))
     nested = [document["memory"], document["memory"]["by_rank"][0], *map(document.get, ("cluster", "profile", "plan"))]
     nested += lists
     assert {name for part in (document, *nested) for name in part} - named == set()
 
 
-def test_requirements_are_told_with_their_lines(told: dict):
-    found = {item["metric"]: (item["ok"], item["line"]) for item in told["document"]["requirements"]}
+def test_requirements_are_listed_with_their_lines(reported: dict):
+    found = {item["metric"]: (item["ok"], item["line"]) for item in reported["document"]["requirements"]}
     assert found["peak_memory"] == (False, line_of("require peak_memory"))
     assert found["step_time"] == (True, line_of("require step_time"))
 
@@ -215,10 +215,10 @@ def test_requirements_are_told_with_their_lines(told: dict):
 # Causes
 
 
-def test_collectives_name_the_line_that_causes_them(told: dict):
+def test_collectives_name_their_line(reported: dict):
     found = {
         (item["axis"], item["kind"], item["module"]): (item["cause"] or {}).get("line")
-        for item in told["document"]["collectives"]
+        for item in reported["document"]["collectives"]
     }
     assert found["dp_shard", "all_gather", "layers.*"] == line_of("  layers.* = unit")
     assert found["dp_shard", "all_gather", ""] == line_of("  root     = unit")
@@ -226,20 +226,20 @@ def test_collectives_name_the_line_that_causes_them(told: dict):
     assert tensor <= set(range(line_of("shard on tp"), line_of("  layers.*.feed_forward.w2") + 1))
 
 
-def test_modules_name_the_lines_that_decide_their_time(told: dict):
-    found = {item["module"]: [cause["line"] for cause in item["causes"]] for item in told["document"]["modules"]}
+def test_modules_name_their_lines(reported: dict):
+    found = {item["module"]: [cause["line"] for cause in item["causes"]] for item in reported["document"]["modules"]}
     again = line_of("checkpoint")
     assert found["layers.*.attention"][-1] == again
     assert found["layers.*.feed_forward.w1"] == [line_of("  layers.*.feed_forward.{w1, w3}"), again]
     assert found["output"] == [line_of("model")]
-    assert told["attention"] == f"told.plan:{line_of('attention')}"
+    assert reported["attention"] == f"reported.plan:{line_of('attention')}"
 
 
 # Budgets
 
 
-def test_a_violated_requirement_names_its_line_by_how_much_and_what_contributes_most(told: dict):
-    found = {item.label.span.line: item for item in told["violations"]}
+def test_violated_requirement_names_line_excess_and_main_cause(reported: dict):
+    found = {item.label.span.line: item for item in reported["violations"]}
     assert {item.code for item in found.values()} == {"LP711"}
     lines = {metric: line_of(f"require {metric}") for metric in ("peak_memory", "mfu", "exposed_comm", "recompute")}
     assert set(found) == set(lines.values())
@@ -253,23 +253,23 @@ def test_a_violated_requirement_names_its_line_by_how_much_and_what_contributes_
     assert found[lines["exposed_comm"]].others[0].text.endswith("exposed")
 
 
-def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
-    found = told["short of memory"]
+def test_out_of_memory_is_reported_at_the_cluster(reported: dict):
+    found = reported["short of memory"]
     assert (found.code, found.label.span.line) == ("LP712", line_of("cluster"))
     assert re.fullmatch(
         r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of PyTorch, and `h100_sxm` has 1.00 GiB", found.message
     )
 
 
-def test_segments_that_grow_are_advised_where_what_is_active_fits(told: dict):
-    found = told["segments"]
+def test_expandable_segments_are_advised_if_active_memory_fits(reported: dict):
+    found = reported["segments"]
     assert [len(found[case]) for case in ("active fits", "active does not", "they grow", "all fits")] == [1, 0, 0, 0]
     assert "allocator (expandable_segments = true)" in found["active fits"][0]
 
 
 @pytest.mark.slow
-def test_full_recomputation_that_leaves_half_of_the_memory_free_is_advised_against(told: dict, staged: dict):
-    found = told["advice"]
+def test_full_recomputation_with_free_memory_gets_advice(reported: dict, staged: dict):
+    found = reported["advice"]
     assert {case: len(items) for case, items in found.items()} == {"free": 1, "filled": 0, "cheap": 0, "unknown": 0}
     (item,) = found["free"]
     assert (item.code, item.severity, item.label.span.line) == ("LP828", "advice", line_of("checkpoint"))
@@ -281,11 +281,11 @@ def test_full_recomputation_that_leaves_half_of_the_memory_free_is_advised_again
 # Chrome trace
 
 
-def test_the_trace_has_a_track_for_each_queue_and_every_operation_once(told: dict):
-    events = told["trace"]["traceEvents"]
+def test_trace_has_a_track_per_stream_and_each_operation_once(reported: dict):
+    events = reported["trace"]["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     operations = [event for event in events if event["ph"] == "X"]
-    assert len(operations) == told["intervals"][0]
+    assert len(operations) == reported["intervals"][0]
     assert {event["tid"] for event in operations} == set(names)
     assert {"communicator dp_shard", "communicator tp"} <= set(names.values())
     for tid in names:
@@ -293,28 +293,28 @@ def test_the_trace_has_a_track_for_each_queue_and_every_operation_once(told: dic
         for event in sorted((e for e in operations if e["tid"] == tid), key=lambda e: e["ts"]):
             assert event["ts"] >= ends - 0.01  # a queue does one thing at a time; times are rounded to a nanosecond
             ends = event["ts"] + event["dur"]
-    assert any(event["args"]["plan"] == f"told.plan:{line_of('  layers.* = unit')}" for event in operations)
+    assert any(event["args"]["plan"] == f"reported.plan:{line_of('  layers.* = unit')}" for event in operations)
 
 
 # Memory over time
 
 
-def test_the_curve_reaches_the_peak_and_is_told_by_category(told: dict):
-    times = [at for at, _, _ in told["curve"]]
+def test_memory_curve_reaches_the_peak_by_category(reported: dict):
+    times = [at for at, _, _ in reported["curve"]]
     assert times == sorted(times)
-    highest = max(told["curve"], key=lambda point: point[1])
-    assert highest[1] == told["peak"]
-    assert {name: size for name, size in highest[2].items() if size} == told["peak categories"]
+    highest = max(reported["curve"], key=lambda point: point[1])
+    assert highest[1] == reported["peak"]
+    assert {name: size for name, size in highest[2].items() if size} == reported["peak categories"]
 
 
-def test_a_thinned_curve_keeps_the_peak(told: dict, staged: dict):
-    for found in (told, staged):
+def test_thinned_memory_curve_keeps_the_peak(reported: dict, staged: dict):
+    for found in (reported, staged):
         assert len(found["short curve"]) <= 50 + 3
         assert max(point.total for point in found["short curve"]) == found["peak"]
         assert found["short curve"][-1].total == found["curve"][-1][1]
 
 
-def test_the_curve_of_a_segmented_trace_reads_each_segment_once(staged: dict):
+def test_memory_curve_reads_each_segment_once(staged: dict):
     # About two calls for each record that the trace stands for. Renumbering one by one took forty.
     assert staged["calls of a curve"] < 4 * staged["records"]
 
@@ -322,8 +322,8 @@ def test_the_curve_of_a_segmented_trace_reads_each_segment_once(staged: dict):
 # Page and pictures
 
 
-def test_the_bars_of_a_rank_are_bounded_however_many_operations_it_has(told: dict, staged: dict):
-    for found in (told, staged):
+def test_number_of_bars_is_bounded(reported: dict, staged: dict):
+    for found in (reported, staged):
         tracks = found["few bars"]
         assert found["intervals"][0] > 10 * 20
         assert sum(map(len, tracks)) <= 20 + len(tracks)
@@ -331,36 +331,36 @@ def test_the_bars_of_a_rank_are_bounded_however_many_operations_it_has(told: dic
             assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(bars))
 
 
-def test_the_page_loads_nothing_and_its_links_lead_to_lines_of_the_plan(told: dict):
-    text = told["page"]
+def test_page_is_self_contained_and_links_to_plan_lines(reported: dict):
+    text = reported["page"]
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", text) and "url(" not in text and "@import" not in text
     targets = set(re.findall(r'href="#([^"]+)"', text))
     assert targets and targets <= set(re.findall(r'id="([^"]+)"', text))
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     bars = sum(len(track["bars"]) for track in data["ranks"][0]["tracks"])
-    assert bars == 6 * told["intervals"][0]
-    assert max(data["ranks"][0]["memory"]["total"]) == told["peak"]
+    assert bars == 6 * reported["intervals"][0]
+    assert max(data["ranks"][0]["memory"]["total"]) == reported["peak"]
 
 
-def test_text_of_a_plan_cannot_become_markup(told: dict):
-    assert "</script><b>" not in told["page"] and "&lt;/script&gt;&lt;b&gt;" in told["page"]
+def test_plan_text_is_escaped(reported: dict):
+    assert "</script><b>" not in reported["page"] and "&lt;/script&gt;&lt;b&gt;" in reported["page"]
 
 
 @pytest.mark.parametrize("name", ["mesh", "timeline"])
-def test_pictures_are_svg(told: dict, name: str):
-    root = ElementTree.fromstring(told[name])
+def test_figures_are_svg(reported: dict, name: str):
+    root = ElementTree.fromstring(reported[name])
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(root.findall("{http://www.w3.org/2000/svg}rect")) > 8
 
 
-def test_the_mesh_tells_whom_each_axis_joins(told: dict):
-    assert "dp_shard = 4: rank 0 is joined with 0, 2, 4, 6, on one host" in told["mesh"]
-    assert "tp = 2: rank 0 is joined with 0, 1, on one host" in told["mesh"]
+def test_mesh_figure_lists_the_ranks_of_each_axis(reported: dict):
+    assert "dp_shard = 4: rank 0 is joined with 0, 2, 4, 6, on one host" in reported["mesh"]
+    assert "tp = 2: rank 0 is joined with 0, 1, on one host" in reported["mesh"]
 
 
-def test_the_terminal_shows_the_figures_and_the_lines(told: dict):
-    text = told["terminal"]
-    assert f"told.plan:{line_of('checkpoint')}" in text
+def test_terminal_output_has_figures_and_lines(reported: dict):
+    text = reported["terminal"]
+    assert f"reported.plan:{line_of('checkpoint')}" in text
     for words in (
         "step time",
         "recomputation (included)",
@@ -379,7 +379,7 @@ def test_the_terminal_shows_the_figures_and_the_lines(told: dict):
 # Pipelines
 
 
-def test_a_pipeline_is_told_by_rank_and_drawn_with_its_micro_batches(staged: dict):
+def test_pipeline_is_reported_by_rank_and_micro_batch(staged: dict):
     document = staged["document"]
     assert [(item["rank"], item["stage"]) for item in document["memory"]["by_rank"]] == [(0, 0), (2, 1)]
     assert 0 < document["bubble_fraction"] < 1

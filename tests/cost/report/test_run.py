@@ -20,29 +20,29 @@ def step(seconds: float, *, data: float = 0.0, memory: int = 30 * GIB) -> str:
     return json.dumps({"event": "step", "seconds": seconds, "data_seconds": data, "peak_memory": memory})
 
 
-def told(path: Path, *lines: str) -> Path:
+def written(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
-def test_the_steps_of_the_last_run_count_without_its_first_and_without_waits_for_data(tmp_path: Path):
+def test_measured_step_time_excludes_warm_up_and_data_waits(tmp_path: Path):
     earlier = [json.dumps({"event": "start"}), *[step(9.0)] * 9]
     last = [
         json.dumps({"event": "start"}), *[step(5.0)] * 3, step(1.0), json.dumps({"event": "checkpoint"}),
         step(0.35, data=0.1), step(0.25, memory=32 * GIB), '{"event": "st',
     ]  # fmt: skip
-    path = told(tmp_path / "metrics.jsonl", *earlier, *last)
+    path = written(tmp_path / "metrics.jsonl", *earlier, *last)
     assert measured(path) == Measured(steps=3, step_time_s=0.25, peak_memory_bytes=32 * GIB)
     assert measured(path, before=path.stat().st_size) is None, "a run that told nothing"
 
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_too_few_steps_are_not_compared(count: int, tmp_path: Path):
-    assert measured(told(tmp_path / "metrics.jsonl", *[step(1.0)] * count)) is None
+    assert measured(written(tmp_path / "metrics.jsonl", *[step(1.0)] * count)) is None
     assert measured(tmp_path / "nothing") is None
 
 
-def test_errors_are_shares_of_what_was_measured():
+def test_errors_are_relative_to_the_measurement():
     lines = list(compared(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
     assert "7 steps" in lines[0]
     rows = {line[2:18].strip(): line[18:].split() for line in lines[2:]}
@@ -52,7 +52,7 @@ def test_errors_are_shares_of_what_was_measured():
     assert rows["peak active"] == ["33.0", "GiB", "30.0", "GiB", "+10.0%"]
 
 
-def test_a_cpu_compares_no_memory_and_names_the_profile_of_another_machine(tmp_path: Path):
+def test_cpu_comparison_omits_memory_and_names_the_profile(tmp_path: Path):
     one = Predicted(
         step_time_s=0.2, samples_per_step=16, unit="samples", devices=4, model_flops=0.0,
         peak_flops_per_s_per_device=0.0, profile="cpu", of_this_machine=False, peak_memory_bytes=None,
@@ -62,7 +62,7 @@ def test_a_cpu_compares_no_memory_and_names_the_profile_of_another_machine(tmp_p
     assert [line[2:18].strip() for line in lines[2:4]] == ["step time", "samples/s/device"]
     assert len(lines) == 5 and "legoai calibrate --processes 4" in lines[-1]
     assert not any("%" in line or "error" in line for line in lines)
-    metrics = told(tmp_path / "metrics.jsonl", step(1.0), "")
+    metrics = written(tmp_path / "metrics.jsonl", step(1.0), "")
     note(metrics, one, run)
     added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction"

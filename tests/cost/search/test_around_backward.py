@@ -1,4 +1,4 @@
-"""What units hold, expose and add up around a backward is bounded by no more than what simulations have."""
+"""Bounds on memory, exposed communication and gradient accumulation around backward, against simulations."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def peaks(reshard: str, treatment: str, batch: int) -> tuple[float, int, UnitsIn
         pytest.param("never", SELECTIVE, marks=pytest.mark.slow),
     ],
 )
-def test_units_and_activations_are_no_more_than_the_peak(reshard: str, treatment: str, batch: int):
+def test_units_and_activations_bound_is_below_the_peak(reshard: str, treatment: str, batch: int):
     least, peak, units = in_a_fork(peaks, reshard, treatment, batch)
     assert 0 < units.before < units.last
     assert least <= peak
@@ -82,7 +82,7 @@ def of_budget() -> tuple[float, int]:
     return least_memory(analysis, 0), simulated(analysis).peak_active
 
 
-def test_a_budget_of_a_part_of_a_block_keeps_no_more_than_it_may():
+def test_budget_bound_is_below_the_peak():
     least, peak = in_a_fork(of_budget)
     assert 0 < least <= peak
 
@@ -94,7 +94,7 @@ def waits() -> tuple[float, float]:
     return besides.exposed, simulated(analysis).exposed_communication
 
 
-def test_what_is_exposed_is_no_more_than_a_simulation_exposes():
+def test_exposed_communication_bound_is_below_the_simulation():
     least, exposed = in_a_fork(waits)
     assert 0.5 * exposed < least <= exposed
 
@@ -123,12 +123,12 @@ def sums(schedule: str) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "schedule", ["1F1B", "InterleavedZeroBubble", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)]
 )
-def test_gradients_are_added_up_in_no_less(schedule: str):
+def test_gradient_accumulation_bound_is_below_the_simulation(schedule: str):
     least, took = in_a_fork(sums, schedule)
     assert 0.4 * took < least <= took
 
 
-def test_nothing_is_told_under_float8():
+def test_float8_has_no_bounds_around_backward():
     analysis = analysed(FLOAT8, batch=16)
     bounds = BoundsOf()
     assert units_in_backward(analysis).second == 0

@@ -1,4 +1,4 @@
-"""Lower bounds never exceed what a whole simulation of the candidate says."""
+"""Lower bounds never exceed the full simulation of a candidate."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ checkpoint {{ layers.* = auto in [none, full, selective([attention, matmul])] }}
 
 
 def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
-    """Candidates whose bounds exceed what is simulated, of a number that is drawn; each tells of those behind it."""
+    """Return drawn candidates whose bounds exceed their simulation; each simulation informs the next bounds."""
     text = f"plan test\n{HEADS[head]}{body.format(length=256 if head == 'cpu' else 1024)}"
     linted = lint(text, "test.plan", directory=Path())
     assert not linted.has_errors, linted.diagnostics
@@ -103,7 +103,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
     every = list(itertools.product(*(range(len(hole.choices)) for hole in plan.holes)))
     random.Random(seed).shuffle(every)
     wrong, done = [], 0
-    told: dict[tuple[int, ...], float] = {}
+    split_bounds: dict[tuple[int, ...], float] = {}
     fastest: dict[tuple[int, ...], float] = {}
     least_of: dict[tuple[int, ...], float] = {}
     for choices in every:
@@ -122,10 +122,10 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         if least.step_time > found.step_time or least.memory > found.peak_active or least.step_time <= 0.0:
             wrong.append(f"{choices}: {least} against {found.step_time} s and {found.peak_active} bytes")
         others = tuple(index for hole, index in zip(plan.holes, choices, strict=True) if hole.what != "pipeline split")
-        told[others] = max(told.get(others, 0.0), bounds.of_every_split(candidate.analysis, stages))
+        split_bounds[others] = max(split_bounds.get(others, 0.0), bounds.of_every_split(candidate.analysis, stages))
         fastest[others] = min(fastest.get(others, math.inf), found.step_time)
-        if told[others] > fastest[others]:
-            wrong.append(f"{choices}: {told[others]} of every split, of which one takes {fastest[others]} s")
+        if split_bounds[others] > fastest[others]:
+            wrong.append(f"{choices}: {split_bounds[others]} of every split, of which one takes {fastest[others]} s")
         memory = ("fsdp", "checkpoint", "offload")
         beside = tuple(
             index for hole, index in zip(plan.holes, choices, strict=True) if hole.what.split()[0] not in memory
@@ -152,7 +152,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         ("mixtral", EXPERTS),
     ],
 )
-def test_bounds_are_below_what_is_simulated(head: str, body: str):
+def test_bounds_are_below_the_simulation(head: str, body: str):
     body = body.replace("fused, ", "")  # whose compilation takes seconds
     assert in_a_fork(drawn, head, body, 4, 1) == []
 
@@ -170,11 +170,11 @@ def test_bounds_are_below_what_is_simulated(head: str, body: str):
         ("h100", HIDDEN_IN_BACKWARD),
     ],
 )
-def test_bounds_are_below_what_is_simulated_of_many(head: str, body: str, seed: int):
+def test_bounds_are_below_the_simulation_of_many_candidates(head: str, body: str, seed: int):
     assert in_a_fork(drawn, head, body, 20, 100 + seed) == []
 
 
-def test_bounds_of_partial_answers_are_below_those_of_their_completions():
+def test_partial_answer_bounds_are_below_completion_bounds():
     text = f"plan test\n{HEADS['h100']}{SHARDED.format(length=1024)}"
     plan, bounds = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path()), BoundsOf()
     draw = random.Random(3)
@@ -189,7 +189,7 @@ def test_bounds_of_partial_answers_are_below_those_of_their_completions():
         assert first.memory <= second.memory
 
 
-def test_an_open_attention_kernel_leaves_the_bound_of_the_fastest():
+def test_open_attention_kernel_has_the_bound_of_the_fastest():
     text = f"plan test\n{HEADS['h100']}{SHARDED.format(length=4096)}".replace("attention flash", "attention KERNEL")
     found = {}
     for kernel in ("auto", "auto in [efficient, math]", "default", "flash", "efficient", "cudnn", "math"):
@@ -227,7 +227,7 @@ def bounds_over_hosts() -> tuple[float, float, float, float, float]:
     return least.step_time, parameters, found.step_time, least.memory, found.peak_active
 
 
-def test_a_step_over_hosts_takes_no_less_than_its_parameters_travel():
+def test_step_over_hosts_is_bounded_by_parameter_traffic():
     least, travels, step, memory, peak = in_a_fork(bounds_over_hosts)
     assert 0.7 * step < travels <= least <= step
     assert 0.25 * peak < memory <= peak

@@ -1,4 +1,4 @@
-"""Any plan with holes is solved or refused with a code, and its answer is what it says."""
+"""Random plans with holes are solved or refused with a code, and the answers have the reported cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ran(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))]
 )  # fmt: skip
-def test_a_drawn_plan_is_solved_or_refused(seed: int, tmp_path: Path):
+def test_random_plan_is_solved_or_refused(seed: int, tmp_path: Path):
     (tmp_path / "open.plan").write_text(open_plan(random.Random(seed)), encoding="utf-8")
     solved = str(tmp_path / "solved.plan")
     asked = ("solve", str(tmp_path / "open.plan"), "-o", solved, "--time-limit", f"{SECONDS}", "--json")

@@ -1,4 +1,4 @@
-"""Evaluation by whole simulation: equal programs once, in processes or here, and what was kept not at all."""
+"""Evaluation by full simulation: each distinct program once, and cached ones not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def after_a_simulation(path: Path) -> tuple[list[Figures], int, bool]:
     return evaluated({})
 
 
-def test_equal_programs_are_simulated_once_and_figures_are_kept(tmp_path: Path):
+def test_equal_programs_are_simulated_once_and_cached(tmp_path: Path):
     kept: dict = {}
     found, simulated, _ = evaluated(kept)
     assert found[0] == found[1]
@@ -51,7 +51,7 @@ def test_equal_programs_are_simulated_once_and_figures_are_kept(tmp_path: Path):
     assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
 
 
-def test_the_manifest_of_candidates_is_packed_once():
+def test_shared_manifest_is_pickled_once():
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     first, second = (plan.candidate([index]).analysis for index in range(2))
     with Simulation(directory=Path()) as evaluator:
@@ -60,7 +60,7 @@ def test_the_manifest_of_candidates_is_packed_once():
         assert evaluator.pack(second.manifest) is packed
 
 
-def test_a_process_that_has_simulated_forks_no_more(tmp_path: Path):
+def test_process_that_has_simulated_does_not_fork(tmp_path: Path):
     path = tmp_path / "t.plan"
     path.write_text(TEXT.replace("auto in [GPipe, 1F1B]", "1F1B"), encoding="utf-8")
     found, _, forks = in_a_fork(after_a_simulation, path)
@@ -68,13 +68,13 @@ def test_a_process_that_has_simulated_forks_no_more(tmp_path: Path):
     assert found == evaluated({})[0]
 
 
-def test_what_is_kept_and_cannot_be_read_is_simulated_anew(tmp_path: Path):
+def test_unreadable_cache_is_ignored(tmp_path: Path):
     (tmp_path / "kept.json").write_text("{", encoding="utf-8")
     assert read_cache(tmp_path / "kept.json") == {}
     assert read_cache(None) == {}
 
 
-def test_a_process_apart_imports_torch_only_if_it_simulates():
+def test_worker_process_imports_torch_only_to_simulate():
     code = (
         "import sys\n"
         "from legoai.cost.search.evaluator import apart\n"

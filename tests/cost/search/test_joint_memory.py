@@ -1,4 +1,4 @@
-"""Joint answers of the holes that decide memory: the search finds what brute force finds over all divisions."""
+"""Joint answers of the holes that decide memory, against brute force over all divisions of the blocks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.require import METRICS
+from support.drawn_figures import KEPT
 from support.marks import NEEDS_SOLVER
 
 BLOCKS = 8
@@ -38,19 +39,6 @@ checkpoint {{ layers.* = auto }}
 offload (optimizer = auto)
 precision (param = fp32, reduce = fp32)
 """
-KEPT = {
-    "none": (20, 0.0),
-    "selective([attention, matmul])": (15, 1.0),
-    "budget(75%)": (14, 1.5),
-    "selective([attention, alternate_matmul])": (11, 2.1),
-    "budget(50%)": (9, 3.4),
-    "selective([attention])": (7, 4.2),
-    "budget(25%)": (4, 5.0),
-    "full": (1, 7.7),
-    "every(2)": (1, 7.7),
-    "every(3)": (1, 7.7),
-}
-"""GiB that a block keeps, and seconds that it recomputes, by its treatment."""
 UNITS = {"after_forward": (0, 0.0, 0), "after_backward": (4, -0.9, 0), "never": (4, -1.6, 4)}
 """GiB that a block holds unsharded to its backward, seconds that it saves, and GiB that stay behind its backward."""
 STATE, COPIES = 10, 6.0
@@ -143,7 +131,7 @@ def brute_force(room: float, activations: Sequence[bool] = (False,)) -> float:
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("room", [55, 90, 171])
-def test_the_search_finds_what_brute_force_finds(room: int):
+def test_joint_memory_search_equals_brute_force(room: int):
     found = solution(f"{TEXT}require peak_memory <= {room}GiB\n")
     assert found.best is not None
     assert found.value == pytest.approx(brute_force(room * GIB))
@@ -159,7 +147,7 @@ def test_the_search_finds_what_brute_force_finds(room: int):
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize(("room", "copied"), [(44, "all"), (171, "none")])
-def test_offloading_activations_is_one_more_choice(room: int, copied: str):
+def test_activation_offload_is_a_joint_choice(room: int, copied: str):
     text = TEXT.replace("(optimizer = auto)", "(optimizer = auto, activations = auto)")
     found = solution(f"{text}require peak_memory <= {room}GiB\n")
     assert found.best is not None
@@ -172,14 +160,14 @@ def test_offloading_activations_is_one_more_choice(room: int, copied: str):
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize(("metric", "value"), [("mfu", 100.0), ("tokens_per_s", 5000.0)])
-def test_what_a_shorter_step_makes_larger_is_decided_jointly_too(metric: str, value: float):
+def test_throughput_objectives_are_decided_jointly(metric: str, value: float):
     found = solution(f"{TEXT}require peak_memory <= 90GiB\nmaximize {metric}\n")
     assert found.value == pytest.approx(value / brute_force(90 * GIB))
     assert found.joint is not None
 
 
 @NEEDS_SOLVER
-def test_the_room_of_what_the_allocator_reserves_counts_too():
+def test_reserved_memory_limit_is_respected():
     [active, reserved] = [
         solution(f"{TEXT}require {metric} <= {room}GiB\n".replace("offload (optimizer = auto)\n", "")).value
         for metric, room in (("peak_memory", 90), ("reserved_memory", 91))
@@ -198,7 +186,7 @@ def test_the_room_of_what_the_allocator_reserves_counts_too():
         TEXT.replace(f"n_layers = {BLOCKS}", "n_layers = 4"),
     ],
 )  # fmt: skip
-def test_only_listed_values_are_searched_otherwise(text: str):
+def test_other_holes_search_only_listed_values(text: str):
     plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
     search = tree.Search(
         plan, bounds=tree.BoundsOf(), evaluator=Formula(), objective=objective_of(plan.analysis.plan.objective)
@@ -207,8 +195,8 @@ def test_only_listed_values_are_searched_otherwise(text: str):
 
 
 @NEEDS_SOLVER
-def test_an_answer_that_takes_more_than_expected_is_corrected(monkeypatch: pytest.MonkeyPatch):
-    """Blocks of two treatments fragment memory by 3 GiB, which no listed value tells."""
+def test_joint_answer_over_the_limit_is_corrected(monkeypatch: pytest.MonkeyPatch):
+    """Blocks of two treatments fragment memory by 3 GiB, which no listed value shows."""
 
     class Fragmented(Formula):
         def figures(self, analysis: Analysis) -> Figures:

@@ -1,4 +1,4 @@
-"""Joint answers under a pipeline: the search finds what brute force finds over all divisions of each stage's blocks."""
+"""Joint answers under a pipeline, against brute force over all divisions of each stage's blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.require import METRICS
+from support.drawn_figures import KEPT
 from support.marks import NEEDS_SOLVER
 
 STAGES, BLOCKS = 2, 4
@@ -36,24 +37,11 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}
 checkpoint {{ layers.* = auto }}
 precision (param = fp32, reduce = fp32)
 """
-KEPT = {
-    "none": (20, 0.0),
-    "selective([attention, matmul])": (15, 1.0),
-    "budget(75%)": (14, 1.5),
-    "selective([attention, alternate_matmul])": (11, 2.1),
-    "budget(50%)": (9, 3.4),
-    "selective([attention])": (7, 4.2),
-    "budget(25%)": (4, 5.0),
-    "full": (1, 7.7),
-    "every(2)": (1, 7.7),
-    "every(3)": (1, 7.7),
-}
-"""GiB that a block keeps of a micro batch, and seconds that it recomputes, by its treatment."""
 ELSEWHERE, BESIDES, UNUSED = 12 * GIB, 40.0, GIB
 
 
 def step(graph: ActionGraph, stages: Sequence[Sequence[str]]) -> tuple[float, list[float], StageWork, list[RankPoints]]:
-    """Seconds, bytes at the peak of each rank, and what its stage took, block by block."""
+    """Seconds, peak bytes of each rank, and the work of its stage, block by block."""
     seconds, peaks, ranks = [], [], []
     for stage, blocks in enumerate(stages):
         under_way = STAGES - stage
@@ -137,7 +125,7 @@ def brute_force(graph: ActionGraph, room: float, counts: Sequence[int] = (BLOCKS
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("room", [55, 90, 150])
-def test_the_search_finds_what_brute_force_finds(room: int):
+def test_joint_stage_search_equals_brute_force(room: int):
     found, formula = solution(f"{TEXT}require peak_memory <= {room}GiB\n")
     assert found.best is not None and formula.graph is not None
     assert found.value == pytest.approx(brute_force(formula.graph, room * GIB))
@@ -164,7 +152,7 @@ def test_early_stages_recompute_more_than_late_ones():
 
 
 @NEEDS_SOLVER
-def test_each_split_has_answers_of_its_own():
+def test_each_split_has_its_own_answers():
     splits = [(4, 4), (3, 5)]
     text = TEXT.replace("schedule = 1F1B", "schedule = 1F1B, split = auto in [[4, 4], [3, 5]]")
     found, formula = solution(f"{text}require peak_memory <= 105GiB\n")

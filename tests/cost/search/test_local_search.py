@@ -1,4 +1,4 @@
-"""Looking around: what single answers change is learnt, and tells of two that must be changed together."""
+"""Local search: the effects of single answers predict those of pairs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bound(choices: Sequence[int | None]) -> Amounts:
     return Amounts(1.0 + (choices[0] or 0), STATE + 50.0, STATE + 50.0, STATE)
 
 
-def test_what_one_answer_changes_it_changes_beside_others() -> None:
+def test_effect_of_one_answer_adds_to_other_changes() -> None:
     effects = Effects(bound)
     effects.observe((0, 0, 0), Amounts(10.0, STATE + 60.0, STATE + 40.0, STATE))
     effects.observe((0, 1, 0), Amounts(8.0, STATE + 120.0, STATE + 60.0, STATE))
@@ -43,7 +43,7 @@ def test_what_one_answer_changes_it_changes_beside_others() -> None:
     assert back.cost == pytest.approx(11.0)
 
 
-def test_of_an_answer_that_was_not_seen_the_bounds_tell() -> None:
+def test_unobserved_answer_is_predicted_from_bounds() -> None:
     effects = Effects(bound)
     effects.observe((0, 0), Amounts(10.0, STATE + 60.0, STATE + 60.0, STATE))
     effects.observe((0, 1), Amounts(5.0, STATE + 60.0, STATE + 60.0, STATE))
@@ -52,7 +52,7 @@ def test_of_an_answer_that_was_not_seen_the_bounds_tell() -> None:
     assert found.cost == pytest.approx(10.0 * 0.5 * 2.0)
 
 
-def test_nothing_is_predicted_of_what_is_excluded() -> None:
+def test_excluded_answer_has_no_prediction() -> None:
     effects = Effects(lambda choices: None)
     effects.observe((0,), Amounts(1.0, 1.0, 1.0, 0.0))
     assert effects.predicted((0,), (1,)) is None
@@ -89,7 +89,7 @@ class Tight(Drawn):
 
 
 class Few(Tight):
-    """Stops behind some candidates."""
+    """Stops after some candidates."""
 
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         if self.asked > 40:
@@ -97,7 +97,7 @@ class Few(Tight):
         return super().evaluate(candidates, deadline)
 
 
-def test_two_answers_are_changed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_answers_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "_MANY", 2)
     plan = OpenPlan(lint(WIDE, "test.plan", directory=Path()), directory=Path())
     total = math.prod(hole.listed for hole in plan.holes)

@@ -1,4 +1,4 @@
-"""What blocks move bounds the candidates whose ranks share them otherwise."""
+"""Bounds from the memory traffic of observed blocks, for candidates with other degrees."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def analysed(text: str) -> Analysis:
 
 
 def simulated(text: str) -> tuple[float, list[Moved]]:
-    """Seconds of a step, and what its blocks moved."""
+    """Seconds of a step, and the memory traffic of its blocks."""
     analysis = analysed(text)
     estimated = estimate(lower(analysis), analysis.plan, analysis.manifest)
     moved = moved_of(estimated, analysis)
-    # Told of every record by itself, it is the same as of segments that are looked at once each.
+    # The traffic of all records equals that of the segments, each of which is read once.
     [rank] = estimated.ranks
     assert rank.trace.segmented
     one_by_one = dataclasses.replace(rank.trace, items=tuple(records_of(rank.trace.items)))
@@ -53,8 +53,8 @@ def simulated(text: str) -> tuple[float, list[Moved]]:
 
 
 @pytest.fixture(scope="module")
-def told():
-    """A plan on one rank, its seconds and its bound, and bounds that know what its blocks moved."""
+def observed():
+    """A plan on one rank, its seconds and its bound, and bounds with the memory traffic of its blocks."""
     text = PLAN.format(devices=1, micro=2, mesh="dp_shard = 1", body=SHARDED)
     seconds, moved = in_a_fork(simulated, text)
     analysis, bounds = analysed(text), BoundsOf()
@@ -63,8 +63,8 @@ def told():
     return analysis, seconds, before, bounds, moved
 
 
-def test_the_bound_rises_and_stays_below_the_simulation(told):
-    analysis, seconds, before, bounds, moved = told
+def test_observed_memory_traffic_raises_a_valid_bound(observed):
+    analysis, seconds, before, bounds, moved = observed
     assert moved
     assert before < bounds(analysis).step_time < seconds
     took = seconds_of_block(moved, analysis, bounds.machine(analysis).profile)
@@ -80,17 +80,17 @@ def test_the_bound_rises_and_stays_below_the_simulation(told):
         (2, 2, "dp_shard = 1, cp = 2", "context on cp\n" + SHARDED),
     ],
 )
-def test_other_degrees_and_micro_batches_take_no_less(told, devices: int, micro: int, mesh: str, body: str):
-    bounds = told[3]
+def test_bound_holds_for_other_degrees_and_micro_batches(observed, devices: int, micro: int, mesh: str, body: str):
+    bounds = observed[3]
     text = PLAN.format(devices=devices, micro=micro, mesh=mesh, body=body)
     seconds, _ = in_a_fork(simulated, text)
     analysis = analysed(text)
     assert BoundsOf()(analysis).step_time < bounds(analysis).step_time < seconds
 
 
-def test_gradients_that_products_add_up_are_moved_by_no_kernel(told):
+def test_gradients_summed_in_products_move_no_bytes(observed):
     """Two sums of the attention's three layers and one of the feed-forward's two, of 2048 features on two ranks."""
-    _, _, _, bounds, moved = told
+    _, _, _, bounds, moved = observed
     plain, hidden = (
         analysed(PLAN.format(devices=4, micro=1, mesh="dp_shard = 2, tp = 2", body=styles + SHARDED))
         for styles in (STYLES, STYLES.replace("loss_parallel", "loss_parallel, overlap"))

@@ -1,4 +1,4 @@
-"""Open nodes: what the answers of one hole tell of a node in which it is open."""
+"""Open nodes: bounds from the answers of one hole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OfMicroBatches:
     ("known", "raised"),
     [({2: 5.0, 4: None, 8: 3.0}, 3.0), ({2: 5.0, 4: 1.0, 8: 3.0}, 1.0), ({2: None, 4: None, 8: None}, None)],
 )
-def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(known: dict[int, float | None], raised: float | None):
+def test_node_bound_is_the_best_answer_of_a_hole(known: dict[int, float | None], raised: float | None):
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(known)
@@ -67,7 +67,7 @@ fsdp blocks on dp_shard
 
 
 @NEEDS_SOLVER
-def test_styles_that_the_program_does_not_choose_are_left_but_for_those_of_one_rank():
+def test_unchosen_styles_are_skipped_except_for_one_rank():
     linted = with_open_rules(lint(STYLED, "test.plan", directory=Path()), directory=Path())
     plan, found, bounds = OpenPlan(linted, directory=Path()), SearchResult(total=0), BoundsOf()
     costs = Costs(objective_of(None), bounds)

@@ -1,4 +1,4 @@
-"""What blocks were observed to compute and to keep bounds candidates that share them, whatever else these decide."""
+"""Bounds from observed blocks, for candidates that share these blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(treatments: str, *, devices: int = 8, require: str = "") -> OpenPlan:
 
 
 def chosen(plan: OpenPlan, **answers: str) -> tuple[int | None, ...]:
-    """Choices by a word of what a hole is called; None for the others."""
+    """Choices by a word in the name of a hole; None for the others."""
     found = []
     for hole in plan.holes:
         name = next((one for one in NAMES if one in hole.what.split()), "treatment")
@@ -81,7 +81,7 @@ OTHERS = (
 
 
 def others() -> list[str]:
-    """Candidates whose bound does not rise by what was observed of their blocks, or rises above what is simulated."""
+    """Candidates whose bound does not rise by observed blocks, or rises above the simulation."""
     plan, wrong = opened(TREATMENTS), []
     bounds, before = BoundsOf(), BoundsOf()
     base = analysed(plan, chosen(plan, **BASE, treatment="budget(0.5)"))
@@ -90,7 +90,7 @@ def others() -> list[str]:
         answers = {**BASE, **other}
         choices = chosen(plan, **answers, treatment="budget(0.5)")
         halves = "ZBV" in answers["schedule"] and answers["pp"] == "2"
-        if halves:  # what it recomputes is another matter
+        if halves:  # its recomputation is bounded separately
             choices = chosen(plan, **answers, treatment="none")
         analysis = analysed(plan, choices)
         assert block_key(analysis) == block_key(base)
@@ -103,12 +103,12 @@ def others() -> list[str]:
     return wrong
 
 
-def test_what_was_seen_of_a_block_bounds_other_losses_units_and_stages():
+def test_observed_block_bounds_other_losses_units_and_stages():
     assert in_a_fork(others) == []
 
 
 def mixtures() -> list[str]:
-    """Bounds of an open treatment under limits of memory, beside the fastest mixture that fits."""
+    """Bounds of an open treatment under memory limits, and the fastest mixture that fits."""
     treatments = ("none", "full", "budget(0.5)")
     mixed = ("first(4, full)", "first(4, full, others = budget(0.5))")
     listed = f"auto in [{', '.join([*treatments, *mixed])}]"
@@ -135,11 +135,11 @@ def mixtures() -> list[str]:
     return wrong
 
 
-def test_no_mixture_that_fits_is_faster_than_the_hull_of_what_was_seen():
+def test_hull_of_observed_treatments_bounds_every_mixture():
     assert in_a_fork(mixtures) == []
 
 
-def test_blocks_are_the_same_where_the_statements_that_decide_them_are():
+def test_block_key_depends_on_deciding_statements_only():
     plan = opened("auto")
     base = block_key(analysed(plan, chosen(plan, **BASE, treatment="none")))
     assert base is not None
@@ -147,12 +147,12 @@ def test_blocks_are_the_same_where_the_statements_that_decide_them_are():
         assert block_key(analysed(plan, chosen(plan, **{**BASE, **other}, treatment="full"))) == base
     for other in ({"micro": "2"}, {"tp": "1"}):
         assert block_key(analysed(plan, chosen(plan, **{**BASE, **other}, treatment="none"))) != base
-    # What is open of the rest decides nothing of them.
+    # Open holes of other statements do not affect the key.
     assert block_key(analysed(plan, chosen(plan, micro="1", pp="1", tp="2"))) == base
     assert block_key(analysed(plan, chosen(plan, pp="1", tp="2"))) is None
 
 
-def test_a_lesson_has_no_pipeline_and_is_told_once():
+def test_probe_has_no_pipeline_and_runs_once():
     plan, bounds = opened("auto"), BoundsOf()
     lessons = Probes(plan, bounds, ())
     wanted = chosen(plan, micro="2", pp="2", tp="2")
@@ -174,7 +174,7 @@ def test_a_lesson_has_no_pipeline_and_is_told_once():
 
 
 def one_and_all() -> list[tuple[Figures, Figures]]:
-    """What one micro batch tells, and what all of a step do."""
+    """Return the figures of one micro batch and those of a whole step."""
     plan = opened(TREATMENTS)
     found = []
     for treatment in ("none", "full", "budget(0.5)"):
@@ -186,7 +186,7 @@ def one_and_all() -> list[tuple[Figures, Figures]]:
     return found
 
 
-def test_one_micro_batch_tells_as_much_of_blocks_as_a_step():
+def test_one_micro_batch_gives_the_block_figures_of_a_step():
     for one, all_of in in_a_fork(one_and_all):
         seen, known = one.micro_batch, all_of.micro_batch
         assert seen.in_blocks is not None and known.in_blocks is not None
@@ -197,7 +197,7 @@ def test_one_micro_batch_tells_as_much_of_blocks_as_a_step():
 
 
 @pytest.mark.parametrize("answers", [{}, {"pp": "2"}])
-def test_nothing_is_learnt_without_seconds_or_of_a_pipeline(answers: dict[str, str]):
+def test_figures_without_times_or_with_pipeline_are_not_observed(answers: dict[str, str]):
     plan, bounds, seen = opened("auto"), BoundsOf(), ObservedBlocks()
     analysis = analysed(plan, chosen(plan, **{**BASE, **answers}, treatment="none"))
     figures = Figures(

@@ -1,4 +1,4 @@
-"""What open styles on `tp` add to a bound: no more than any choice of them takes, and nothing where it is not known."""
+"""Bounds of open styles on `tp`: below every choice of styles, and zero where they are unknown."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def checked(text: str, count: int, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("case", ["cut", "zero bubble"])
-def test_open_styles_add_no_more_than_any_choice_takes(case: str):
+def test_open_styles_bound_is_below_every_choice(case: str):
     assert in_a_fork(checked, CASES[case], 2, 1) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
-def test_open_styles_add_no_more_than_many_choices_take(case: str, seed: int):
+def test_open_styles_bound_is_below_many_choices(case: str, seed: int):
     assert in_a_fork(checked, CASES[case], 12, 100 + seed) == []
 
 
@@ -190,7 +190,7 @@ def brute_force(plan: OpenPlan) -> tuple[Styles, list[dict[int, int]]]:
         for options in OPTIONS
     ],
 )
-def test_each_legal_choice_is_a_path(part: str, options: str):
+def test_each_legal_choice_is_a_path_of_the_graph(part: str, options: str):
     """Choices that the layout analysis allows have paths of their own, of which the shortest is that of all.
 
     Those that have none do not run.
@@ -235,14 +235,14 @@ NOT_KNOWN = {
 
 
 @pytest.mark.parametrize("why", NOT_KNOWN)
-def test_what_orders_collectives_by_itself_leaves_nothing(why: str):
+def test_compiler_ordered_collectives_have_no_bound(why: str):
     plan = opened(f"{LLAMA}{DEVICES}{BATCH}mesh (dp_shard = rest, tp = 2)\nshard auto on tp\n{NOT_KNOWN[why]}")
     bounds = BoundsOf()
     assert bounds.layers.of_styles(plan.analysis) == {}
     assert bounds(plan.analysis).step_time > 0.0
 
 
-def test_open_styles_add_nearly_what_the_best_layouts_take():
+def test_open_styles_bound_is_near_the_best_layouts():
     """No less than three quarters of the communication of the best standard layout."""
     plan, bounds = opened(CASES["one host"].replace("n_layers = 4", "n_layers = 16")), BoundsOf()
     added = bounds.layers.of_styles(plan.analysis)

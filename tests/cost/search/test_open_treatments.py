@@ -1,4 +1,4 @@
-"""An open treatment recomputes no less than on the hull of what it may come to be."""
+"""Bounds of open treatments: the convex hull of the possible treatments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(treatments: str, *, cp: int = 2, require: str = "") -> OpenPlan:
 
 
 def compared(cp: int) -> list[str]:
-    """Bounds of the open plan under limits of memory, beside the fastest of what fits."""
+    """Bounds of the open plan under memory limits, and the fastest fitting plan."""
     plan, costs = opened(LISTED, cp=cp), []
     for index in range(plan.holes[0].listed):
         analysis = plan.candidate([index]).analysis
@@ -66,11 +66,11 @@ def compared(cp: int) -> list[str]:
 
 
 @pytest.mark.parametrize("cp", [1, 2])
-def test_the_bound_rises_with_less_memory_and_stays_below_what_fits(cp: int):
+def test_open_treatment_bound_rises_as_memory_shrinks(cp: int):
     assert in_a_fork(compared, cp) == []
 
 
-def test_a_free_treatment_may_be_a_budget_but_beside_ranks_of_cp():
+def test_open_treatment_includes_budgets_except_with_cp():
     for cp, budgets in ((1, 3), (2, 0)):
         plan = opened("auto", cp=cp)
         analysis = plan.candidate([None]).analysis
@@ -95,7 +95,7 @@ def test_no_mixture_is_below_the_hull():
         assert least + 4 * hull.least <= seconds + 1e-9
 
 
-def test_what_is_kept_is_the_inverse_of_what_is_recomputed():
+def test_least_kept_is_the_inverse_of_least_recomputed():
     outputs = [Output(3.0, 2.0), Output(1.0, 4.0), Output(2.0, 1.0)]
     for seconds in (0.0, 0.5, 1.0, 2.5, 4.0, 6.0):
         assert least_recomputed(outputs, least_kept(outputs, seconds)) == pytest.approx(seconds)

@@ -1,4 +1,4 @@
-"""Least recomputation of treatments and of what finds no room is not above what is simulated."""
+"""Lower bounds of recomputation, by treatment and by memory limit, against simulations."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def recomputed(model: str, treatment: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2])
-def test_every_second_product_is_recomputed(model: str):
+def test_alternate_products_bound_is_below_the_simulation(model: str):
     least, simulated = in_a_fork(recomputed, model, "selective([attention, alternate_matmul])")
     assert 0.4 * simulated < least <= simulated
 
 
-def test_products_are_counted_in_the_order_of_forward():
+def test_products_are_counted_in_forward_order():
     manifest = analysed(LLAMA, "none").manifest
     block = "layers.0"
     assert recomputed_products(manifest, block) == {
@@ -60,21 +60,21 @@ def test_products_are_counted_in_the_order_of_forward():
     }
 
 
-def test_the_last_product_may_be_left_out():
+def test_last_product_is_not_recomputed():
     """The sixth of six products is the last one, whose output nothing reads."""
     manifest, block = analysed(GPT2, "none").manifest, "layers.0"
     assert recomputed_products(manifest, block) == {f"{block}.attention.wk", f"{block}.attention.wo"}
 
 
-def test_products_of_an_attention_that_is_not_one_kernel_are_not_told_apart():
-    """It has products of its own, which count among those that are kept."""
+def test_math_attention_products_lower_the_bound():
+    """Math attention has products of its own, which count among the saved ones."""
     treatment = "selective([alternate_matmul])"
     assert sum(BoundsOf()._again(analysed(LLAMA, treatment, "math")).values()) < sum(
         BoundsOf()._again(analysed(LLAMA, treatment)).values()
     )
 
 
-def test_less_room_makes_any_treatment_recompute_more():
+def test_smaller_memory_limit_raises_recomputation():
     def bound(limit: int) -> float:
         more = f"loss chunked(16)\nrequire peak_memory <= {limit}GiB"
         return BoundsOf()(analysed(LLAMA, "auto", more=more, length=8192)).step_time

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import legoai
 from legoai.cost.estimate import estimate
-from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
+from legoai.cost.search.evaluator import Outcome
 from legoai.cost.search.joint_memory import JointAnswers, Tried
 from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
 from legoai.cost.search.solve import Solution, solve
@@ -20,7 +18,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from legoai.specs.directives.require import METRICS
+from support.drawn_figures import Drawn, figures
 from support.simulated import in_a_fork
 
 TEXT = """\
@@ -39,32 +37,16 @@ def opened(text: str = TEXT) -> OpenPlan:
     return OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
 
 
-class Drawn:
-    """Figures above the bounds of each plan, up to so many of them."""
+class Limited(Drawn):
+    """Figures above the bounds of each plan, which always fit, up to a maximum number."""
 
     def __init__(self, limit: int | None = None) -> None:
+        super().__init__(seed=0)
         self.limit = limit
-        self.asked = 0
-        self.bounds = BoundsOf()
-
-    @property
-    def simulated(self) -> int:
-        return self.asked
 
     def figures(self, analysis: Analysis) -> Outcome:
         draw, least = random.Random(analysis.plan.digest), self.bounds(analysis)
-        metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
-        metrics |= {"step_time seconds": least.step_time * draw.uniform(1.0, 3.0), "peak_memory bytes": least.memory}
-        return Figures(
-            metrics=metrics, fits=True, compute=0.0, recompute=0.0, exposed={}, waiting=0.0, bubble=0.0, profile="cpu@0"
-        )
-
-    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
-        for analysis in candidates:
-            if self.limit is not None and self.asked >= self.limit:
-                raise OutOfTimeError
-            self.asked += 1
-            yield self.figures(analysis)
+        return figures(least.step_time * draw.uniform(1.0, 3.0), least.memory)
 
     def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
         return self.figures(candidate)
@@ -72,7 +54,7 @@ class Drawn:
 
 def stopped_solution(text: str = TEXT) -> Solution:
     """A search that is stopped after some candidates, with joint answers."""
-    solution = solve(opened(text), Drawn(8))
+    solution = solve(opened(text), Limited(8))
     assert solution.result.status == "time_limit"
     assert solution.best is not None
     return solution
@@ -84,7 +66,7 @@ def cached(solution: Solution, *, seconds: float = 30.0, time_limit: float | Non
     )
 
 
-def test_a_cached_result_is_the_result(tmp_path: Path):
+def test_cached_result_round_trip(tmp_path: Path):
     solution = stopped_solution()
     found, best = solution.result, solution.best
     assert best is not None
@@ -101,10 +83,10 @@ def test_a_cached_result_is_the_result(tmp_path: Path):
     assert again.joint == found.joint
 
 
-def test_a_search_with_no_more_time_is_not_repeated():
+def test_search_is_repeated_only_with_more_time():
     earlier = stopped_solution()
     for limit, asks in ((10.0, False), (30.0, False), (31.0, True)):
-        evaluator = Drawn()
+        evaluator = Limited()
         again = solve(opened(), evaluator, time_limit=limit, cached=cached(earlier))
         assert bool(evaluator.asked) is asks
         assert asks or again.value == earlier.value
@@ -112,27 +94,25 @@ def test_a_search_with_no_more_time_is_not_repeated():
 
 
 @pytest.mark.parametrize("limit", [10.0, None])
-def test_a_search_that_ended_is_not_repeated_whatever_the_limit(limit: float | None, tmp_path: Path):
-    earlier = solve(opened(), Drawn())
+def test_finished_search_is_never_repeated(limit: float | None, tmp_path: Path):
+    earlier = solve(opened(), Limited())
     write_result(tmp_path / "kept.json", cached(earlier))
-    evaluator = Drawn()
+    evaluator = Limited()
     again = solve(opened(), evaluator, time_limit=limit, cached=read_result(tmp_path / "kept.json"))
     assert evaluator.asked == 0
     assert (again.result.status, again.value, again.gap) == ("optimal", earlier.value, earlier.gap)
     assert [item.name for item in again.baselines] == [item.name for item in earlier.baselines]
 
 
-def test_results_that_time_may_change_are_not_cached():
-    ended, stopped = solve(opened(), Drawn()), stopped_solution()
+def test_time_dependent_results_are_not_cached():
+    ended, stopped = solve(opened(), Limited()), stopped_solution()
     assert cached(ended, seconds=0.5) is None
     assert cached(stopped, time_limit=None) is None
     ended.result.status = "interrupted"
     assert cached(ended) is None
 
 
-def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_cache_key_has_domains_and_requirements_but_no_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     answered = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full, every(2)] -> full")
     narrowed = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full]")
@@ -145,7 +125,7 @@ def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
     assert result_file(opened(), "profile@2") not in files.values()
 
 
-def test_what_is_damaged_counts_as_none(tmp_path: Path):
+def test_damaged_result_is_ignored(tmp_path: Path):
     file = tmp_path / "kept.json"
     write_result(file, cached(stopped_solution()))
     file.write_text(file.read_text(encoding="utf-8").replace("30.0", "99.0"), encoding="utf-8")
@@ -153,8 +133,8 @@ def test_what_is_damaged_counts_as_none(tmp_path: Path):
     assert read_result(None) is read_result(tmp_path / "other.json") is None
 
 
-def test_the_time_limit_is_part_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`legoai.solve` reads what is kept, and with `refresh` it does not."""
+def test_solve_reads_the_cache_unless_refreshed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`legoai.solve` reads cached results, unless `refresh` is set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plan = tmp_path / "test.plan"
     plan.write_text(TEXT, encoding="utf-8")
@@ -184,7 +164,7 @@ seed      1
 OTHERS = (("lr = 1e-3", "lr = 2e-4"), ("norm = 1.0", "norm = 0.5"), ("warmup = 10", "warmup = 20"), ("1\n", "2\n"))
 
 
-def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_cost_free_statements_are_not_in_the_cache_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     own = result_file(opened(TEXT + LEARNED), "profile@1")
     assert own is not None
@@ -200,7 +180,7 @@ def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.Monke
     assert result_file(opened(renamed), "profile@1") == own
 
 
-def test_what_costs_nothing_costs_nothing():
+def test_cost_free_statements_do_not_change_the_cost():
     decided = TEXT.replace("auto in [2, 8, 16]", "2").replace("tp = auto", "tp = 2") + LEARNED
     decided = decided.replace("auto in [none, full, every(2)]", "full")
     other = decided

@@ -20,12 +20,12 @@ def opened(path: Path) -> OpenPlan:
     return OpenPlan(linted, directory=path.parent)
 
 
-def test_there_are_solved_plans():
+def test_solved_plans_exist():
     assert [path.stem for path in SOLVED] == ["llama3_70b_256_auto", "mixtral_8x7b_64_auto"]
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
-def test_every_hole_of_a_solved_plan_can_be_searched_and_has_an_answer_of_its_domain(path: Path):
+def test_holes_of_solved_plans_are_searchable_and_answered(path: Path):
     plan = opened(path)
     assert plan.refused == []
     assert len(plan.holes) >= 3
@@ -34,7 +34,7 @@ def test_every_hole_of_a_solved_plan_can_be_searched_and_has_an_answer_of_its_do
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
-def test_a_solution_belongs_to_its_plan(path: Path):
+def test_solution_digest_equals_its_plan(path: Path):
     plan = resolve(path.read_text(encoding="utf-8"), path.name, directory=path.parent).plan
     assert plan is not None
     assert plan.solved is not None
@@ -43,7 +43,7 @@ def test_a_solution_belongs_to_its_plan(path: Path):
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
-def test_a_solved_plan_states_the_model_and_scale_of_its_worked_plan(path: Path):
+def test_solved_plan_has_model_and_scale_of_its_worked_plan(path: Path):
     worked = path.with_name(f"{path.stem.removesuffix('_auto')}.plan")
     one, other = (
         resolve(item.read_text(encoding="utf-8"), item.name, directory=item.parent).plan for item in (path, worked)

@@ -1,4 +1,4 @@
-"""What steady blocks add to a step bounds candidates with the same blocks, whatever treatments these mix."""
+"""Bounds from the step time that steady blocks add, for candidates that mix treatments of the same blocks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def learn(bounds: BoundsOf, treatment: str, **values: object) -> None:
 
 
 def per_block() -> list[tuple[float, float]]:
-    """What a block adds to a step as it steady, and by how much two more blocks make whole simulations longer."""
+    """Time that a steady block adds to a step, and that two more blocks add to full simulations."""
     found = []
     for values in ({}, {"TP": 2}, {"REPLICATE": 2}):
         _, figures = simulated("selective([attention])", **values)
@@ -88,7 +88,7 @@ def per_block() -> list[tuple[float, float]]:
     return found
 
 
-def test_a_steady_block_adds_what_another_block_does_in_whole_simulation() -> None:
+def test_steady_block_time_equals_an_added_simulated_block() -> None:
     for steady, whole in in_a_fork(per_block):
         assert steady == pytest.approx(whole, rel=1e-6)
 
@@ -99,7 +99,7 @@ def of_short_sequences() -> tuple[bool, bool]:
     return not found.whole, figures.micro_batch.steady is not None
 
 
-def test_blocks_at_the_pace_of_the_host_are_not_steady() -> None:
+def test_host_bound_blocks_are_not_steady() -> None:
     """Another block may leave the device time that they catch up with."""
     assert in_a_fork(of_short_sequences) == (True, False)
 
@@ -123,7 +123,7 @@ def mixtures() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def test_mixtures_take_the_mean_of_what_blocks_add_under_each_treatment() -> None:
+def test_mixed_treatments_are_bounded_by_the_mean_block_time() -> None:
     for name, before, least, simulated_time in in_a_fork(mixtures):
         assert before < least <= simulated_time, name
         assert least > 0.94 * simulated_time, name
@@ -142,13 +142,13 @@ def other_degrees() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def test_blocks_with_other_data_parallel_degrees_are_bounded_by_what_was_seen() -> None:
+def test_observed_blocks_bound_other_data_parallel_degrees() -> None:
     for name, before, least, simulated_time in in_a_fork(other_degrees):
         assert before < least <= simulated_time, name
 
 
 def unseen() -> list[tuple[str, float, float, float]]:
-    """Treatments that were not observed, beside blocks that keep all."""
+    """Unobserved treatments, with blocks that recompute nothing."""
     found = []
     for values in DEGREES:
         bounds, before = BoundsOf(), BoundsOf()
@@ -160,7 +160,7 @@ def unseen() -> list[tuple[str, float, float, float]]:
     return found
 
 
-def test_a_treatment_that_was_not_seen_is_bounded_by_what_blocks_add_that_keep_all() -> None:
+def test_unobserved_treatment_is_bounded_by_blocks_without_recomputation() -> None:
     for name, before, least, simulated_time in in_a_fork(unseen):
         assert before < least <= simulated_time, name
 
@@ -187,7 +187,7 @@ def taught() -> tuple[list[float], float]:
     return found, min(one.step_time for one in everything if one.peak_active <= limit)
 
 
-def test_treatments_that_decide_a_bound_are_simulated_for_it() -> None:
+def test_deciding_treatments_are_simulated_to_tighten_a_bound() -> None:
     bounds, fastest = in_a_fork(taught)
     assert 1 <= len(bounds) <= 2
     assert bounds == sorted(bounds)

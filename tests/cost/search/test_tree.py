@@ -1,4 +1,4 @@
-"""The search over answers: it finds what brute force finds, whatever the figures are."""
+"""Search over the answers of holes, against brute force with random figures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simul
 from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
-from legoai.cost.search.solve import Solution, solve
+from legoai.cost.search.solve import solve
 from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -30,21 +29,9 @@ from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import METRICS
-from legoai.specs.span import Span
-from support.drawn_figures import Drawn, figures
+from support.drawn_figures import Drawn
 from support.marks import NEEDS_SOLVER
-
-TEXT = """\
-plan test
-model   llama3("tiny")
-cluster cpu(devices = 4)
-batch   (global = 32, micro = auto in [2, 8, 16], seq_len = 128)
-mesh    (dp_shard = rest, tp = auto)
-shard standard on tp (sequence = auto)
-fsdp blocks on dp_shard
-checkpoint { layers.* = auto in [none, full, every(2)] }
-precision (param = fp32, reduce = fp32)
-"""
+from support.searched import TEXT, opened
 
 SCHEDULED = """\
 plan test
@@ -57,12 +44,6 @@ fsdp blocks on dp_shard
 checkpoint { layers.* = auto in [none, full] }
 precision (param = fp32, reduce = fp32)
 """
-
-
-def opened(text: str = TEXT) -> OpenPlan:
-    linted = lint(text, "test.plan", directory=Path())
-    assert not linted.has_errors, linted.diagnostics
-    return OpenPlan(linted, directory=Path())
 
 
 def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:
@@ -88,7 +69,7 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("goal", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
+def test_search_equals_brute_force(goal: str, seed: int):
     limit = "" if seed % 2 else "require peak_memory <= 20MiB\n"
     plan, evaluator = opened(TEXT + limit + goal), Drawn(seed, failing=0.1)
     metric, sign = OBJECTIVES[goal]
@@ -102,7 +83,7 @@ def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
     assert solution.result.total == counted + len(solution.result.evaluated) + len(solution.result.failed)
 
 
-def test_dtypes_are_decided_first_since_without_them_no_time_is_bounded():
+def test_dtypes_are_decided_first():
     text = TEXT.replace("param = fp32", "param = auto in [bf16, fp32]").replace(" (sequence = auto)", "")
     plan = opened(text)
     first = order_of(plan.holes)[0]
@@ -115,7 +96,7 @@ def test_dtypes_are_decided_first_since_without_them_no_time_is_bounded():
 
 @pytest.mark.parametrize("text", [TEXT, SCHEDULED])
 @pytest.mark.parametrize("goal", ["maximize mfu", "maximize tokens_per_s", "minimize step_time"])
-def test_what_a_shorter_step_makes_better_is_bounded_as_it_is_computed(text: str, goal: str):
+def test_objective_bound_equals_the_objective_at_its_step_time(text: str, goal: str):
     """At the time that a candidate takes, the bound of the objective is the objective."""
     plan = opened(f"{text}{goal}\n")
     candidate = plan.candidate([0] * len(plan.holes))
@@ -129,21 +110,21 @@ def test_what_a_shorter_step_makes_better_is_bounded_as_it_is_computed(text: str
     assert costs.value(costs.least(Bounds(step_time=found.step_time), candidate)) == pytest.approx(value)
 
 
-def test_no_less_is_reserved_than_is_active():
+def test_reserved_memory_bound_is_the_active_bound():
     plan = opened(f"{TEXT}minimize reserved_memory\n")
     costs = Costs(objective=objective_of(plan.resolution.plan.objective), bounds=BoundsOf())
     assert costs.least(Bounds(memory=5.0), plan.candidate([0] * len(plan.holes))) == 5.0
 
 
-def test_a_bound_spares_evaluations():
-    """Where figures equal their bounds, what is worse than the best is never evaluated."""
+def test_tight_bounds_avoid_evaluations():
+    """Where figures equal their bounds, candidates worse than the best are never evaluated."""
     plan, evaluator = opened(), Drawn(1, tight=True)
     found = solve(plan, evaluator).result
     assert found.bounded > len(found.evaluated)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_looked_for_below_shallow_nodes_is_the_same(seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_depth_first_dives_find_the_same_optimum(seed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tree, "_PATIENCE", 1)
     plan, evaluator = opened(), Drawn(seed)
     best = brute_force(plan, evaluator, "step_time", 1)
@@ -153,16 +134,16 @@ def test_what_is_looked_for_below_shallow_nodes_is_the_same(seed: int, monkeypat
 
 @pytest.mark.parametrize("text", [TEXT, SCHEDULED, TEXT + "require peak_memory <= 20MiB\n"])
 @pytest.mark.parametrize("seed", range(3))
-def test_looking_around_first_changes_no_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
-    """What is evaluated before the tree comes to it is counted once, lessons are not, and the best is the same."""
+def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
+    """Candidates evaluated before the tree reaches them are counted once, probes are not, and the best is the same."""
     lesson = tree.with_one_micro_batch
     lessons: list[str] = []
 
-    def told(analysis: Analysis) -> Analysis:
+    def noted(analysis: Analysis) -> Analysis:
         lessons.append((short := lesson(analysis)).plan.digest)
         return short
 
-    monkeypatch.setattr(tree, "with_one_micro_batch", told)
+    monkeypatch.setattr(tree, "with_one_micro_batch", noted)
     monkeypatch.setattr(tree, "_MANY", 0)
     plan, evaluator = opened(text), Drawn(seed, failing=0.1)
     evaluated: list[Any] = []
@@ -184,7 +165,7 @@ def test_looking_around_first_changes_no_result(text: str, seed: int, monkeypatc
     assert found.total == counted + len(found.evaluated) + len(found.failed)
 
 
-def test_a_candidate_is_found_before_all_shallow_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+def test_first_candidate_is_found_before_all_shallow_nodes(monkeypatch: pytest.MonkeyPatch):
     """Where figures are far above their bounds, each node is expanded before the first candidate is."""
     linted = []
     seen = OpenPlan.candidate
@@ -210,7 +191,7 @@ def test_a_candidate_is_found_before_all_shallow_nodes_are_looked_at(monkeypatch
     assert looked_at[1] < looked_at[0] / 2
 
 
-def test_options_of_a_pipeline_of_one_rank_are_not_searched():
+def test_pipeline_options_with_one_rank_are_not_searched():
     plan = opened(SCHEDULED)
     found = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None)).run()
     holes = [hole.what for hole in plan.holes]
@@ -223,8 +204,8 @@ def test_options_of_a_pipeline_of_one_rank_are_not_searched():
 
 
 @pytest.mark.parametrize("limit", [1, 5, 20])
-def test_what_is_stopped_has_a_true_bound(limit: int):
-    """The bound of a search that is cut short is no better than what the whole search finds."""
+def test_stopped_search_has_a_valid_bound(limit: int):
+    """The bound of a stopped search is no better than the result of the complete search."""
     evaluator = Drawn(3)
     best = brute_force(opened(), evaluator, "step_time", 1)
     evaluator.limit = limit
@@ -236,7 +217,7 @@ def test_what_is_stopped_has_a_true_bound(limit: int):
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("limit", [2, 8, 20])
-def test_what_tells_nothing_of_joint_answers_takes_no_bound_away(limit: int):
+def test_candidates_without_joint_bounds_keep_their_own_bound(limit: int):
     text = TEXT.replace('llama3("tiny")', 'mixtral("tiny", n_layers = 8)').replace(
         "auto in [none, full, every(2)]", "auto"
     )
@@ -252,7 +233,7 @@ def test_what_tells_nothing_of_joint_answers_takes_no_bound_away(limit: int):
     assert found.bound >= BoundsOf()(plan.analysis).step_time > 0.0
 
 
-def test_an_interrupt_leaves_the_best_so_far():
+def test_interrupt_returns_the_best_so_far():
     class Interrupted(Drawn):
         def evaluate(self, candidates, deadline):
             for outcome in super().evaluate(candidates, deadline):
@@ -264,100 +245,6 @@ def test_an_interrupt_leaves_the_best_so_far():
     assert solution.result.status == "interrupted"
     assert len(solution.result.evaluated) == 4
     assert solution.result.bound <= solution.value
-
-
-class Priced(Drawn):
-    """Checkpointing costs time and saves memory; nothing else matters."""
-
-    def figures(self, analysis: Analysis) -> Outcome:
-        names = [rule.treatment.name for rule in analysis.plan.checkpoint.rules]
-        step, memory = {"none": (1.0, 30e6), "every": (1.2, 20e6), "full": (1.4, 10e6)}[names[0]]
-        return figures(step, memory, recompute=step - 1.0)
-
-
-CONFLICTS = [  # of several smallest sets the one without the first lines is found
-    ("require peak_memory <= 15MB\nrequire recompute <= 25%\nrequire step_time <= 9s\n", ["peak_memory", "recompute"]),
-    ("require peak_memory <= 9MB\nrequire recompute <= 20%\n", ["peak_memory"]),
-    (
-        "require step_time <= 0.5s\nrequire peak_memory <= 15MB\nrequire recompute <= 25%\n",
-        ["peak_memory", "recompute"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("lines", "names"), CONFLICTS)
-def test_requirements_that_conflict_are_named_and_no_others(lines: str, names: list[str]):
-    text = TEXT.replace("mesh    (dp_shard = rest, tp = auto)", "mesh (dp_shard = 4)").replace(
-        "micro = auto in [2, 8, 16]", "micro = 2"
-    )
-    text = text.replace("shard standard on tp (sequence = auto)\n", "") + lines
-    solution = solve(opened(text), Priced(1))
-    assert solution.result.status == "infeasible"
-    [item] = solution.diagnostics
-    assert item.code == "LP716"
-    assert [text[span.start : span.end].split()[1] for span in spans_of(item)] == names
-    kept = [line for line in lines.splitlines() if line.split()[1] in names]
-    for line in kept:
-        fewer = "".join(f"{other}\n" for other in kept if other != line)
-        assert solve(opened(text.replace(lines, fewer)), Priced(1)).best is not None
-
-
-def spans_of(item: Diagnostic) -> list[Span]:
-    return [item.label.span, *(other.span for other in item.others)]
-
-
-def test_answers_that_are_never_legal_are_said_to_be():
-    text = TEXT.replace("micro = auto in [2, 8, 16]", "micro = auto").replace("global = 32", "global = 3")
-    text = text.replace("tp = auto", "tp = 1")
-    solution = solve(opened(text), Drawn(1))
-    [item] = solution.diagnostics
-    assert item.code == "LP013"
-    assert "LP601" in item.help[0]
-
-
-def test_candidates_that_never_fit_are_said_to_be():
-    class Full(Drawn):
-        def figures(self, analysis):
-            return figures(1.0, 2.0**40, fits=False)
-
-    [item] = solve(opened(), Full(1)).diagnostics
-    assert item.code == "LP712"
-
-
-def solved(text: str, seed: int = 2) -> Solution:
-    return solve(opened(text), Drawn(seed))
-
-
-def test_the_text_of_a_solution_is_the_plan_that_was_evaluated():
-    text = TEXT.replace("tp = auto)", "tp = auto)  # a comment")
-    solution = solved(text)
-    written = solution.text(solution.best.choices)
-    linted = lint(written, "test.plan", directory=Path())
-    assert not [item for item in linted.diagnostics if item.code == "LP904"]
-    assert linted.plan.digest == solution.plan.candidate(solution.best.choices).plan.digest == linted.plan.solved.digest
-    assert "# a comment" in written
-    again = solve(OpenPlan(linted, directory=Path()), Drawn(2))
-    assert again.text(again.best.choices) == written
-    present = next(item for item in again.baselines if item.name == "present values")
-    assert present.found.choices == again.best.choices
-
-
-def test_pinned_answers_are_plain_values():
-    solution = solved(TEXT)
-    text = solution.text(solution.best.choices, pinned=True)
-    assert "auto" not in text
-    assert "solved" not in text
-    assert (
-        lint(text, "test.plan", directory=Path()).plan.digest
-        == solution.plan.candidate(solution.best.choices).plan.digest
-    )
-
-
-def test_the_rule_of_thumb_takes_the_least_degrees_that_fit_and_the_largest_micro_batch():
-    solution = solve(opened(), Priced(1))
-    ruled = next(item for item in solution.baselines if item.name == "rule of thumb").found
-    plan = solution.plan.candidate(ruled.choices).plan
-    assert (plan.mesh.tp, plan.batch.micro_batch) == (1, 8)  # of 32 sequences on 4 ranks
 
 
 def test_equal_plans_give_equal_searches():
@@ -382,7 +269,7 @@ precision (param = fp32, reduce = fp32)
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("tight", [False, True])
-def test_splits_are_added_and_the_bound_holds_for_those_that_are_not_tried(tight: bool):
+def test_solved_splits_are_added_and_bounds_cover_the_rest(tight: bool):
     plan, evaluator = opened(STAGED), Drawn(2, tight=tight)
     found = solve(plan, evaluator).result
     counted = sum(found.refused.values()) + found.bounded
@@ -402,7 +289,7 @@ def test_splits_are_added_and_the_bound_holds_for_those_that_are_not_tried(tight
     assert (found.status == "optimal") == (found.bound == found.best.figures.step_time)
 
 
-def test_without_a_solver_the_listed_splits_are_tried(monkeypatch: pytest.MonkeyPatch):
+def test_missing_solver_leaves_the_listed_splits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounds, "installed", lambda: None)
     plan = opened(STAGED)
     found = solve(plan, Drawn(2)).result
@@ -411,7 +298,7 @@ def test_without_a_solver_the_listed_splits_are_tried(monkeypatch: pytest.Monkey
 
 
 @NEEDS_SOLVER
-def test_a_plan_whose_split_was_solved_is_compared_with_its_present_values():
+def test_solved_split_is_compared_with_its_present_values():
     text = STAGED.replace("auto in [1, 2]", "1").replace("auto in [2, 4]", "2").replace("auto)", "auto -> [5, 3])")
     [present] = [item for item in solve(opened(text), Drawn(4)).baselines if item.name == "present values"]
     assert present.found is not None
@@ -419,7 +306,7 @@ def test_a_plan_whose_split_was_solved_is_compared_with_its_present_values():
 
 @pytest.mark.slow
 @NEEDS_SOLVER
-def test_the_search_goes_on_with_the_styles_of_the_program_alone():
+def test_search_continues_with_the_styles_of_the_program_only():
     text = TEXT.replace("shard standard on tp (sequence = auto)", "shard auto on tp").replace("tp = auto)", "tp = 2)")
     linted = with_open_rules(lint(text, "test.plan", directory=Path()), directory=Path())
     found = solve(OpenPlan(linted, directory=Path()), Drawn(1)).found
@@ -445,7 +332,7 @@ require peak_memory <= 40GiB
 """
 
 
-def test_a_search_begins_at_what_may_be_fastest_and_at_what_takes_least_memory():
+def test_search_starts_at_the_fastest_and_the_smallest_bound():
     plan = opened(ALL_OPEN)
     near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
     fastest, smallest = next(found for found in near.first() if len(found) == 2)
@@ -459,7 +346,7 @@ def test_a_search_begins_at_what_may_be_fastest_and_at_what_takes_least_memory()
     assert named[0]["batch micro"] == named[1]["batch micro"] != "1"
 
 
-def test_degrees_come_in_their_order_and_all_that_lint_allows():
+def test_all_legal_degrees_are_listed_in_order():
     text = ALL_OPEN.replace("(dp_shard = rest)", "(dp_shard = rest, cp = auto, tp = auto in [1, 2, 8])\ncontext on cp")
     plan = opened(text.replace("attention auto", "shard standard on tp"))
     near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
@@ -474,8 +361,8 @@ def test_degrees_come_in_their_order_and_all_that_lint_allows():
     assert len(ways) > 10
 
 
-def test_a_division_of_blocks_is_bounded_with_each_of_the_answers_that_are_decided_later():
-    """Memory is decided before the form of the loss, so that what is divided among blocks is bounded without it."""
+def test_block_division_is_bounded_with_each_later_answer():
+    """Memory is decided before the form of the loss, so that divisions of blocks are bounded without it."""
     text = f"{ALL_OPEN}loss auto in [eager, chunked(4)]\n".replace("auto in [none, full]", "auto")
     plan, bounds = opened(text.replace("offload (optimizer = auto)\n", "")), BoundsOf()
     search = Search(plan, bounds=bounds, evaluator=Drawn(0), objective=objective_of(None))
@@ -490,7 +377,7 @@ def test_a_division_of_blocks_is_bounded_with_each_of_the_answers_that_are_decid
     assert least == min(each) > 0.0
 
 
-def test_open_nodes_are_bounded_anew_when_more_was_learnt(monkeypatch: pytest.MonkeyPatch):
+def test_open_nodes_are_bounded_again_after_new_observations(monkeypatch: pytest.MonkeyPatch):
     plan = opened()
     search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None))
     nodes, chosen = search.nodes, (0,) * len(plan.holes)

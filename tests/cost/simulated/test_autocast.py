@@ -1,4 +1,4 @@
-"""Autocast on the simulated device casts what PyTorch's own does, once, and keeps the casts as long."""
+"""Autocast on the simulated device: the same casts as in PyTorch, cached for the same time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def real_step(options) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint": True}], ids=["plain", "checkpointed"])
-def test_operators_and_dtypes_are_those_of_a_real_run_on_the_cpu(options, gloo):
+def test_autocast_operators_and_dtypes_equal_a_real_run(options, gloo):
     real = gloo(1)(real_step, options)[0]
     trace = traced("cpu", **options)
     span = trace.steps[-1]
@@ -80,7 +80,7 @@ def test_operators_and_dtypes_are_those_of_a_real_run_on_the_cpu(options, gloo):
     assert ("aten.mm", ("bfloat16", "bfloat16")) in found
 
 
-def test_the_rules_of_a_gpu_are_those_of_the_header_that_torch_ships():
+def test_gpu_autocast_rules_equal_the_torch_header():
     text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
 
     def listed(macro: str) -> set[str]:
@@ -100,7 +100,7 @@ def test_the_rules_of_a_gpu_are_those_of_the_header_that_torch_ships():
     assert by_rule["promote"] == listed("AT_FORALL_PROMOTE")
 
 
-def test_casts_of_parameters_are_made_once_and_live_until_backward_needs_them_no_more():
+def test_parameter_casts_are_cached_until_their_last_use():
     trace = traced("cuda")
     span = trace.steps[-1]
     records = trace.records[span.start : span.stop]
@@ -115,7 +115,7 @@ def test_casts_of_parameters_are_made_once_and_live_until_backward_needs_them_no
     assert all(item.bytes_read == 2 * item.bytes_written for item in casts)
 
 
-def test_a_gpu_normalises_in_fp32_and_multiplies_in_bf16():
+def test_gpu_autocast_uses_fp32_norms_and_bf16_products():
     kernels = [item for item in traced("cuda").records if isinstance(item, Kernel)]
     norms = [item for item in kernels if item.op == "aten._fused_rms_norm"]
     assert norms and all(item.inputs[0].dtype == "float32" for item in norms)
@@ -123,14 +123,14 @@ def test_a_gpu_normalises_in_fp32_and_multiplies_in_bf16():
     assert all(item.inputs[0].dtype == "bfloat16" for item in kernels if "flash_attention" in item.op)
 
 
-def test_autocast_costs_memory_for_the_casts_and_saves_it_for_the_activations():
+def test_autocast_memory_includes_weight_casts():
     mixed = memory(traced("cuda"))
     assert mixed.by_category["activation"] > 0
     made = {item.bytes for item in traced("cuda").records if isinstance(item, Allocate) and item.phase == "forward"}
     assert 2 * programs.DIM * programs.VOCABULARY in made  # the cast of the output's weight
 
 
-def test_what_torch_refuses_under_autocast_is_refused():
+def test_operators_refused_by_autocast_are_refused():
     with pytest.raises(SimulationError, match="binary_cross_entropy"):
         simulated.in_a_fork(_refused)
 

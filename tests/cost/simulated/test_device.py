@@ -63,7 +63,7 @@ def streams() -> list:
     return recorder.records
 
 
-def test_streams_and_events_say_what_waits_for_what():
+def test_stream_and_event_waits_are_recorded():
     assert simulated.in_a_fork(streams) == [
         RecordEvent(0, 1), WaitEvent(0, 0), WaitStream(1, 0), HostWaitEvent(0), HostWaitStream(1), HostWaitDevice(),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def restored() -> bool:
     return before == state() and all(a != b for a, b in zip(before, inside, strict=True))
 
 
-def test_what_is_patched_is_restored():
+def test_patches_are_restored():
     assert simulated.in_a_fork(restored)
 
 
@@ -91,7 +91,7 @@ def groups() -> list[tuple[int, ...]]:
         return [tuple(dist.get_process_group_ranks(mesh.get_group(axis)))[:3] for axis in ("dp", "tp")]
 
 
-def test_a_world_can_be_of_any_size():
+def test_world_size_is_arbitrary():
     assert simulated.in_a_fork(groups) == [(5, 13, 21), (0, 1, 2)]
 
 
@@ -101,7 +101,7 @@ def read() -> tuple[object, list]:
         return torch.zeros(2, 3, device=SIM).tolist(), recorder.records
 
 
-def test_reading_values_copies_them_and_waits():
+def test_reading_values_records_a_copy_and_a_wait():
     values, records = simulated.in_a_fork(read)
     assert values == [[READ_VALUE] * 3] * 2
     assert [type(record) for record in records] == [Copy, HostWaitStream] and records[0].bytes == 24
@@ -126,7 +126,7 @@ def attention(kind: str, dtype: torch.dtype, heads: int, keys: int) -> set[str]:
         ("cpu", torch.float32, 4, 4, "_scaled_dot_product_flash_attention_for_cpu"),
     ],
 )
-def test_attention_is_the_kernel_that_the_device_would_choose(kind, dtype, heads, keys, kernel):
+def test_attention_kernel_is_that_of_the_device(kind, dtype, heads, keys, kernel):
     assert f"aten.{kernel}.default" in simulated.in_a_fork(attention, kind, dtype, heads, keys)
 
 
@@ -135,7 +135,7 @@ def of_cudnn() -> set[str]:
         return attention("cuda", torch.bfloat16, 4, 2)
 
 
-def test_cudnns_attention_takes_grouped_queries():
+def test_cudnn_attention_supports_grouped_queries():
     # `can_use_cudnn_attention` of torch's sdp_utils.cpp: check_batch_size_and_num_heads_dense<true /*enable_gqa*/, …>.
     names = simulated.in_a_fork(of_cudnn)
     assert {"aten._scaled_dot_product_cudnn_attention.default"} < names
@@ -150,7 +150,7 @@ def saved_by_norm() -> list[tuple[int, ...]]:
     return saved
 
 
-def test_a_norm_is_one_kernel_that_saves_its_input_its_weight_and_a_number_of_each_row():
+def test_fused_norm_saves_input_weight_and_row_statistics():
     assert sorted(simulated.in_a_fork(saved_by_norm)) == [(4, 1), (4, 8), (8,)]
 
 
@@ -162,7 +162,7 @@ def nested() -> None:
         pass
 
 
-def test_one_simulation_runs_in_a_process():
+def test_second_simulation_in_a_process_is_refused():
     with pytest.raises(SimulationError, match="process of its own"):
         simulated.in_a_fork(nested)
 
@@ -181,6 +181,6 @@ def cut_behind_a_simulation() -> list[float]:
     return distribute_tensor(torch.arange(4.0), mesh, [Shard(0)], src_data_rank=None).to_local().tolist()
 
 
-def test_no_mesh_of_a_simulation_is_taken_for_one_of_the_process_group_behind_it():
+def test_simulated_meshes_do_not_leak_into_later_process_groups():
     """DTensor keeps the meshes of its results, which are equal for all ranks: rank 1 would get the shard of rank 0."""
     assert simulated.in_a_fork(cut_behind_a_simulation) == [2.0, 3.0]

@@ -1,4 +1,4 @@
-"""Grouped products without a grouped kernel: the recorded operators are those of PyTorch on a CPU, which has none."""
+"""Grouped products on devices without a grouped kernel: the operators that PyTorch runs on a CPU."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def operands(form: str, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("form", ["2d 3d", "3d 2d", "2d 2d", "3d 3d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_groups_are_multiplied_as_pytorch_multiplies_them(
-    form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
+def test_grouped_products_equal_pytorch(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grouped, "read_from_device", lambda _: None)
     left, right, ends = operands(form, "cpu", dtype)
     ours, wanted = grouped.products(left, right, ends), torch._grouped_mm(left, right, offs=ends)
@@ -54,7 +52,7 @@ def test_groups_are_multiplied_as_pytorch_multiplies_them(
     torch.testing.assert_close(ours, wanted)
 
 
-def test_strides_that_pytorch_refuses_are_refused():
+def test_unaligned_strides_are_refused_as_in_pytorch():
     left, right = torch.zeros(GROUPS, 2, 6), torch.zeros(GROUPS, 6, 8)
     for multiply in (torch._grouped_mm, grouped.products):
         with pytest.raises(RuntimeError, match="16 bytes"):
@@ -80,7 +78,7 @@ def recorded() -> tuple[list[tuple[tuple[int, ...], ...]], int]:
     return shapes, sum(isinstance(item, Copy) for item in held.records)
 
 
-def test_experts_in_fp32_are_one_product_each_as_on_a_cpu():
+def test_fp32_experts_are_one_product_each():
     ours, reads = in_a_fork(recorded)
     experts("cpu")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
@@ -103,7 +101,7 @@ def model_flops(family: str, body: str) -> float:
 
 
 @pytest.mark.parametrize("family", some_slow(["mixtral", "qwen3_moe", "deepseek_v3"], "mixtral"))
-def test_mixtures_of_transformers_compute_the_same_in_fp32_as_in_bf16(family: str):
+def test_transformers_mixtures_have_equal_flops_in_fp32_and_bf16(family: str):
     exact, lower = (in_a_fork(model_flops, family, body) for body in ("", "precision (master = bf16)\n"))
     assert exact == lower > 0
 
@@ -120,7 +118,7 @@ def compiled_experts() -> None:
         block(torch.zeros(1, 8, 32, device=SIM))
 
 
-def test_compiled_experts_in_fp32_are_refused_in_words():
+def test_compiled_fp32_experts_are_refused_with_a_message():
     with pytest.raises(SimulationError, match="experts of `transformers` multiply one after the other"):
         in_a_fork(compiled_experts)
 
@@ -128,7 +126,7 @@ def test_compiled_experts_in_fp32_are_refused_in_words():
 @pytest.mark.parametrize(
     ("device", "kernel"), [("a100_sxm80", False), ("h100_sxm", True), ("h200", True), ("b200", True), ("cpu", False)]
 )
-def test_gpus_of_hopper_and_blackwell_have_a_grouped_kernel(device: str, kernel: bool):
+def test_hopper_and_blackwell_have_a_grouped_kernel(device: str, kernel: bool):
     found = catalogue_device(device)
     assert grouped.has_grouped_kernel(found.kind, found) is kernel
 
@@ -150,7 +148,7 @@ def products_of(device: str, body: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("body", ["", "compile { layers.* = inductor }\n"])
-def test_experts_on_an_a100_are_one_product_each(body: str):
+def test_a100_experts_are_one_product_each(body: str):
     body = f"precision (master = bf16)\n{body}"
     on_h100, on_a100 = (in_a_fork(products_of, device, body) for device in ("h100_sxm", "a100_sxm80"))
     assert on_h100[1] == 2 * 3 * 3  # of each block three, each with two in backward

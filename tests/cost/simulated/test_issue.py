@@ -64,7 +64,7 @@ def issued(records: Iterable, phase: str, op: str) -> set[bool]:
     return {one.python for one in records if isinstance(one, Kernel) and one.phase == phase and one.op == op}
 
 
-def test_the_backward_of_a_python_function_is_issued_by_python_and_its_neighbours_by_autograd(step):
+def test_python_function_backward_is_issued_by_python(step):
     records = [one for one in step(IN_PYTHON) if one.module.endswith("feed_forward")]
     assert issued(records, "backward", "aten.silu_backward") == issued(records, "backward", "aten.silu") == {True}
     products = [one for one in step(IN_PYTHON) if "feed_forward.w" in one.module]
@@ -72,7 +72,7 @@ def test_the_backward_of_a_python_function_is_issued_by_python_and_its_neighbour
     assert issued(step(BUILT_IN), "backward", "aten.silu_backward") == {False}
 
 
-def test_hooks_and_collectives_of_a_backward_are_issued_by_python(step):
+def test_backward_hooks_and_collectives_are_issued_by_python(step):
     records = step(BUILT_IN)
     assert issued(records, "backward", "fsdp.chunk_cat") == {True}  # of FSDP's hook behind the backward of a unit
     assert {one.python for one in records if isinstance(one, Collective)} == {True}
@@ -86,7 +86,7 @@ def test_forward_recomputation_and_optimizer_are_issued_by_python(step):
     assert {"forward", "recompute", "optimizer", "backward"} == {one.phase for one in records} - {"other"}
 
 
-def test_a_compiled_graph_issues_its_fused_kernels_itself_in_both_passes(step):
+def test_compiled_graph_issues_its_kernels_in_both_passes(step):
     records = step(BUILT_IN, "compile { layers.* = inductor }")
     fused = [one for one in records if isinstance(one, Kernel) and one.op.startswith("fused(")]
     assert {(one.phase, one.python) for one in fused} == {("forward", False), ("backward", False)}
@@ -102,6 +102,6 @@ def _composed(short: Program, whole: Program) -> tuple[bool, bool]:
     return bool(piece.containers), found == capturing.capture(whole, world=4, replay=False)
 
 
-def test_what_is_composed_of_few_blocks_is_issued_as_the_whole_is():
+def test_replayed_blocks_have_the_issuers_of_full_capture():
     one = program(IN_PYTHON, layers=9)
     assert simulated.in_a_fork(_composed, one, one) == (True, True)

@@ -1,4 +1,4 @@
-"""A world of many thousand ranks is simulated as a small one is, and no more slowly."""
+"""Worlds of many thousand ranks: the same trace as of a small world, in the same time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def without_sizes(record: Record) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_a_world_of_16384_ranks_does_what_one_of_128_does_and_no_more():
+def test_large_world_has_the_trace_and_cost_of_a_small_one():
     (few, *small), (many, *large) = (simulated.in_a_fork(wide, world) for world in (128, 16384))
     assert list(map(without_sizes, many.records)) == list(map(without_sizes, few.records))
     groups = {(item.axis, len(item.ranks)) for item in many.records if isinstance(item, Collective)}
@@ -81,7 +81,7 @@ def test_a_world_of_16384_ranks_does_what_one_of_128_does_and_no_more():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("shape", [(1,), (4,), (5, 3), (7, 0), (0, 3), (2, 6)])
-def test_chunks_are_those_that_torch_makes(shape, ranks):
+def test_chunks_equal_torch_chunks(shape, ranks):
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
     for dim in range(len(shape)):
         expected = _fsdp_common._chunk_with_empty(tensor, ranks, dim=dim)

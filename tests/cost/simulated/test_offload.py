@@ -65,14 +65,14 @@ def copied(trace: Trace, direction: str) -> int:
     return sum(item.bytes for item in steady(trace) if isinstance(item, Copy) and item.direction == direction)
 
 
-def test_parameters_their_gradients_and_the_optimizer_are_not_on_the_device():
+def test_offloaded_parameters_and_their_state_leave_the_device():
     kept, offloaded = memory(traced("nothing")), memory(traced("parameters"))
     assert not {"sharded_parameter", "optimizer_state", "sharded_gradient"} & set(offloaded.by_category)
-    # What is there between steps: fp32 shards and two moments of Adam, each a block of at least 512 bytes.
+    # Between steps: fp32 shards and two moments of Adam, each a block of at least 512 bytes.
     assert kept.start - offloaded.start >= 3 * 4 * SHARD
 
 
-def test_shards_come_for_each_gather_and_gradients_go_as_they_are_reduced():
+def test_shards_are_copied_per_gather_and_gradients_per_reduction():
     trace = traced("parameters")
     layers = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) // 2
     # Layers are gathered for forward and again for backward; the root unit stays gathered.
@@ -83,14 +83,14 @@ def test_shards_come_for_each_gather_and_gradients_go_as_they_are_reduced():
     assert copied(trace, "device_to_host") - 4 * SHARD in (4 * 8, 4 * 8 + 4)  # and four numbers of all ranks
 
 
-def test_copies_of_gradients_do_not_block_the_host_until_they_are_needed():
+def test_gradient_copies_are_asynchronous_until_needed():
     records = steady(traced("parameters"))
     gradients = [item for item in records if isinstance(item, Copy) and item.direction == "device_to_host"][:-1]
     assert not any(item.blocking for item in gradients)
     assert sum(isinstance(item, HostWaitEvent) for item in records) == len(gradients)
 
 
-def test_the_next_micro_batch_waits_for_the_gradients_to_which_the_host_adds():
+def test_host_gradient_accumulation_waits_for_its_copies():
     records = steady(traced("parameters", micro_batches=2))
     gradients = [item for item in records if isinstance(item, Copy) and item.direction == "device_to_host"][:-1]
     blocking = Counter(item.blocking for item in gradients)
@@ -99,7 +99,7 @@ def test_the_next_micro_batch_waits_for_the_gradients_to_which_the_host_adds():
     assert sum(item.bytes_written for item in adds) == 4 * SHARD
 
 
-def test_the_host_updates_what_it_keeps():
+def test_host_updates_offloaded_parameters():
     records = steady(traced("parameters"))
     updates = [item for item in records if isinstance(item, HostKernel) and item.phase == "optimizer"]
     adam = [item for item in updates if item.op == "aten._fused_adamw_"]
@@ -107,7 +107,7 @@ def test_the_host_updates_what_it_keeps():
     assert not any(isinstance(item, Kernel) and "adam" in item.op for item in records)
 
 
-def test_optimizer_state_comes_for_the_step_only():
+def test_offloaded_optimizer_state_is_on_the_device_for_the_step_only():
     trace = traced("optimizer")
     assert copied(trace, "host_to_device") >= 2 * 4 * SHARD
     assert copied(trace, "device_to_host") >= 2 * 4 * SHARD
@@ -115,19 +115,19 @@ def test_optimizer_state_comes_for_the_step_only():
     assert kept.start - offloaded.start >= 2 * 4 * SHARD
 
 
-def test_activations_go_and_come_back():
+def test_offloaded_activations_are_copied_out_and_back():
     trace = traced("activations")
     there, back = copied(trace, "device_to_host"), copied(trace, "host_to_device")
     assert back - there <= 2 * 2 * 32 * 8 + 64 and there > 0
     assert memory(trace).peak < memory(traced("nothing")).peak
 
 
-def test_on_a_cpu_nothing_is_moved():
+def test_cpu_offload_copies_nothing():
     assert copied(traced("activations", "cpu"), "device_to_host") == 4 * 8
     assert copied(traced("optimizer", "cpu"), "device_to_host") == 4 * 8
 
 
-def test_the_host_computes_before_it_goes_on_and_beside_the_device():
+def test_host_kernels_block_the_host_and_overlap_the_device():
     common = {"outputs": (), "flops": 0, "bytes_read": 0, "bytes_written": 0, "attributes": {}, "module": ""}
     kernel = Kernel(stream=0, op="aten.mm", inputs=(), phase="backward", **common)
     work = HostKernel(op="aten._fused_adamw_", inputs=(), phase="optimizer", **common)
@@ -145,11 +145,11 @@ def test_the_host_computes_before_it_goes_on_and_beside_the_device():
     assert end(kernel, work, work, work) == pytest.approx(6.0)
 
 
-def test_work_of_the_host_survives_as_text():
+def test_host_kernels_survive_serialisation():
     trace = traced("parameters")
     assert load(save(trace)) == trace
 
 
-def test_memory_that_waits_for_another_stream_is_refused():
+def test_record_stream_is_refused():
     with pytest.raises(SimulationError, match="record_stream"):
         operator(torch.ops.aten.record_stream.default)

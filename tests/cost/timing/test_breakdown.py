@@ -50,7 +50,7 @@ def test_no_overlap_exposes_everything():
     assert parts(found) == (5, 3, 2, 2, 2)
 
 
-def test_the_parts_add_up_to_the_step_whatever_runs_beside_what():
+def test_parts_sum_to_the_step_under_any_overlap():
     intervals = [
         kernel(0, 3),
         collective(1, 6),
@@ -65,12 +65,12 @@ def test_the_parts_add_up_to_the_step_whatever_runs_beside_what():
     assert found.exposed_by_axis == {"dp_shard": 3, "tp": 2}
 
 
-def test_recomputation_and_what_communication_adds_are_parts_of_computation():
+def test_recomputation_and_slowdown_are_included_in_computation():
     found = breakdown([kernel(0, 3, alone=2), kernel(3, 5, phase="recompute"), collective(0, 3)], 5)
     assert (found.recompute, found.slowed, found.by_phase) == (2, 1, {"forward": 3, "recompute": 2})
 
 
-def test_kernels_are_told_by_what_they_do():
+def test_kernels_are_grouped_by_kind():
     found = breakdown(
         [kernel(0, 4), kernel(4, 7, op="aten._scaled_dot_product_flash_attention"), kernel(7, 9, op="aten.silu"),
          kernel(9, 10, op="aten._fused_adamw_", phase="optimizer")], 10,
@@ -78,7 +78,7 @@ def test_kernels_are_told_by_what_they_do():
     assert found.by_kind == {"matrix product": 4, "attention": 3, "elementwise": 2, "optimizer": 1}
 
 
-def test_equal_modules_are_counted_together_and_the_most_expensive_comes_first():
+def test_equal_modules_are_merged_and_sorted_by_time():
     found = breakdown(
         [kernel(0, 1, module="layers.0.w"), kernel(1, 3, module="layers.11.w", phase="recompute"),
          kernel(3, 8, module="output")], 8,
@@ -89,7 +89,7 @@ def test_equal_modules_are_counted_together_and_the_most_expensive_comes_first()
     ]
 
 
-def test_collectives_are_counted_by_kind_axis_and_module_and_the_most_exposed_comes_first():
+def test_collectives_are_grouped_and_sorted_by_exposed_time():
     found = breakdown(
         [kernel(0, 6), collective(0, 6, module="layers.0"), collective(6, 7, axis="tp", module="layers.1.w"),
          collective(7, 9, axis="tp", module="layers.2.w")], 9,
@@ -110,5 +110,5 @@ def test_collectives_are_counted_by_kind_axis_and_module_and_the_most_exposed_co
         ("", ""),
     ],
 )
-def test_numbers_of_a_path_are_left_open(path: str, pattern: str):
+def test_path_indices_become_stars(path: str, pattern: str):
     assert pattern_of(path) == pattern

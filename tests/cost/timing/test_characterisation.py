@@ -75,7 +75,7 @@ def _sized(record: Collective, size: int) -> Collective:
     return Collective(**{name: getattr(record, name) for name in Collective.__slots__} | {"bytes": size})
 
 
-def told(timeline: Timeline, digits: int) -> dict[str, Any]:
+def summary(timeline: Timeline, digits: int) -> dict[str, Any]:
     """A timeline, shortened so that any difference shows."""
     intervals = sorted((item.start, item.end, item.queue) for item in timeline.intervals)
     weighed = sum((place % 89 + 1) * (3 * start + end) for place, (start, end, _) in enumerate(intervals))
@@ -90,7 +90,7 @@ def told(timeline: Timeline, digits: int) -> dict[str, Any]:
 def alone(seed: int) -> dict[str, Any]:
     """The timeline of a rank that is simulated alone, in every digit."""
     trace = Trace(rank=0, world=65, stage=0, items=tuple(Program(seed).alone()))
-    return told(simulate(trace, price, HOSTS[seed % len(HOSTS)]), 17)
+    return summary(simulate(trace, price, HOSTS[seed % len(HOSTS)]), 17)
 
 
 def together(seed: int) -> dict[str, Any]:
@@ -102,11 +102,11 @@ def together(seed: int) -> dict[str, Any]:
 def _rank(item: RankTimeline) -> dict[str, Any]:
     waits = sum(stop - start for start, stop in item.waits)
     actions = sum((place + 1) * (3 * one.start + one.end) for place, one in enumerate(item.actions))
-    return {**told(item.timeline, 10), "waits": f"{waits:.9g}", "actions": [len(item.actions), f"{actions:.10g}"]}
+    return {**summary(item.timeline, 10), "waits": f"{waits:.9g}", "actions": [len(item.actions), f"{actions:.10g}"]}
 
 
 @pytest.fixture(scope="module")
-def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
+def golden(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.config.getoption("--update-golden", default=False):
         found = {"alone": {str(n): alone(n) for n in ALONE}, "together": {str(n): together(n) for n in TOGETHER}}
         lines = [f'"{name}": {{\n' + ",\n".join(f'"{n}": {json.dumps(one)}' for n, one in seeds.items()) + "\n}"
@@ -116,10 +116,10 @@ def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", ALONE)
-def test_a_rank_alone_is_timed_as_before_in_every_digit(seed: int, kept: dict[str, Any]):
-    assert alone(seed) == kept["alone"][str(seed)]
+def test_single_rank_timeline_equals_the_golden_one(seed: int, golden: dict[str, Any]):
+    assert alone(seed) == golden["alone"][str(seed)]
 
 
 @pytest.mark.parametrize("seed", TOGETHER)
-def test_ranks_that_wait_for_each_other_are_timed_as_before(seed: int, kept: dict[str, Any]):
-    assert together(seed) == kept["together"][str(seed)]
+def test_timelines_of_coupled_ranks_equal_the_golden_ones(seed: int, golden: dict[str, Any]):
+    assert together(seed) == golden["together"][str(seed)]

@@ -18,32 +18,32 @@ def paced(start: float, *, took: float, by_host: float, more: int = 10, lag: flo
     return Paced(Span(start, start + took, more), by_host, lag)
 
 
-def test_a_span_goes_on_while_the_device_takes_longer():
+def test_device_bound_span_is_extrapolated():
     assert keeps_pace([paced(0, took=2, by_host=1), paced(20, took=2, by_host=1)], [])
 
 
-def test_a_span_at_the_pace_of_the_host_goes_on():
+def test_host_bound_span_is_extrapolated():
     assert keeps_pace([paced(0, took=2, by_host=2), paced(20, took=3, by_host=3)], [])
 
 
-def test_a_device_that_works_off_what_waits_for_it_goes_on_as_long_as_something_waits():
+def test_device_backlog_is_extrapolated_while_it_lasts():
     assert keeps_pace([paced(0, took=2, by_host=2.5, lag=5)], [])
     assert not keeps_pace([paced(0, took=2, by_host=2.5, lag=4.9)], [])
     assert not keeps_pace([paced(0, took=2, by_host=2.5)], [])
 
 
-def test_what_waits_grows_with_the_spans_before():
+def test_backlog_grows_with_the_spans_before():
     forward, backward = paced(0, took=2, by_host=1), paced(20, took=2, by_host=3, lag=1)
     assert keeps_pace([forward, backward], [])
     assert not keeps_pace([paced(0, took=2, by_host=1.5), backward], [])
 
 
-def test_a_span_at_the_pace_of_the_host_is_another_where_the_host_gets_ahead_before_it():
+def test_backlog_before_a_host_bound_span_prevents_extrapolation():
     assert not keeps_pace([paced(0, took=2, by_host=1), paced(20, took=2, by_host=2)], [])
     assert keeps_pace([paced(0, took=2, by_host=2), paced(20, took=2, by_host=1)], [])
 
 
-def test_micro_batches_go_on_while_the_device_takes_longer_with_all_their_blocks():
+def test_device_bound_micro_batches_are_extrapolated():
     blocks = [paced(0, took=2, by_host=1)]
     assert keeps_pace(blocks, [paced(0, took=20, by_host=29)])
     assert not keeps_pace(blocks, [paced(0, took=20, by_host=31)])
@@ -69,8 +69,8 @@ READ = Copy(stream=0, direction="device_to_host", bytes=8, blocking=True, module
     ],
     ids=["nowhere", "for the device behind them", "for a copy behind them", "before them"],
 )
-def test_lag_is_known_up_to_where_the_host_waits(before: list[Any], behind: list[Any], lag: float):
-    """Of kernels that take the device 2 s and the host 1 s, the third begins when 5 s have passed, the host's third."""
+def test_lag_is_measured_up_to_the_next_host_wait(before: list[Any], behind: list[Any], lag: float):
+    """Kernels take the device 2 s and the host 1 s."""
 
     def cost(record: object) -> Cost:
         return Cost(seconds=2.0, resource="device_to_host" if isinstance(record, Copy) else "compute", model="test")

@@ -41,7 +41,7 @@ def unit(record) -> Cost:
 
 
 def times(records: dict[int, list], price=orders.price) -> tuple[float, dict[int, float]]:
-    """The time of all ranks, and of each the seconds for which it waits for others or has nothing left to do."""
+    """Time of all ranks, and the idle seconds of each."""
     found = simulate_ranks(records, price, HOST)
     end = max(item.timeline.end for item in found.values())
     waits = {
@@ -53,7 +53,7 @@ def times(records: dict[int, list], price=orders.price) -> tuple[float, dict[int
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32), (4, 4)])
 @pytest.mark.parametrize("make", [orders.gpipe, orders.one_forward_one_backward])
-def test_the_bubble_of_one_stage_for_each_rank_is_p_minus_1_over_m(make, ranks: int, micro_batches: int):
+def test_bubble_of_one_stage_per_rank_is_p_minus_1_over_m(make, ranks: int, micro_batches: int):
     end, waits = times(make(ranks=ranks, micro_batches=micro_batches))
     ideal = 3.0 * micro_batches
     assert end == pytest.approx(ideal + 3.0 * (ranks - 1))
@@ -61,7 +61,7 @@ def test_the_bubble_of_one_stage_for_each_rank_is_p_minus_1_over_m(make, ranks: 
 
 
 @pytest.mark.parametrize(("ranks", "stages_of_rank", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 3, 8), (8, 2, 32)])
-def test_the_bubble_of_interleaved_stages_is_smaller_by_their_number(ranks, stages_of_rank, micro_batches):
+def test_interleaved_stages_divide_the_bubble(ranks, stages_of_rank, micro_batches):
     records = orders.multi_stage(
         "Interleaved1F1B", ranks=ranks, stages_of_rank=stages_of_rank, micro_batches=micro_batches
     )
@@ -72,14 +72,14 @@ def test_the_bubble_of_interleaved_stages_is_smaller_by_their_number(ranks, stag
 
 
 @pytest.mark.parametrize("name", ["InterleavedZeroBubble", "ZBVZeroBubble"])
-def test_split_backwards_make_the_bubble_smaller(name: str):
+def test_split_backward_shrinks_the_bubble(name: str):
     size = {"ranks": 4, "stages_of_rank": 2, "micro_batches": 8}
     split, _ = times(orders.multi_stage(name, **size))
     whole, _ = times(orders.multi_stage("Interleaved1F1B", **size))
     assert 3.0 * 8 * 2 <= split < whole
 
 
-def test_every_order_of_torch_runs_without_a_standstill():
+def test_torch_schedules_run_without_deadlock():
     for name in ("LoopedBFS", "DualPipeV"):
         found = simulate_ranks(orders.multi_stage(name, ranks=4, stages_of_rank=2, micro_batches=8), orders.price, HOST)
         assert all(len(item.actions) >= 32 for item in found.values())
@@ -95,7 +95,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("host", [Host(), Host(dispatch_seconds=0.3, compute_slowdown=1.25), Host(dispatch_seconds=2)])
-def test_a_rank_that_meets_no_other_is_timed_as_alone(host: Host):
+def test_independent_ranks_are_timed_as_alone(host: Host):
     alone = simulate(Trace(rank=0, world=2, stage=0, items=tuple(MIXED)), unit, host)
     together = simulate_ranks({0: MIXED, 2: MIXED}, unit, host)
     for found in together.values():
@@ -108,7 +108,7 @@ def test_a_rank_that_meets_no_other_is_timed_as_alone(host: Host):
         ]
 
 
-def test_a_collective_of_two_ranks_begins_with_the_later_of_them():
+def test_collective_starts_with_the_last_rank():
     early = [collective(0, (0, 1)), WaitWork(0, 0), kernel(0)]
     late = [kernel(0), kernel(0), collective(0, (0, 1)), WaitWork(0, 0), kernel(0)]
     found = simulate_ranks({0: early, 1: late}, unit, HOST)
@@ -116,7 +116,7 @@ def test_a_collective_of_two_ranks_begins_with_the_later_of_them():
     assert found[0].waits == ((0.0, 3.0),)
 
 
-def test_ranks_that_wait_for_each_other_are_named():
+def test_deadlocked_ranks_are_named():
     def one(peer: int, me: int) -> list:
         return [collective(0, (peer, me), "receive"), WaitWork(0, 0), kernel(), collective(1, (me, peer), "send")]
 
@@ -124,12 +124,12 @@ def test_ranks_that_wait_for_each_other_are_named():
         simulate_ranks({0: one(1, 0), 1: one(0, 1)}, unit, HOST)
 
 
-def test_a_transfer_to_a_rank_that_is_not_there_is_refused():
+def test_transfer_to_a_missing_rank_is_refused():
     with pytest.raises(ValueError, match="rank 3 sends or receives"):
         simulate_ranks({0: [collective(0, (0, 3), "send")]}, unit, HOST)
 
 
-def test_a_piece_is_as_long_as_its_device_or_its_host_makes_it():
+def test_action_takes_the_longer_of_device_and_host_time():
     action = ActionOp(stream=0, seconds=1.0, latency=3.0, host_seconds=2.5)
     found = simulate_ranks({0: [action, action, kernel()]}, unit, HOST)[0]
     assert found.timeline.end == pytest.approx(6.5)  # 2.5 s behind the first begins the second, which takes 3 s

@@ -47,7 +47,7 @@ def both(*records: Any, price: Any = cost, **host: Any) -> tuple[Timeline, Timel
 
 
 def sums(timeline: Timeline) -> dict[tuple[str, ...], float]:
-    """When all is over, for how long the host waited, and what each queue does in each phase."""
+    """End time, host waiting time, and seconds of each queue by phase."""
     found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for place, item in enumerate(one for one in timeline.intervals if isinstance(one.record, Collective)):
         found["collective", str(place)] = item.start
@@ -62,18 +62,18 @@ def spans(timeline: Timeline, queue: str = "stream 0") -> list[tuple[float, floa
     return [(item.start, item.end) for item in timeline.intervals if item.queue == queue]
 
 
-def test_kernels_that_follow_each_other_are_one_interval():
+def test_consecutive_kernels_are_one_interval():
     first, second = both(kernel(1.0), kernel(2.0), Mark("end layers.0"), kernel(3.0), RecordEvent(1, 0), kernel(4.0))
     assert len(first.intervals) == 4
     assert spans(second) == [(0.0, 6.0), (6.0, 10.0)]
 
 
-def test_another_stream_or_phase_ends_a_run():
+def test_change_of_stream_or_phase_ends_a_run():
     _, second = both(kernel(1.0), kernel(1.0, phase="recompute"), kernel(1.0), kernel(1.0, stream=3), kernel(1.0))
     assert len(second.intervals) == 5
 
 
-def test_a_run_begins_with_what_its_instances_are_found_by():
+def test_matrix_product_starts_a_new_run():
     product = kernel(1.0, op="aten.mm")
     _, second = both(kernel(1.0), kernel(1.0), product, kernel(1.0))
     assert spans(second) == [(0.0, 2.0), (2.0, 4.0)]
@@ -91,7 +91,7 @@ def test_communication_slows_each_kernel_of_a_run_by_its_own_factor():
     assert slowed == pytest.approx(1.0 + 0.25)
 
 
-def test_a_run_waits_for_the_host_where_each_of_its_kernels_does():
+def test_run_is_split_where_kernels_wait_for_the_host():
     kernels = [kernel(seconds) for seconds in (0.5, 2.0, 0.5, 0.5, 0.5, 0.5, 0.5)]
     first, second = both(*kernels, dispatch_seconds=1.0)
     # Each of the second to the fifth is there when the one before it is done; before the others the device is idle.
@@ -99,13 +99,13 @@ def test_a_run_waits_for_the_host_where_each_of_its_kernels_does():
     assert spans(second) == [(1.0, 1.5), (2.0, 5.5), (6.0, 6.5), (7.0, 7.5)]
 
 
-def test_a_run_is_one_where_its_stream_waits_longer_than_the_host_issues():
+def test_queued_kernels_are_one_run():
     first, second = both(collective(1, 10.0), WaitWork(0, 1), *[kernel(0.5) for _ in range(6)], dispatch_seconds=1.0)
     assert len(spans(first)) == 6
     assert spans(second) == [(11.0, 14.0)]
 
 
-def test_a_run_gives_way_between_its_kernels_to_what_was_issued_before():
+def test_run_is_interrupted_by_earlier_issued_kernels():
     # The kernel of stream 2 waits for the collective until 2.5, beside the third kernel of the run.
     before = collective(1, 2.5), WaitWork(2, 1), kernel(1.0, stream=2)
     first, second = both(*before, *[kernel(1.0) for _ in range(5)])
@@ -114,14 +114,14 @@ def test_a_run_gives_way_between_its_kernels_to_what_was_issued_before():
     assert [item.cost.seconds for item in second.intervals if item.queue == "stream 0"] == [3.0, 2.0]
 
 
-def test_what_was_issued_behind_a_run_waits_for_all_of_it():
+def test_kernels_issued_after_a_run_wait_for_it():
     first, second = both(*[kernel(1.0) for _ in range(5)], collective(1, 2.5), WaitWork(2, 1), kernel(1.0, stream=2))
     assert spans(first, "stream 2") == spans(second, "stream 2") == [(5.0, 6.0)]
     assert len(spans(second)) == 1
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_traces_take_the_same_by_run(seed: int):
+def test_random_traces_have_equal_times_by_run(seed: int):
     chance, records = random.Random(seed), []
     for record in Program(seed).alone():
         records.append(record)

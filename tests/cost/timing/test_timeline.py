@@ -109,7 +109,7 @@ def test_an_event_that_was_never_recorded_is_complete():
     assert run(WaitEvent(0, 3), kernel(1.0)).end == 1.0
 
 
-def test_a_recorded_event_includes_what_its_stream_waits_for():
+def test_recorded_event_includes_waits_of_its_stream():
     timeline = run(kernel(2.0, stream=1), WaitStream(0, 1), RecordEvent(1, 0), WaitEvent(2, 1), kernel(1.0, stream=2))
     assert timeline.end == 3.0
 
@@ -119,7 +119,7 @@ def test_wait_stream_takes_only_earlier_work():
     assert max(item.end for item in timeline.intervals if isinstance(item.record, Kernel)) == 2.0
 
 
-def test_a_communicator_is_a_queue_and_two_communicators_share_the_network():
+def test_collectives_are_serialised_within_and_across_communicators():
     same = run(collective(1, 1.0), collective(2, 1.0))
     other = run(collective(1, 1.0), collective(2, 1.0, axis="tp"))
     assert same.end == other.end == 2.0
@@ -128,26 +128,26 @@ def test_a_communicator_is_a_queue_and_two_communicators_share_the_network():
 @pytest.mark.parametrize(
     ("wait", "host_time"), [(HostWaitDevice(), 5.0), (HostWaitStream(0), 1.0), (HostWaitEvent(9), 1.0)]
 )
-def test_the_host_waits_for_what_it_names(wait, host_time):
+def test_host_waits_for_the_named_work(wait, host_time):
     timeline = run(kernel(1.0), RecordEvent(9, 0), collective(1, 4.0), wait, Mark("after"))
     assert dict(timeline.marks)["after"] == host_time
     assert timeline.host_blocked == host_time
 
 
-def test_a_blocking_copy_stops_the_host():
+def test_blocking_copy_blocks_the_host():
     timeline = run(kernel(2.0), copy(1.0, blocking=True, direction="device_to_host"), Mark("after"), kernel(1.0))
     assert dict(timeline.marks)["after"] == 3.0
     assert timeline.end == 4.0
 
 
-def test_the_host_bounds_a_stream_of_small_kernels():
+def test_host_dispatch_bounds_small_kernels():
     timeline = run(*[kernel(1e-6) for _ in range(100)], dispatch_seconds=1e-5)
     assert timeline.end == pytest.approx(100 * 1e-5 + 1e-6)
     timeline = run(*[kernel(1e-4) for _ in range(100)], dispatch_seconds=1e-5)
     assert timeline.end == pytest.approx(1e-5 + 100 * 1e-4)
 
 
-def test_what_python_issues_takes_the_host_longer_in_whichever_phase():
+def test_operators_issued_by_python_cost_more_host_time():
     by_code = [kernel(1e-6) for _ in range(100)]
     by_python = [dataclasses.replace(item, python=True) for item in by_code]
     in_backward = [dataclasses.replace(item, phase="backward") for item in by_python]
@@ -164,13 +164,13 @@ def test_what_python_issues_takes_the_host_longer_in_whichever_phase():
 
 
 @pytest.mark.parametrize("record", [collective(1, 1e-6), copy(1e-6, blocking=False, direction="host_to_device")])
-def test_collectives_and_copies_take_the_host_what_kernels_take(record):
+def test_collectives_and_copies_have_the_host_time_of_kernels(record):
     host = Host(dispatch_seconds=1e-5, python_seconds=3e-5)
     assert host.dispatch(record) == 1e-5
     assert host.dispatch(dataclasses.replace(record, python=True)) == 3e-5
 
 
-def test_communication_slows_the_computation_beside_it():
+def test_overlapping_communication_slows_computation():
     timeline = run(collective(1, 1.0), kernel(2.0), compute_slowdown=1.25)
     # One second at 1/1.25 of the speed does 0.8 of the kernel; the other 1.2 run alone.
     assert timeline.end == pytest.approx(1.0 + 1.2)
@@ -181,7 +181,7 @@ def test_waiting_for_unknown_work_is_an_error():
         run(WaitWork(0, 4))
 
 
-def test_busy_merges_what_overlaps():
+def test_busy_merges_overlapping_intervals():
     timeline = run(kernel(1.0), collective(1, 3.0), kernel(1.0))
     assert busy(timeline.intervals, ("compute",)) == [(0.0, 2.0)]
 
@@ -212,7 +212,7 @@ def longest_path(records):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_programs_agree_with_the_longest_path(seed):
+def test_random_programs_equal_the_longest_path(seed):
     # One compute stream and one communicator: nothing shares a resource, so waits alone decide.
     random_ = random.Random(seed)
     records, work, events = [], itertools.count(1), itertools.count(1)

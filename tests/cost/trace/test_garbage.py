@@ -7,7 +7,7 @@ import gc
 from legoai.cost.trace.garbage import collected, uncollected
 
 
-def test_a_part_that_leaves_cycles_is_collected_inside_of_what_is_not():
+def test_collected_scope_inside_an_uncollected_one_runs_the_collector():
     seen = []
     with uncollected():
         seen.append(gc.isenabled())
@@ -18,7 +18,7 @@ def test_a_part_that_leaves_cycles_is_collected_inside_of_what_is_not():
     assert gc.isenabled()
 
 
-def test_what_is_kept_is_not_looked_through_afterwards():
+def test_surviving_objects_are_frozen():
     frozen = gc.get_freeze_count()
     try:
         with uncollected(kept=True):

@@ -42,7 +42,7 @@ EVERY_RECORD = (
 )  # fmt: skip
 
 
-def test_every_record_survives():
+def test_every_record_survives_serialisation():
     trace = Trace(rank=3, world=8, stage=1, items=EVERY_RECORD)
     assert load(save(trace)) == trace
 
@@ -50,12 +50,12 @@ def test_every_record_survives():
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"format": 2}', '{"format":1,"rank":0,"world":1,"stage":0}\n{"record":"X"}']
 )
-def test_other_text_is_refused(text):
+def test_invalid_trace_text_is_refused(text):
     with pytest.raises(ValueError, match=r"trace"):
         load(text)
 
 
-def test_records_and_instances_are_pickled_as_they_are():
+def test_records_and_instances_survive_pickling():
     assert pickle.loads(pickle.dumps(EVERY_RECORD)) == EVERY_RECORD
     first = first_instance(EVERY_RECORD)
     one, other = pickle.loads(pickle.dumps([first, Instance(first.segment, ((9,), (), ()), (8,))]))

@@ -25,7 +25,7 @@ def kernel(module: str = "layers.0") -> Kernel:
 
 
 def block(before: int, own: int, event: int) -> list[Record]:
-    """A block that takes what the one before it made, and frees it."""
+    """A block that reads and frees the output of the previous one."""
     return [allocate(own), kernel(), RecordEvent(event, 0), WaitEvent(1, event), Resize(own, 2048), Free(before)]
 
 
@@ -38,7 +38,7 @@ def composed() -> tuple[Trace, list[Record]]:
     return trace, [*start, *block(0, 1, 0), *block(1, 2, 1), *end]
 
 
-def test_a_composed_trace_has_the_records_of_its_segments():
+def test_segmented_trace_has_the_records_of_its_segments():
     trace, records = composed()
     assert list(trace.records) == records
     assert [trace.records[index] for index in range(len(records))] == records
@@ -47,7 +47,7 @@ def test_a_composed_trace_has_the_records_of_its_segments():
     assert list(trace.between(trace.steps[0])) == list(trace.items)
 
 
-def test_a_segment_counts_once():
+def test_repeated_segment_is_stored_once():
     trace, records = composed()
     assert len(list(trace.once_each())) == len(records) - len(block(0, 1, 0))
     first, second = (item for item in trace.items if isinstance(item, Instance))
@@ -55,14 +55,14 @@ def test_a_segment_counts_once():
     assert second.segment.summary(MemoryEffects) is effects and len(effects.changed.slots) == 1
 
 
-def test_memory_of_a_composed_trace_is_that_of_its_records():
+def test_memory_of_a_segmented_trace_equals_its_records():
     trace, records = composed()
     flat = Trace(rank=0, world=1, stage=0, items=records)
     assert memory(trace) == memory(flat) and memory(trace).peak == 4096
     assert reserve(trace) == reserve(flat)
 
 
-def test_segments_are_translated_to_the_names_of_another_rank():
+def test_segments_are_translated_to_another_rank():
     trace, _ = composed()
     translation = Translation({"layers.0": "layers.7"}, {}, range(1), 0)
     other = Trace(rank=1, world=2, stage=1, items=trace.items, translation=translation)
@@ -70,7 +70,7 @@ def test_segments_are_translated_to_the_names_of_another_rank():
     assert modules == {"layers.7"}
 
 
-def test_an_instance_has_names_of_its_own():
+def test_instance_has_its_own_module_names():
     trace, records = composed()
     start, first, second, end = trace.items[:2], trace.items[2], trace.items[3], trace.items[4:]
     elsewhere = Translation({"layers.0": "layers.1"}, {}, range(0), 0)
@@ -85,7 +85,7 @@ def test_an_instance_has_names_of_its_own():
     assert pickle.loads(pickle.dumps(named)) == flat
 
 
-def test_a_composed_trace_is_timed_as_its_records():
+def test_segmented_trace_is_timed_as_its_records():
     trace, records = composed()
     flat = Trace(rank=0, world=1, stage=0, items=records)
     ours, theirs = (simulate(one, price, Host(dispatch_seconds=0.3)) for one in (trace, flat))
@@ -97,7 +97,7 @@ def price(_: object) -> Cost:
     return Cost(seconds=1.0, resource="compute", model="test")
 
 
-def test_a_trace_that_went_to_another_process_is_the_same():
+def test_trace_survives_pickling():
     trace, _ = composed()
     memory(trace)
     assert pickle.loads(pickle.dumps(trace)) == trace

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.diagnostics.vocabulary import TABLE, TORCHTITAN, our_model, torchtitan
+from legoai.dsl.diagnostics.model_names import our_model
+from legoai.dsl.diagnostics.vocabulary import TABLE, TORCHTITAN, torchtitan
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.topics import topics
 from legoai.lowering.program import lower
@@ -43,7 +44,7 @@ FORMS = sorted({entry.form for entry in TABLE if entry.form})
 
 
 def over(form: str, beside: str) -> str:
-    """A plan with ``form``, and with those statements beside it that it does not say itself."""
+    """A plan with ``form`` and the required statements that it lacks."""
     keyword = form.split()[0]
     plan = HEAD + beside
     if "fsdp" not in plan and "dp_shard" in plan and keyword not in ("fsdp", "replicate"):
@@ -62,7 +63,7 @@ def over(form: str, beside: str) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_lints_and_lowers_over_some_plan(form: str):
+def test_every_suggested_form_lints_and_lowers(form: str):
     tried = []
     for beside in MESHES:
         linted = lint(over(form, beside), "words.plan", directory=Path())
@@ -75,13 +76,13 @@ def test_every_form_lints_and_lowers_over_some_plan(form: str):
     raise AssertionError(tried)
 
 
-def test_every_option_of_torchtitan_leads_to_a_statement():
+def test_every_torchtitan_option_maps_to_a_statement():
     rows = dict(torchtitan())
     assert len(rows) == len(TORCHTITAN)
     assert sum(ours.strip("`") in FORMS for ours in rows.values()) == len(rows) - 1, "but for a note on `loss_parallel`"
 
 
-def test_every_word_of_ours_is_a_word_of_the_language():
+def test_every_suggested_name_is_in_the_language():
     ours = {item.name for item in topics()} | {REST}
     for config in (LlamaConfig, GPTConfig, MixtralConfig):
         ours |= set(config.__dataclass_fields__)
@@ -89,7 +90,7 @@ def test_every_word_of_ours_is_a_word_of_the_language():
     assert unknown == set()
 
 
-def test_an_entry_says_something_and_words_are_as_they_are_looked_up():
+def test_entries_have_content_and_normalised_words():
     for entry in TABLE:
         assert entry.ours or entry.form or entry.note, entry
         for word in entry.words.split():
@@ -233,7 +234,7 @@ VALUES = {
 }
 
 
-def said(statement: str) -> str:
+def messages(statement: str) -> str:
     """The help of the diagnostics on a statement that takes the place of the like one of a plan."""
     keyword = statement.split()[0]
     rest = [line for line in HEAD.splitlines() if line and line.split()[0] != keyword]
@@ -244,8 +245,8 @@ def said(statement: str) -> str:
 
 
 @pytest.mark.parametrize(("statement", "words"), [*KEYWORDS.items(), *OPTIONS.items(), *VALUES.items()])
-def test_another_tools_word_leads_to_ours(statement: str, words: str):
-    assert words in said(statement)
+def test_names_of_other_tools_are_mapped_to_ours(statement: str, words: str):
+    assert words in messages(statement)
 
 
 PATHS = {
@@ -271,14 +272,14 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_modules_of_other_models_lead_to_those_of_this_one(path: str):
-    assert f"did you mean `{PATHS[path]}`?" in said(f"checkpoint {{ {path} = full }}")
+def test_module_names_of_other_models_are_mapped_to_this_model(path: str):
+    assert f"did you mean `{PATHS[path]}`?" in messages(f"checkpoint {{ {path} = full }}")
 
 
 @pytest.mark.parametrize("path", ["layers.*.mystery", "model", "model.zebra.*"])
-def test_a_path_like_nothing_is_not_guessed(path: str):
-    assert "did you mean `zebra" not in said(f"checkpoint {{ {path} = full }}")
-    assert "did you mean `layers.*.mystery`" not in said(f"checkpoint {{ {path} = full }}")
+def test_dissimilar_path_gets_no_suggestion(path: str):
+    assert "did you mean `zebra" not in messages(f"checkpoint {{ {path} = full }}")
+    assert "did you mean `layers.*.mystery`" not in messages(f"checkpoint {{ {path} = full }}")
 
 
 @pytest.mark.parametrize(
@@ -299,5 +300,5 @@ def test_a_path_like_nothing_is_not_guessed(path: str):
         ("zebra", None),
     ],
 )
-def test_names_of_the_hub_lead_to_built_in_models(name: str, model: str | None):
+def test_hub_model_names_suggest_built_in_models(name: str, model: str | None):
     assert our_model(name) == model

@@ -37,13 +37,13 @@ def answered(text: str, *answers: str) -> str:
     return write_answers(file, dict(zip((hole.span for hole in holes(file)), answers, strict=True)))
 
 
-def test_answers_stand_behind_the_domain_and_replace_old_ones():
+def test_answers_are_written_after_the_domain_and_replace_old_ones():
     assert answered(PLAN, "2", "8", "16", "0.25") == PLAN.replace("[1, 2, 4]", "[1, 2, 4] -> 2").replace(
         "-> 4", "-> 8"
     ).replace("dp_shard = auto", "dp_shard = auto -> 16").replace("auto -> 0.5", "auto -> 0.25")
 
 
-def test_only_the_holes_that_are_named_change():
+def test_only_named_holes_change():
     file = read_plan(PLAN)
     second = list(holes(file))[1]
     assert write_answers(file, {second.span: "2"}) == PLAN.replace("-> 4", "-> 2")
@@ -57,7 +57,7 @@ def test_pinning_leaves_plain_values():
     ).replace("auto -> 0.5", "0.25")
 
 
-def test_a_sum_cannot_be_pinned_behind_a_keyword():
+def test_sum_after_a_keyword_cannot_be_pinned():
     with pytest.raises(EditError, match="cannot stand here"):
         pin(read_plan("attention auto -> 1 + 2\n"))
 
@@ -72,12 +72,12 @@ def test_answers_in_parentheses_are_replaced_whole():
 
 
 @pytest.mark.parametrize("answer", ["", "8,", "8)", "8\nplan b", "8 # why", "auto", "x = 2", '"'])
-def test_an_answer_that_is_no_value_is_refused(answer: str):
+def test_invalid_answer_is_refused(answer: str):
     with pytest.raises(EditError, match="is not a value"):
         answered("mesh (tp = auto)\n", answer)
 
 
-def test_a_place_without_a_hole_is_refused():
+def test_span_without_a_hole_is_refused():
     file = read_plan(PLAN)
     with pytest.raises(EditError, match="no hole here"):
         write_answers(file, {file.statements[0].span: "8"})
@@ -97,7 +97,7 @@ def test_a_place_without_a_hole_is_refused():
         ("variant v {\n  minimize mfu\n}\n", f"variant v {{\n  minimize mfu\n}}\n\n{LINE}\n"),
     ],
 )
-def test_the_solvers_line_has_one_place(before: str, after: str):
+def test_solved_line_is_written_at_a_fixed_position(before: str, after: str):
     written = write_solved(read_plan(before), RECORD)
     assert written == after
     assert write_solved(read_plan(written), RECORD) == written
@@ -107,7 +107,7 @@ def test_the_solvers_line_has_one_place(before: str, after: str):
     )
 
 
-def test_a_gap_that_is_not_known_is_said_so():
+def test_unknown_gap_is_written_as_unknown():
     record = Solved(digest=RECORD.digest, version=RECORD.version, profile=RECORD.profile, gap=None)
     written = write_solved(read_plan("plan a\n"), record)
     assert written.endswith("gap unknown\n")

@@ -36,7 +36,7 @@ def undecided(declared: Declared) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_an_expanded_plan_is_the_same_plan(path: Path):
+def test_expanded_plan_resolves_to_the_same_plan(path: Path):
     text = path.read_text(encoding="utf-8")
     before = resolved(text, directory=path.parent)
     after = expand(before)
@@ -54,7 +54,7 @@ def test_an_expanded_plan_is_the_same_plan(path: Path):
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_no_default_is_left_hidden(path: Path):
+def test_expanded_plan_shows_every_default(path: Path):
     plan = resolved(expand(resolved(path.read_text("utf-8"), directory=path.parent)), directory=path.parent).plan
     assert plan is not None
     for directive in plan.directives():
@@ -94,8 +94,8 @@ def test_holes_and_let_names_stay_as_they_are():
     assert "optimizer fast\n" in after
 
 
-def test_a_statement_with_a_value_of_its_own_has_no_other_options():
-    """Options right behind a value would be read as its arguments, so such a statement could not be expanded."""
+def test_statement_with_a_subject_has_no_other_options():
+    """Options after a value would be parsed as its arguments, so such a statement could not be expanded."""
     for keyword in FAMILIES:
         declared = family(keyword)
         if declared.subject is not None and not declared.subject_holds_options:

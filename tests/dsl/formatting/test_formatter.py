@@ -22,7 +22,7 @@ PLANS = WORKED_PLANS + VALID_PLANS
 
 
 def _hidden(string: re.Match[str]) -> str:
-    """A string's text may look like a bracket; what stands for it is as long, since lines are measured."""
+    """Placeholder of equal length for a string, whose text may look like a bracket."""
     return f'"{"…" * (len(string[0]) - 2)}"'
 
 
@@ -34,7 +34,7 @@ def formatted(text: str) -> str:
 
 @given(some.plans)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_tree_that_is_printed_and_read_again_is_the_same_and_prints_the_same(plan: tree.PlanFile):
+def test_printing_and_parsing_round_trip(plan: tree.PlanFile):
     text = format_plan(plan)
     parsed = parse(text, "t.plan")
     assert parsed.diagnostics == ()
@@ -44,7 +44,7 @@ def test_a_tree_that_is_printed_and_read_again_is_the_same_and_prints_the_same(p
         assert len(line) <= LIMIT or not re.search(r"\w\([^)]|\[[^\]]", line), "a bracket could have been broken"
 
 
-def test_a_line_that_is_too_long_by_its_opening_bracket_is_broken():
+def test_line_too_long_by_its_opening_brace_is_broken():
     start, end = "fsdp blocks on dp_shard (", " = never)"
     head = start + "x" * (LIMIT - 1 - len(start + end)) + end
     text = formatted(f"{head} {{\n  layers.* = unit\n  norm = unit\n}}\n")
@@ -54,7 +54,7 @@ def test_a_line_that_is_too_long_by_its_opening_bracket_is_broken():
 @given(some.plans, st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance: random.Random):
-    """Every line end of a plan may have a comment behind it, and every line a comment or a blank line before it."""
+    """Every line of a plan may have a trailing comment, and a comment or a blank line before it."""
     lines = []
     for number, line in enumerate(format_plan(plan).split("\n")):
         if chance.random() < 0.2:
@@ -75,7 +75,7 @@ def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance:
 
 @given(some.texts)
 @settings(max_examples=150, deadline=None)
-def test_a_text_is_formatted_with_proof_or_not_at_all(text: str):
+def test_any_text_is_formatted_or_gives_diagnostics(text: str):
     result = format_text(text, "t.plan")
     assert (result.text is None) == bool(result.diagnostics)
 
@@ -188,7 +188,7 @@ def test_layout(name: str):
     assert formatted(text) == expected
 
 
-def test_a_plan_with_mistakes_is_not_formatted():
+def test_plan_with_syntax_errors_is_not_formatted():
     result = format_text("plan a\nmesh (tp = 8\n", "t.plan")
     assert result.text is None
     assert [item.code for item in result.diagnostics] == ["LP103"]

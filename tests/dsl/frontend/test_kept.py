@@ -32,7 +32,7 @@ class Plan:
         return self.inputs.once(number, lambda: self.compute(number))
 
     def compute(self, number: int) -> object:
-        """A computation whose reads, and whose use of smaller ones, depend on what it has read."""
+        """A computation whose reads and nested computations depend on the values read."""
         self.computed += 1
         choose = random.Random(number)
         total = 0
@@ -54,7 +54,7 @@ def outcome(plan: Plan, number: int) -> object:
         return "undecided"
 
 
-def test_kept_results_are_those_of_computing_them_anew():
+def test_memoised_results_equal_recomputed_results():
     chance, kept = random.Random(0), Kept()
     computed = anew = 0
     for _ in range(1500):
@@ -66,8 +66,8 @@ def test_kept_results_are_those_of_computing_them_anew():
     assert 0 < computed < anew / 3
 
 
-def test_an_input_counts_from_the_time_on_at_which_it_has_a_second_value():
-    """Also for a plan that is older than what is first known of the input, and for results that are older than both."""
+def test_input_becomes_a_dependency_once_it_has_two_values():
+    """Also for plans and results that are older than the first value of the input."""
     kept = Kept()
     older, other, later = (Plan(dict.fromkeys(NAMES, 0) | {"d": value}, kept) for value in (0, 1, 2))
 
@@ -82,7 +82,7 @@ def test_an_input_counts_from_the_time_on_at_which_it_has_a_second_value():
     assert [unlike(plan) for plan in (other, later)] == [1, 1]
 
 
-def test_a_boolean_is_no_number_and_two_objects_are_two():
+def test_cache_keys_distinguish_booleans_numbers_and_objects():
     kept = Kept()
     for value in (True, 1, 1.0, [1], [1, 2]):
 
@@ -93,7 +93,7 @@ def test_a_boolean_is_no_number_and_two_objects_are_two():
         assert Inputs(kept, {"a": value}.__getitem__).once("text", named) == repr(value)
 
 
-def test_what_was_raised_is_raised_again():
+def test_memoised_exception_is_raised_again():
     kept, calls = Kept(), []
 
     def fails() -> None:
@@ -106,7 +106,7 @@ def test_what_was_raised_is_raised_again():
     assert len(calls) == 1
 
 
-def test_an_interrupt_keeps_nothing():
+def test_interrupted_computation_is_not_memoised():
     kept, calls = Kept(), []
 
     def interrupted() -> str:

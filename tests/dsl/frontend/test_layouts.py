@@ -63,14 +63,14 @@ def test_the_layout_on_tp_fits_every_family(model: str, options: str):
     assert found.analysis.assigned(found.analysis.plan.shard[0]).unmatched == []
 
 
-def test_norms_of_heads_have_a_rule_where_the_model_has_them():
+def test_head_norms_have_a_rule_if_the_model_has_them():
     body = f"{TP}shard standard on tp (sequence)\n"
     assert rules(head('llama3("tiny", qk_norm = true)') + body)["layers.*.attention.{q_norm, k_norm}"] == "heads"
     assert "heads" not in rules(head() + body).values()
 
 
 @pytest.mark.parametrize(("image_size", "fits"), [(24, True), (32, False)])
-def test_the_tokens_of_an_image_are_cut_where_tp_divides_them(image_size: int, fits: bool):
+def test_image_tokens_are_sharded_if_tp_divides_them(image_size: int, fits: bool):
     model = f'vit("tiny", image_size = {image_size})'  # patches of 8, and the class token
     found = lint(head(model, "") + f"{TP}shard standard on tp (sequence)\n", "a.plan", directory=Path())
     assert [item.code for item in found.diagnostics if item.severity == "error"] == ([] if fits else ["LP404"])
@@ -85,7 +85,7 @@ def test_the_tokens_of_an_image_are_cut_where_tp_divides_them(image_size: int, f
         "mesh (dp_shard = 2)\nfsdp blocks on dp_shard\nvariant v { fsdp on dp_shard { root = unset } }\n",
     ],
 )
-def test_expansion_writes_every_rule_and_means_the_same(body: str):
+def test_expansion_writes_every_rule_and_preserves_meaning(body: str):
     found = resolution(head() + body)
     text = expand(found)
     again = resolution(text)
@@ -98,7 +98,7 @@ def test_expansion_writes_every_rule_and_means_the_same(body: str):
     assert ("# gathered" in body) == ("# gathered" in text)
 
 
-def test_rules_beside_it_replace_single_ones():
+def test_explicit_rules_replace_single_rules_of_the_layout():
     body = f"{TP}shard standard on tp {{ layers.*.attention.wq = rowwise, output = unset }}\n"
     found = rules(head() + body)
     assert found["layers.*.attention.wq"] == "rowwise"
@@ -107,7 +107,7 @@ def test_rules_beside_it_replace_single_ones():
     assert "layers.*.attention.{wq, wk, wv}" not in found
 
 
-def test_a_variant_changes_rules_and_options_of_it():
+def test_variant_changes_rules_and_options_of_the_layout():
     text = head() + f"{TP}shard standard on tp\nvariant v {{ shard on tp (sequence) {{ output = unset }} }}\n"
     assert "norm" not in rules(text)
     changed = rules(text, variant="v")
@@ -115,12 +115,12 @@ def test_a_variant_changes_rules_and_options_of_it():
     assert "output" not in changed
 
 
-def test_where_the_model_stands_does_not_matter():
+def test_position_of_the_model_statement_is_irrelevant():
     text = head().replace('model llama3("tiny")\n', "") + 'fsdp blocks on dp_shard\nmodel llama3("tiny")\n'
     assert rules(text) == {"layers.*": "unit", "root": "unit"}
 
 
-def test_rules_know_that_no_person_wrote_them():
+def test_layout_rules_record_the_layout_as_their_origin():
     plan = resolution(head() + f"{TP}shard standard on tp {{ output = colwise }}\n").plan
     assert plan is not None
     assert {rule.origin.decider for rule in plan.shard[0].rules if rule.path != "output"} == {"standard layout"}
@@ -148,7 +148,7 @@ def test_rules_know_that_no_person_wrote_them():
         ('llama3("tiny")', "shard usual on tp", "LP218"),
     ],
 )
-def test_what_a_model_does_not_declare_is_a_mistake(model: str, body: str, code: str):
+def test_undeclared_layout_is_an_error(model: str, body: str, code: str):
     assert codes(head(model) + body + "\n") == [code]
 
 

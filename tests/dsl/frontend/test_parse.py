@@ -68,14 +68,14 @@ class TestForms:
         assert full.block is not None
         assert [rule.path.text for rule in full.block.rules] == ["root", "layers.*"]
 
-    def test_brackets_right_behind_a_value_are_its_own_arguments(self):
+    def test_brackets_after_a_value_are_its_arguments(self):
         full = statement('model llama3("8b", n_layers = 4)')
         assert isinstance(full, tree.Statement)
         assert isinstance(full.subject, tree.Call)
         assert full.options is None
 
     @pytest.mark.parametrize("separator", [", ", "\n  ", ",\n  ", "\n  , ", "  # why\n  ", ", # why\n\n  # more\n  "])
-    def test_commas_and_newlines_separate_alike(self, separator: str):
+    def test_commas_and_newlines_are_equivalent_separators(self, separator: str):
         expected = parse("mesh (tp = 8, pp = 2)", "t.plan").file.statements
         assert same(parse(f"mesh (tp = 8{separator}pp = 2)", "t.plan").file.statements, expected)
         assert same(parse(f"mesh (\n  tp = 8{separator}pp = 2\n)", "t.plan").file.statements, expected)
@@ -128,19 +128,19 @@ class TestForms:
     def test_a_statement_may_be_indented(self):
         assert [item.code for item in parse("plan a\n  mesh (tp = 8)\n", "t.plan").diagnostics] == []
 
-    def test_a_variant_may_hold_statements_that_are_not_indented(self):
+    def test_variant_may_hold_unindented_statements(self):
         text = "variant v {\nmesh (tp = 8)\nfsdp on dp_shard {\n  root = unit\n}\n}\nplan a\n"
         parsed = parse(text, "t.plan")
         assert parsed.diagnostics == ()
         assert [type(item) for item in parsed.file.statements] == [tree.Variant, tree.Statement]
 
-    def test_comments_stand_beside_the_tree(self):
+    def test_comments_are_kept_outside_the_tree(self):
         parsed = parse('# first\nmodel m("# no")  # second\r\n', "t.plan")
         assert [(item.text, item.alone) for item in parsed.file.comments] == [("# first", True), ("# second", False)]
 
 
 class TestRecovery:
-    def test_a_mistake_does_not_hide_the_next(self):
+    def test_several_syntax_errors_are_reported(self):
         text = f"""
 plan a b
 model llama3("8b"
@@ -160,7 +160,7 @@ clip (norm = 1)
         kept = [item.keyword.text for item in parse(text, "t.plan").file.statements if isinstance(item, tree.Statement)]
         assert kept == ["batch", "checkpoint", "clip"]
 
-    def test_the_good_rules_of_a_block_with_a_bad_line_are_kept(self):
+    def test_valid_rules_of_a_block_with_an_invalid_line_are_kept(self):
         parsed = parse("checkpoint {\n  layers.0 full\n  layers.1 = full\n}\n", "t.plan")
         [block] = [item.block for item in parsed.file.statements if isinstance(item, tree.Statement)]
         assert block is not None
@@ -180,7 +180,7 @@ clip (norm = 1)
 
     @given(some.texts)
     @settings(max_examples=300, deadline=None)
-    def test_no_text_makes_it_raise(self, text: str):
+    def test_parser_never_raises(self, text: str):
         parsed = parse(text, "t.plan")
         for item in parsed.diagnostics:
             assert 0 <= item.label.span.start <= item.label.span.end <= len(text) + 1
@@ -191,7 +191,7 @@ clip (norm = 1)
 class TestSpans:
     @given(some.plans)
     @settings(max_examples=50, deadline=None)
-    def test_every_node_cuts_the_text_that_it_was_read_from(self, plan: tree.PlanFile):
+    def test_every_node_span_reparses_to_the_node(self, plan: tree.PlanFile):
         text = format_plan(plan)
         for node in every_node(parse(text, "t.plan")):
             cut = text[node.span.start : node.span.end]
@@ -241,7 +241,7 @@ class TestSpans:
 
 @given(st.data())
 @settings(max_examples=50, deadline=None)
-def test_a_text_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(data: st.DataObject):
+def test_truncated_text_parses_up_to_the_cut(data: st.DataObject):
     text = format_plan(data.draw(some.plans))
     cut = data.draw(st.integers(0, len(text)))
     whole = parse(text, "t.plan").file.statements

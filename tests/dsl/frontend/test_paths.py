@@ -70,7 +70,7 @@ patterns = st.lists(pieces, min_size=1, max_size=4).map(".".join) | st.just("roo
 
 @given(patterns)
 @settings(max_examples=400, deadline=None)
-def test_a_pattern_matches_what_brute_force_matches(text: str):
+def test_pattern_matches_equal_brute_force(text: str):
     expected = [path for path in MODULES if brute(text, path)]
     assert PATHS.matching(pattern(text)) == expected
     assert [path for path in MODULES if pattern(text).matches(path)] == expected
@@ -83,7 +83,7 @@ def test_a_pattern_matches_what_brute_force_matches(text: str):
         ("layers.{}", 7), ("layers.{a,,b}", 7), ("layers.{a b}", 7), ("a{0..999999}", 1), ("layers.{a.b}", 7),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_says_where(text: str, offset: int):
+def test_invalid_pattern_reports_its_offset(text: str, offset: int):
     with pytest.raises(PathError) as error:
         pattern(text)
     assert error.value.offset == offset
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_says_where(text: str, offset: int):
 
 @given(st.text("abl*{}.,0129 _-", max_size=14))
 @settings(max_examples=500, deadline=None)
-def test_any_text_is_a_pattern_or_a_mistake_in_it(text: str):
+def test_any_text_is_a_pattern_or_a_path_error(text: str):
     try:
         found = pattern(text)
     except PathError as error:
@@ -101,7 +101,7 @@ def test_any_text_is_a_pattern_or_a_mistake_in_it(text: str):
     re.compile(found.regex)
 
 
-def test_special_characters_of_regular_expressions_mean_nothing():
+def test_regex_metacharacters_are_literal():
     assert pattern("a-b").matches("a-b")
     assert not pattern("a.b").matches("axb")
     assert not pattern("layers").matches("layers\n")
@@ -134,20 +134,20 @@ def test_the_more_specific_path_wins_in_either_order(weaker: str, stronger: str,
         assert result.conflicts == []
 
 
-def test_equally_specific_rules_that_differ_are_a_conflict_and_those_that_agree_are_none():
+def test_equally_specific_rules_conflict_only_if_they_differ():
     first, second = rule("layers.{0..5}", Full()), rule("layers.{4..9}", KeepAll())
     assert assign([first, second], PATHS).conflicts == [("layers.4", first, second)]
     assert assign([first, rule("layers.{4..9}", Full())], PATHS).conflicts == []
 
 
-def test_a_conflict_that_a_more_specific_rule_decides_is_none():
+def test_more_specific_rule_settles_a_conflict():
     rules = [rule("layers.{0..4}", Full()), rule("layers.{4..9}", KeepAll()), rule("layers.4", Every(n=2))]
     assert assign(rules, PATHS).conflicts == []
     general, other, decides = rule("layers.{0..4}", Full()), rule("layers.{3..9}", KeepAll()), rule("layers.3", Full())
     assert assign([general, other, decides], PATHS).conflicts == [("layers.4", general, other)]
 
 
-def test_a_rule_that_never_wins_is_shadowed_and_one_that_matches_nothing_is_unmatched():
+def test_shadowed_and_unmatched_rules_are_listed():
     general, all_layers, nothing = rule("layers.*", Full()), rule("layers.{0..11}", KeepAll()), rule("heads.*", Full())
     result = assign([general, all_layers, nothing], PATHS)
     assert result.shadowed == [(general, all_layers)]
@@ -156,7 +156,7 @@ def test_a_rule_that_never_wins_is_shadowed_and_one_that_matches_nothing_is_unma
 
 @given(st.lists(st.tuples(patterns, st.sampled_from([Full(), KeepAll(), Every(n=2)])), max_size=5))
 @settings(max_examples=150, deadline=None)
-def test_assignment_is_brute_force_over_paths_and_rules(given_rules: list[tuple[str, object]]):
+def test_assignment_equals_brute_force(given_rules: list[tuple[str, object]]):
     rules = [rule(path, treatment) for path, treatment in given_rules]
     result = assign(rules, PATHS)
     for path in MODULES:

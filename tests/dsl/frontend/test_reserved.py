@@ -22,7 +22,7 @@ def codes(text: str) -> list[str]:
     ["flash", "full", "none", "default", "bf16", "adamw", "sgd", "unit", "colwise", "replicate", "even", "GPipe",
      "inductor", "h100_sxm", "infiniband_ndr", "llama3", "after_forward", "all", "min", "floor", "root", "cosine"],
 )  # fmt: skip
-def test_a_name_of_the_language_is_taken(name: str):
+def test_language_names_are_reserved(name: str):
     assert codes(f"let {name} = 2\n") == ["LP228"]
 
 

@@ -62,7 +62,7 @@ sums = st.recursive(
 
 @given(sums)
 @settings(max_examples=200, deadline=None)
-def test_arithmetic_is_pythons(node: tree.Value):
+def test_arithmetic_equals_python(node: tree.Value):
     let = tree.Let(tree.Name("it_", some.ONE_LINE), node, some.ONE_LINE)
     text = format_plan(tree.PlanFile("t.plan", "", (let,), ()))
     result = evaluate(text.strip().removeprefix("let it_ = "))
@@ -78,7 +78,7 @@ def test_arithmetic_is_pythons(node: tree.Value):
 
 
 @given(st.integers(-999, 999), st.integers(-99, 99))
-def test_whole_division_and_its_rest_are_pythons(left: int, right: int):
+def test_floor_division_and_modulo_equal_python(left: int, right: int):
     for sign, python_result in (("//", lambda: left // right), ("%", lambda: left % right)):
         result = evaluate(f"({left}) {sign} ({right})")
         if right == 0:
@@ -119,7 +119,7 @@ def test_functions_and_divisions_have_results(text: str, result: tuple[float, st
         ("min(1, 1 / 0)", "division by zero"),
     ],
 )
-def test_functions_of_other_values_have_none(text: str, message: str):
+def test_functions_of_wrong_types_are_errors(text: str, message: str):
     result = evaluate(text)
     assert isinstance(result, Diagnostic)
     assert (result.code, result.message) == ("LP217", message)
@@ -166,32 +166,32 @@ def test_dimensions_follow_the_operators(text: str, result: tuple[float, str]):
         ("9" * 400, "the number is too large"),
     ],
 )
-def test_arithmetic_without_a_result_says_why(text: str, message: str):
+def test_undefined_arithmetic_reports_the_reason(text: str, message: str):
     result = evaluate(text)
     assert isinstance(result, Diagnostic)
     assert result.message == message
 
 
-def test_names_stand_for_their_values():
+def test_let_names_evaluate_to_their_values():
     assert evaluate("hosts * 8", "let hosts = base / 2\nlet base = 8") == (32, "number")
 
 
 @pytest.mark.parametrize("lets", ["let a = a", "let a = b\nlet b = a", "let a = b + 1\nlet b = c * 2\nlet c = a"])
-def test_names_that_need_each_other_are_found(lets: str):
+def test_cyclic_let_names_are_reported(lets: str):
     result = evaluate("a", lets)
     assert isinstance(result, Diagnostic)
     assert result.code == "LP216"
     assert "a →" in result.message
 
 
-def test_doubling_names_are_computed_once_each():
+def test_each_let_name_is_computed_once():
     lets = "\n".join(f"let a{index + 1} = a{index} + a{index}" for index in range(60))
     start = time.process_time()
     assert evaluate("a60", f"let a0 = 1\n{lets}") == (2**60, "number")
     assert time.process_time() - start < 5
 
 
-def test_a_chain_that_is_too_long_is_a_finding():
+def test_too_long_let_chain_is_reported():
     lets = "\n".join(f"let a{index + 1} = a{index} + 1" for index in range(5000))
     result = evaluate("a5000", f"let a0 = 1\n{lets}")
     assert isinstance(result, Diagnostic)
@@ -205,13 +205,13 @@ def codes(text: str, **settings: Any) -> list[str]:
     return [item.code for item in resolve(HEAD + text, "t.plan", directory=Path(), **settings).diagnostics]
 
 
-def test_a_circle_is_reported_once_wherever_it_is_used():
+def test_let_cycle_is_reported_once():
     assert codes("let a = b\nlet b = a\nmesh (tp = a)\nattention b\n") == ["LP216"]
     assert codes("let a = b + 1\nlet b = a\nmesh (tp = a)\n") == ["LP216"]
     assert codes("let a = 1 / 0\nmesh (tp = a, pp = a)\n") == ["LP217"]
 
 
-def test_the_command_line_replaces_a_let_and_nothing_else():
+def test_command_line_setting_replaces_only_a_let():
     plan = resolve(HEAD + "let n = 2\nmesh (tp = n * 2)\n", "t.plan", directory=Path(), settings={"n": "1 + 1"}).plan
     assert plan is not None
     assert plan.mesh.tp == 4

@@ -29,29 +29,29 @@ def lines(text: str) -> list[tuple[str, int]]:
 SHADOWED = "checkpoint {\n  layers.* = full\n  layers.{0..3} = none\n}\n"
 
 
-def test_a_comment_behind_a_line_speaks_of_that_line():
+def test_trailing_comment_suppresses_on_its_line():
     assert codes("let a = 1\n") == ["LP901"]
     assert codes("let a = 1  # legoai: ignore[LP901]\n") == []
     assert codes("let a = 1  # legoai: ignore[LP901]\nlet b = 1\n") == ["LP901"]
 
 
-def test_a_comment_alone_speaks_of_the_next_line_with_code():
+def test_comment_line_suppresses_on_the_next_code_line():
     assert codes("# legoai: ignore[LP901]\n\n# why\nlet a = 1\n") == []
     assert codes("# legoai: ignore[LP901]\nclip (norm = 1)\nlet a = 1\n") == ["LP903", "LP901"]
 
 
-def test_one_comment_may_name_several_codes_with_reasons_behind():
+def test_comment_may_name_several_codes_and_a_reason():
     assert lines("let a = 1  # legoai: ignore[LP901, lp902 LP903] because\n") == [
         ("LP901", 1), ("LP902", 1), ("LP903", 1),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("comment", ["# legoai:ignore[LP901]", "#legoai: ignore[LP901]", "# legoai: ignore[ LP901 ]"])
-def test_blanks_do_not_matter(comment: str):
+def test_spaces_in_a_suppression_are_ignored(comment: str):
     assert codes(f"let a = 1 {comment}\n") == []
 
 
-def test_a_comment_that_suppresses_nothing_is_a_finding():
+def test_unused_suppression_is_reported():
     assert codes("clip (norm = 1)  # legoai: ignore[LP901]\n") == ["LP903"]
     [found] = [
         item
@@ -61,11 +61,11 @@ def test_a_comment_that_suppresses_nothing_is_a_finding():
     assert found.message == "there is no rule `LP999`"
 
 
-def test_what_leaves_no_plan_cannot_be_accepted():
+def test_unresolvable_plan_error_cannot_be_suppressed():
     assert codes("clip (norm = x)  # legoai: ignore[LP209]\n") == ["LP209", "LP903"]
 
 
-def test_a_comment_speaks_of_all_lines_of_what_ends_or_begins_there():
+def test_comment_suppresses_in_all_lines_of_its_statement():
     """So that a diagnostic stays accepted when the formatter breaks a long line."""
     long = f"optimizer adamw(lr = 0.0, betas = [0.9, 0.95], eps = 1e-8, weight_decay = {'0' * 60}.1)"
     for text in (f"{long}  # legoai: ignore[LP681]\n", f"# legoai: ignore[LP681]\n{long}\n"):
@@ -85,7 +85,7 @@ INVALID = Path(__file__).parents[1] / "invalid"
 
 
 def trailing(path: Path) -> list[tuple[str, str]]:
-    """The plan with a suppression behind each line with an acceptable diagnostic: its code, and the text."""
+    """Code and text of the plan, for each suppression after a line with a suppressible diagnostic."""
     text = path.read_text(encoding="utf-8")
     if text.startswith("# legoai lint") or parse(text, path.name).diagnostics:
         return []
@@ -102,7 +102,7 @@ def trailing(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", sorted(INVALID.glob("LP[3-9]*/*.plan")), ids=lambda path: path.stem)
-def test_formatting_leaves_a_suppression_with_what_it_suppresses(path: Path):
+def test_formatting_keeps_suppressions_effective(path: Path):
     for code, text in trailing(path):
         before = lint(text, path.name, directory=path.parent)
         formatted = format_text(text, path.name).text
@@ -159,7 +159,7 @@ ALMOST = [
 
 
 @pytest.mark.parametrize("comment", ALMOST)
-def test_a_suppression_that_is_almost_right_is_reported(comment: str):
+def test_malformed_suppression_is_reported(comment: str):
     assert codes(f"clip (norm = 1)  {comment}\n") == ["LP905"]
     assert codes(f"{comment}\nclip (norm = 1)\n") == ["LP905"]
 
@@ -175,35 +175,35 @@ def test_a_suppression_that_is_almost_right_is_reported(comment: str):
         "# read docs/rules.md on LP804",
     ],
 )
-def test_prose_is_no_suppression(comment: str):
+def test_prose_comment_is_not_a_suppression(comment: str):
     assert codes(f"clip (norm = 1)  {comment}\n") == []
 
 
-def test_a_reason_may_stand_before_a_suppression():
+def test_reason_may_precede_a_suppression():
     assert codes("let a = 1  # later  # legoai: ignore[LP901]\n") == []
 
 
-def test_a_malformed_suppression_that_names_codes_has_its_fix():
+def test_malformed_suppression_with_codes_has_a_fix():
     [found] = lint(HEAD + "clip (norm = 1)  # noqa: LP804, LP805\n", "t.plan", directory=Path()).diagnostics
     assert found.fix is not None
     assert [edit.replacement for edit in found.fix.edits] == ["# legoai: ignore[LP804, LP805]"]
 
 
-def test_a_suppression_in_a_string_is_none():
+def test_suppression_inside_a_string_is_ignored():
     assert lines('let a = "# legoai: ignore[LP901]"\n') == []
 
 
-def test_lines_count_as_the_parser_counts_them():
+def test_suppression_lines_match_parser_lines():
     assert lines('let a = "\u2028\x0c"\n# legoai: ignore[LP901]\n\u3000\nlet b = 1\n') == [("LP901", 4)]
 
 
-def test_a_shadowed_rule_can_be_accepted_where_it_stands():
+def test_shadowed_rule_is_suppressed_at_its_line():
     shadowed = SHADOWED.replace("full\n", "full  # legoai: ignore[LP902]\n")
     assert codes(SHADOWED) == ["LP902"]
     assert codes(shadowed) == []
 
 
-def test_what_only_a_simulation_finds_may_be_accepted_before_one():
+def test_suppression_of_a_simulation_diagnostic_is_not_unused():
     text = "require step_time <= 1s  # legoai: ignore[LP711]\n"
     assert codes(text) == []
     found = lint(HEAD + text, "t.plan", directory=Path())

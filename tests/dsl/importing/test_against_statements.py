@@ -119,7 +119,7 @@ def line(text: str, keyword: str) -> str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_config_becomes_the_program_of_the_published_row(name: str):
+def test_imported_config_equals_the_published_row_program(name: str):
     row = {**LLAMA3_8B, "micro_batch": "1", **ROWS[name]}
     stated = torchtitan.convert(Row("row-1", row)).text
     hosts = int(row["n_gpus"]) // 8

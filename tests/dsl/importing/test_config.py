@@ -1,4 +1,4 @@
-"""What is wrong with a config is a diagnostic at its place."""
+"""Diagnostics of wrong configs, at their spans."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def underlined(text: str, found: Imported) -> list[str]:
          "`training.deterministic` is not translated: kernels are chosen for speed", "deterministic = true"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_a_diagnostic_at_its_place(text: str, code: str, message: str, place: str):
+def test_error_is_reported_at_its_span(text: str, code: str, message: str, place: str):
     found = imported(text)
     assert [(item.code, item.message) for item in found.diagnostics] == [(code, message)]
     assert underlined(text, found) == [place]
@@ -94,7 +94,7 @@ def test_a_mistake_is_a_diagnostic_at_its_place(text: str, code: str, message: s
     ],
     ids=lambda text: text[:40].replace("\n", " "),
 )
-def test_what_no_trainer_could_take_is_a_diagnostic(text: str):
+def test_impossible_config_is_reported(text: str):
     found = imported(text)
     assert found.text is None
     assert found.diagnostics
@@ -105,13 +105,13 @@ def test_a_mistyped_option_is_suggested():
     assert "training.steps" in " ".join(found.help)
 
 
-def test_all_mistakes_are_found_at_once():
+def test_all_errors_are_reported_at_once():
     found = imported("[training]\nsteps = 0\nseq_len = 'x'\n[optimiser]\nlr = 1\n")
     assert [item.code for item in found.diagnostics] == ["LP023", "LP023", "LP022"]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "[training]\n", "\n\n[model]\n[parallelism]\n"])
-def test_a_config_that_says_nothing_is_torchtitans_default(text: str):
+def test_empty_config_gives_torchtitan_defaults(text: str):
     found = imported(text)
     assert found.diagnostics == ()
     assert found.unused == ()
@@ -121,13 +121,13 @@ def test_a_config_that_says_nothing_is_torchtitans_default(text: str):
 
 
 @pytest.mark.parametrize("name", ["two\nlines.toml", "a # b.toml", "\x07.toml", "ü.toml"])
-def test_any_file_name_stands_in_the_comment(name: str):
+def test_any_file_name_is_quoted_in_the_comment(name: str):
     found = import_config("", name, plan="some", cluster="h100_sxm", devices=8)
     assert found.text.startswith("# From ")
     assert found.text.splitlines()[1] == "plan some"
 
 
-def test_quoted_and_dotted_keys_are_the_same_options():
+def test_quoted_and_dotted_keys_are_equivalent():
     text = 'training.steps = 7\n[ "parallelism" ]\n"tensor_parallel_degree" = 3\n'
     found = imported(text)
     [diagnostic] = found.diagnostics

@@ -37,7 +37,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "decay at the end": {"lr_scheduler.decay_ratio": 0.2},
     "of 2024": {"training.warmup_steps": 100},
 }  # fmt: skip
-"""Configurations in which options have an effect; each lints and lowers, but for the losses that it tells."""
+"""Configurations in which options have an effect; each lints and lowers, except for the reported losses."""
 
 VALUES: dict[str, list[Any]] = {
     "activation_checkpoint.selective_ac_option": ["op", "3"],
@@ -89,7 +89,7 @@ def values(name: str, key: Key) -> list[Any]:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_the_contexts_become_plans_that_lower(context: str):
+def test_contexts_import_as_plans_that_lower(context: str):
     found = imported(CONTEXTS[context])
     assert found.text is not None, found.diagnostics
     assert [item.code for item in found.diagnostics] == ["LP024"] * (context == "budget")
@@ -125,7 +125,7 @@ MARKS = ("experimental.context_parallel_degree", "training.tensor_parallel_degre
 
 
 @pytest.mark.parametrize("old", RENAMED)
-def test_an_older_name_is_read_as_the_later_one(old: str):
+def test_older_option_name_is_read_as_the_current_one(old: str):
     name = RENAMED[old]
     value = values(name, KEYS[name])[0]
     mark = next(item for item in MARKS if RENAMED[item] != name)

@@ -61,12 +61,12 @@ def statement(flavor: str, pp: int, more: str = "", keyword: str = "pipeline") -
          "pipeline on pp (schedule = GPipe, split = [layers.20])"),
     ],
 )  # fmt: skip
-def test_stages_are_those_of_torchtitan(flavor: str, pp: int, more: str, wanted: str):
+def test_stages_equal_torchtitan_stages(flavor: str, pp: int, more: str, wanted: str):
     assert statement(flavor, pp, more) == wanted
 
 
 @given(st.integers(1, 130), st.integers(2, 20), st.integers(0, 3), st.integers(0, 3))
-def test_blocks_are_dealt_out_with_embedding_and_output_as_blocks(layers: int, stages: int, first: int, last: int):
+def test_embedding_and_output_count_as_blocks_in_the_split(layers: int, stages: int, first: int, last: int):
     """Places for all are dealt out in rounds; the embedding takes the first ones, the output the last ones."""
     found = _weighted(layers, stages, first, last)
     places = [0] * stages
@@ -110,7 +110,9 @@ def torchtitan_rate(step: int, *, steps: int, warmup: int, ratio: float | None, 
 @pytest.mark.parametrize("ratio", [None, 0.3, 1.0])
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 5), (20, 0), (10, 30)])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_learning_rates_are_those_of_torchtitan(form: str, ratio: float | None, steps: int, warmup: int, floor: float):
+def test_learning_rates_equal_torchtitan_learning_rates(
+    form: str, ratio: float | None, steps: int, warmup: int, floor: float
+):
     more = "" if ratio is None else f"decay_ratio = {ratio}\n"
     text = f'[training]\nsteps = {steps}\n[lr_scheduler]\nwarmup_steps = {warmup}\ndecay_type = "{form}"\n'
     text += f"min_lr_factor = {floor}\n{more}"

@@ -49,7 +49,7 @@ MESHES = ("", "tensor_parallel_degree = 2", "context_parallel_degree = 2", "pipe
 
 
 @pytest.mark.parametrize(("model", "flavour"), PARAMETERS)
-def test_models_have_as_many_parameters_as_are_published(model: str, flavour: str):
+def test_parameter_counts_equal_published_counts(model: str, flavour: str):
     for mesh in MESHES:
         text = f'[model]\nname = "{model}"\nflavor = "{flavour}"\n[parallelism]\n{mesh}\n'
         cluster = "h100_sxm(hosts = 64, fabric = infiniband_ndr)"

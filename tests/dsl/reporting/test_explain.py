@@ -6,7 +6,7 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.arguments import Reader
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import Let
@@ -53,8 +53,8 @@ def analysis_of(text: str, **settings: str) -> Analysis:
     return linted.analysis
 
 
-def said(analysis: Analysis, path: str, statement: str) -> list[tuple[str, str, int | None]]:
-    """What is said in one statement: the words, who decided, and the line."""
+def rows(analysis: Analysis, path: str, statement: str) -> list[tuple[str, str, int | None]]:
+    """Explanation of one statement: the text, the decider, and the line."""
     return [
         (row.what, row.origin.decider, row.origin.span.line if row.origin.span else None)
         for row in decisions_of(analysis, path)
@@ -66,8 +66,8 @@ def line_of(words: str) -> int:
     return PLAN[: PLAN.index(words)].count("\n") + 1
 
 
-def test_a_style_is_named_with_its_line_and_with_those_around_it(analysis: Analysis):
-    assert said(analysis, "layers.3.attention.wq", "shard on tp") == [
+def test_style_is_listed_with_lines_and_enclosing_styles(analysis: Analysis):
+    assert rows(analysis, "layers.3.attention.wq", "shard on tp") == [
         ("colwise", "human", line_of("layers.*.attention.{wq")),
         (
             "around it, layers.3.attention: inputs(from = shard(1), to = replicate)",
@@ -77,25 +77,25 @@ def test_a_style_is_named_with_its_line_and_with_those_around_it(analysis: Analy
     ]
 
 
-def test_a_module_without_a_style_is_the_same_on_every_rank(analysis: Analysis):
-    assert said(analysis, "norm", "shard on tp") == [("no rule: the same on every rank of tp", "default", None)]
+def test_module_without_a_style_is_explained_as_replicated(analysis: Analysis):
+    assert rows(analysis, "norm", "shard on tp") == [("no rule: the same on every rank of tp", "default", None)]
 
 
-def test_a_placement_of_a_parameter_is_told_of_its_module(analysis: Analysis):
-    assert said(analysis, "output", "shard on tp") == [("weight is shard(0)", "human", line_of("output.weight"))]
+def test_parameter_placement_is_listed_for_its_module(analysis: Analysis):
+    assert rows(analysis, "output", "shard on tp") == [("weight is shard(0)", "human", line_of("output.weight"))]
 
 
-def test_the_unit_is_the_innermost_that_holds_the_module(analysis: Analysis):
-    assert said(analysis, "layers.3.attention.wq", "fsdp on dp_shard")[:2] == [
+def test_fsdp_unit_is_the_innermost_around_the_module(analysis: Analysis):
+    assert rows(analysis, "layers.3.attention.wq", "fsdp on dp_shard")[:2] == [
         ("in the unit layers.3", "human", line_of("layers.* = unit")),
         ("reshard = after_backward", "human", line_of("layers.* = unit")),
     ]
 
 
-def test_what_no_unit_holds_belongs_to_the_root(analysis: Analysis):
+def test_module_outside_of_units_belongs_to_the_root_unit(analysis: Analysis):
     for path in ("layers.1.attention.wq", "output"):
-        assert said(analysis, path, "fsdp on dp_shard")[0] == ("in the unit root", "default", None)
-    assert said(analysis, "", "fsdp on dp_shard")[0] == ("is a unit", "default", None)
+        assert rows(analysis, path, "fsdp on dp_shard")[0] == ("in the unit root", "default", None)
+    assert rows(analysis, "", "fsdp on dp_shard")[0] == ("is a unit", "default", None)
 
 
 @pytest.mark.parametrize(
@@ -109,40 +109,40 @@ def test_what_no_unit_holds_belongs_to_the_root(analysis: Analysis):
         ("", "in several of 2 stages"),
     ],
 )
-def test_the_stage_is_counted_in_the_models_order(analysis: Analysis, path: str, where: str):
-    assert said(analysis, path, "pipeline on pp")[0][0] == where
+def test_stage_is_numbered_in_model_order(analysis: Analysis, path: str, where: str):
+    assert rows(analysis, path, "pipeline on pp")[0][0] == where
 
 
-def test_treatments_of_stages_that_are_open_are_not_decided():
+def test_treatment_by_open_stage_is_undecided():
     text = PLAN.replace("  layers.*           = full\n", "  layers.* = stages([full, none])\n")
-    assert said(analysis_of(text), "layers.0", "checkpoint")[0][0] == "full"
+    assert rows(analysis_of(text), "layers.0", "checkpoint")[0][0] == "full"
     text = text.replace("mesh    (pp = 2, dp_shard = 2, tp = wide)", "mesh    (pp = auto, dp_shard = rest, tp = wide)")
-    assert said(analysis_of(text), "layers.0", "checkpoint")[0][0] == "by its stage, not decided yet"
+    assert rows(analysis_of(text), "layers.0", "checkpoint")[0][0] == "by its stage, not decided yet"
 
 
 def test_equal_stages_follow_from_the_blocks():
     text = PLAN.replace("split = [layers.2], ", "").replace("auto in [1F1B, GPipe] -> 1F1B", "ZBVZeroBubble")
     analysis = analysis_of(text)
-    stages = [said(analysis, f"layers.{index}", "pipeline on pp")[0][0].split(" (")[0] for index in range(4)]
+    stages = [rows(analysis, f"layers.{index}", "pipeline on pp")[0][0].split(" (")[0] for index in range(4)]
     assert stages == [f"in stage {index} of 4" for index in range(4)]
-    ranks = [said(analysis, f"layers.{index}", "pipeline on pp")[0][0][-10:] for index in range(4)]
+    ranks = [rows(analysis, f"layers.{index}", "pipeline on pp")[0][0][-10:] for index in range(4)]
     assert ranks == ["rank 0 of pp"[-10:], "rank 1 of pp"[-10:], "rank 1 of pp"[-10:], "rank 0 of pp"[-10:]]
 
 
-def test_a_solvers_answer_is_told_from_a_persons(analysis: Analysis):
-    assert ("schedule = 1F1B", "solver", line_of("pipeline on")) in said(analysis, "norm", "pipeline on pp")
+def test_solver_answer_is_marked_as_solver(analysis: Analysis):
+    assert ("schedule = 1F1B", "solver", line_of("pipeline on")) in rows(analysis, "norm", "pipeline on pp")
 
 
-def test_a_value_from_the_command_line_is_told():
+def test_command_line_value_is_marked_as_command_line():
     analysis = analysis_of(
         PLAN.replace("preserve", "").replace("checkpoint {", "let keep = true\ncheckpoint (preserve_rng = keep) {"),
         keep="false",
     )
-    assert ("preserve_rng = false", "command line", 1) in said(analysis, "norm", "checkpoint")
+    assert ("preserve_rng = false", "command line", 1) in rows(analysis, "norm", "checkpoint")
 
 
-def test_a_rule_and_those_around_it_are_both_told(analysis: Analysis):
-    assert [row[0] for row in said(analysis, "layers.3.attention", "checkpoint")][:2] == [
+def test_rule_and_enclosing_rules_are_listed(analysis: Analysis):
+    assert [row[0] for row in rows(analysis, "layers.3.attention", "checkpoint")][:2] == [
         "none",
         "inside of layers.3: full",
     ]
@@ -168,20 +168,20 @@ def test_the_page_names_shapes_lines_and_defaults(analysis: Analysis):
         ("", "holds"),
     ],
 )
-def test_a_path_that_is_not_there_is_answered_with_what_is(analysis: Analysis, path: str, hint: str):
+def test_unknown_path_suggests_existing_paths(analysis: Analysis, path: str, hint: str):
     with pytest.raises(NoSuchModuleError) as caught:
         explain(analysis, path or "x.y")
     assert hint in str(caught.value)
 
 
-def test_undecided_values_are_told_as_such():
+def test_undecided_values_are_marked_undecided():
     analysis = analysis_of(
         PLAN.replace("layers.* = unit(reshard = after_backward)", "layers.* = auto")
         .replace("-> 1F1B", "")
         .replace("split = [layers.2]", "split = auto")
     )
-    assert said(analysis, "layers.0", "fsdp on dp_shard")[0][0] == "auto, not decided yet"
-    assert said(analysis, "layers.0", "pipeline on pp")[0][0] == "in a stage that is not decided yet"
+    assert rows(analysis, "layers.0", "fsdp on dp_shard")[0][0] == "auto, not decided yet"
+    assert rows(analysis, "layers.0", "pipeline on pp")[0][0] == "in a stage that is not decided yet"
 
 
 def test_every_module_of_every_family_of_rules_can_be_explained(analysis: Analysis):
@@ -190,7 +190,7 @@ def test_every_module_of_every_family_of_rules_can_be_explained(analysis: Analys
         assert explain(analysis, path or "root")
 
 
-def test_the_defaults_of_a_plan_are_those_that_it_does_not_decide(analysis: Analysis):
+def test_defaults_of_a_plan_are_its_undecided_options(analysis: Analysis):
     found = {(owner, option): value for owner, option, value in defaults_of(analysis)}
     assert found["mesh", "cp"] == "1"
     assert found["precision", "param"] == "bf16"
@@ -219,13 +219,13 @@ def test_every_default_of_a_directive_is_listed():
                 assert (keyword, option.name) in listed
 
 
-def test_a_parameter_has_the_constants_of_its_rule_or_of_the_one_around_it():
+def test_parameter_constants_come_from_the_nearest_rule():
     rules = "{ layers.*.attention = group(lr_scale = 0.5), layers.*.attention.wq.weight = group(weight_decay = 0) }"
     analysis = analysis_of(f"{PLAN}optimizer adamw(lr = 3e-4) {rules}\n")
     line = PLAN.count("\n") + 1
-    assert said(analysis, "layers.0.attention.wq", "optimizer") == [
+    assert rows(analysis, "layers.0.attention.wq", "optimizer") == [
         ("weight: group(weight_decay = 0)", "human", line),
     ]
-    assert said(analysis, "layers.0.attention.wk", "optimizer") == [("weight: group(lr_scale = 0.5)", "human", line)]
-    assert said(analysis, "norm", "optimizer") == [("weight: as the statement says", "default", None)]
-    assert not said(analysis_of(PLAN), "norm", "optimizer")
+    assert rows(analysis, "layers.0.attention.wk", "optimizer") == [("weight: group(lr_scale = 0.5)", "human", line)]
+    assert rows(analysis, "norm", "optimizer") == [("weight: as the statement says", "default", None)]
+    assert not rows(analysis_of(PLAN), "norm", "optimizer")

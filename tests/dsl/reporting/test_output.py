@@ -48,7 +48,7 @@ def drawn(label: Label, *others: Label, text: str = TEXT) -> str:
     return "\n".join(rows[3:])
 
 
-def test_a_finding_names_itself_its_place_its_cure_and_its_fix():
+def test_diagnostic_shows_code_span_help_and_fix():
     span = at("tp = 8")
     fix = Fix("write `tp = 4`", (Edit(span, "tp = 4"),), safe=True)
     shown = render_full([made(Label(span, "too many"), help=("use fewer",), fix=fix)], files())
@@ -64,13 +64,13 @@ def test_a_finding_names_itself_its_place_its_cure_and_its_fix():
     )
 
 
-def test_labels_on_one_line_hang_below_it():
+def test_labels_of_one_line_are_drawn_below_it():
     assert drawn(Label(at("tp = 8"), "here"), Label(at("dp_shard"), "there"), Label(at("mesh"), "this")) == (
         "2 | mesh (dp_shard = 8, tp = 8)\n  | ----  --------      ^^^^^^ here\n  | |     |\n  | |     there\n  | this"
     )
 
 
-def test_the_finding_is_drawn_over_what_takes_part():
+def test_primary_label_is_drawn_over_secondary_labels():
     assert drawn(Label(at("dp_shard"), "here"), Label(at("mesh (dp_shard = 8, tp = 8)"), "whole")) == (
         "2 | mesh (dp_shard = 8, tp = 8)\n  | ------^^^^^^^^-------------\n  | |     |\n  | |     here\n  | whole"
     )
@@ -83,7 +83,7 @@ def test_marks_are_right_below_tabs_and_wide_characters():
     )  # fmt: skip
 
 
-def test_a_line_between_two_marked_lines_is_shown_and_several_are_left_out():
+def test_single_line_between_marked_lines_is_shown():
     assert (
         drawn(Label(at("a = colwise"), "second"), Label(at("mesh"), "first"))
         .splitlines()[2]
@@ -93,7 +93,7 @@ def test_a_line_between_two_marked_lines_is_shown_and_several_are_left_out():
     assert far.splitlines()[2] == "..."
 
 
-def test_a_block_is_marked_by_a_bar_beside_its_lines():
+def test_multi_line_span_is_marked_by_a_side_bar():
     start = TEXT.index("{")
     span = Lines(TEXT, "t.plan").span(start, TEXT.index("}") + 1)
     assert drawn(Label(span, "this block")) == (
@@ -108,7 +108,7 @@ def test_a_block_is_marked_by_a_bar_beside_its_lines():
     )
 
 
-def test_a_block_that_begins_its_line_is_marked_on_it():
+def test_span_from_line_start_is_marked_on_its_first_line():
     start = TEXT.index("checkpoint")
     span = Lines(TEXT, "t.plan").span(start, TEXT.index("}", start) + 1)
     assert drawn(Label(span, "this block")) == (
@@ -118,7 +118,7 @@ def test_a_block_that_begins_its_line_is_marked_on_it():
     )  # fmt: skip
 
 
-def test_a_span_that_ends_with_the_line_ends_on_it():
+def test_span_ending_at_a_line_end_stays_on_the_line():
     span = Lines(TEXT, "t.plan").span(TEXT.index("tp = 8"), TEXT.index("shard on"))
     assert drawn(Label(span, "here")).splitlines()[1] == "  |                     ^^^^^^^ here"
 
@@ -159,7 +159,7 @@ def test_a_file_without_text_is_named_without_a_line():
     assert render_full([made(Label(span))], {}).splitlines()[1] == " --> gone.plan"
 
 
-def test_control_characters_of_a_plan_do_not_reach_the_terminal():
+def test_control_characters_are_not_printed():
     text = "plan \x1b[31mx\x07\u202e"
     diagnostic = Diagnostic("LP301", "s", "error", "m \x1b[2J", Label(at("x", text), "l\x08"))
     for name in ("full", "concise"):
@@ -175,13 +175,13 @@ def test_colours_only_wrap_the_text():
         assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
 
 
-def test_no_finding_is_an_empty_text_for_people_and_a_document_for_programs():
+def test_empty_result_is_empty_text_or_a_valid_document():
     assert {name: bool(render(name, [], {})) for name in FORMATS} == {
         "full": False, "concise": False, "github": False, "json": True, "sarif": True,
     }  # fmt: skip
 
 
-def test_concise_is_a_line_for_each_finding():
+def test_concise_prints_one_line_per_diagnostic():
     shown = render("concise", [made(Label(at("tp = 8"))), made(Label(at("mesh")))], files())
     assert shown == "t.plan:2:21: error[LP301] what is wrong\nt.plan:2:1: error[LP301] what is wrong\n"
 
@@ -209,7 +209,7 @@ def test_json_holds_everything_and_offsets_cut_the_text():
     assert edit["start"] == {"offset": span.start, "line": 2, "column": 21}
 
 
-def test_github_commands_cannot_be_broken_by_what_they_say():
+def test_github_commands_escape_messages_and_file_names():
     span = at("tp = 8", TEXT, "a,b:c%.plan")
     item = Diagnostic("LP801", "slug", "advice", "50% slower\n::error::no", Label(span), help=("x\r\ny",))
     shown = render("github", [item], {})
@@ -220,12 +220,12 @@ def test_github_commands_cannot_be_broken_by_what_they_say():
     )
 
 
-def test_github_names_no_columns_for_several_lines():
+def test_github_omits_columns_for_multi_line_spans():
     span = Lines(TEXT, "t.plan").span(0, len(TEXT))
     assert ",col=" not in render("github", [made(Label(span))], {})
 
 
-def test_sarif_has_the_structure_that_the_standard_asks_for():
+def test_sarif_output_follows_the_standard():
     # Section numbers are those of SARIF 2.1.0 (OASIS, 27 March 2020).
     first, second = (next(rule for rule in all_rules() if rule.code == code) for code in ("LP206", "LP901"))
     span = at("tp = 8", TEXT, "dir/a plan.plan")

@@ -34,7 +34,7 @@ def trains(kernel: str, dtype: torch.dtype) -> bool:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kernel", [*BACKENDS, "flex"])
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
-def test_a_cpu_trains_with_the_kernels_that_are_not_refused(kernel: str, dtype: str) -> None:
+def test_cpu_trains_with_every_accepted_kernel(kernel: str, dtype: str) -> None:
     names = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     refused = codes(f"cluster cpu(devices = 1)\nattention {kernel}\nprecision (param = {dtype})") & {"LP631", "LP632"}
     assert bool(refused) is not trains(kernel, names[dtype])
@@ -44,7 +44,7 @@ def test_a_cpu_trains_with_the_kernels_that_are_not_refused(kernel: str, dtype: 
     ("kernel", "dtypes"),
     [("flash", "bf16 fp16"), ("cudnn", "bf16 fp16"), ("efficient", "fp32 bf16 fp16"), ("math", "fp64 fp32 bf16 fp16")],
 )
-def test_dtypes_that_the_cuda_kernels_take(kernel: str, dtypes: str) -> None:
+def test_cuda_kernels_accept_only_their_dtypes(kernel: str, dtypes: str) -> None:
     for dtype in ("fp64", "fp32", "bf16", "fp16"):
         found = codes(f"attention {kernel}\nprecision (param = {dtype})")
         assert ("LP632" not in found) is (dtype in dtypes.split())
@@ -56,14 +56,14 @@ def test_kernels_for_the_dtype_are_named() -> None:
     )
 
 
-def test_heads_wider_than_flash_takes() -> None:
+def test_heads_too_wide_for_flash_are_refused() -> None:
     plan = 'model gpt3("13b", n_layers = 1, dim = 5120, n_heads = {})\nattention {}'
     assert "`layers.0.attention` has 512" in message(plan.format(10, "flash"), "LP633")
     assert "LP633" not in codes(plan.format(20, "flash"))
     assert "LP633" not in codes(plan.format(10, "math"))
 
 
-def test_groups_of_heads_that_the_memory_efficient_kernel_does_not_take() -> None:
+def test_memory_efficient_kernel_refuses_grouped_heads() -> None:
     plan = 'model llama3("8b", n_layers = 1, n_kv_heads = {})\nattention {}'
     assert "`layers.0.attention` has 8 for 32" in message(plan.format(8, "efficient"), "LP635")
     assert "LP635" not in codes(plan.format(32, "efficient"))

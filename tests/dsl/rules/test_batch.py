@@ -11,7 +11,7 @@ from support.rule_plans import codes, diagnostics, message
 @pytest.mark.parametrize(
     ("global_batch", "micro", "legal"), [(64, 2, True), (48, 3, True), (60, 2, False), (4, 1, False)]
 )
-def test_the_global_batch_is_a_multiple_of_micro_batch_and_ranks(global_batch: int, micro: int, legal: bool) -> None:
+def test_global_batch_must_be_a_multiple_of_micro_batch_and_ranks(global_batch: int, micro: int, legal: bool) -> None:
     plan = f"batch (global = {global_batch}, micro = {micro}, seq_len = 256)\nmesh (dp_replicate = 2, dp_shard = 4)"
     assert (global_batch % (micro * 8) == 0) is legal
     assert ("LP601" not in codes(plan)) is legal
@@ -28,7 +28,7 @@ def test_legal_batches_nearby_are_named() -> None:
     assert any("smallest legal global batch is 4" in help for item in first for help in item.help)
 
 
-def test_sequences_reach_no_further_than_positions() -> None:
+def test_sequence_length_is_limited_by_positions() -> None:
     batch = "batch (global = 64, micro = 1, seq_len = {})"
     assert "1024" in message('model gpt2("small")\n' + batch.format(1025), "LP602")
     assert "LP602" not in codes('model gpt2("small")\n' + batch.format(1024))
@@ -37,19 +37,19 @@ def test_sequences_reach_no_further_than_positions() -> None:
         positions(torch.arange(1025))
 
 
-def test_a_model_of_images_has_no_sequence() -> None:
+def test_image_model_refuses_seq_len() -> None:
     batch = 'model vit("b16")\nbatch (global = 64, micro = 1{})'
     assert "images of 224 by 224" in message(batch.format(", seq_len = 197"), "LP603")
     assert not {"LP603", "LP604"} & codes(batch.format(""))
 
 
-def test_a_model_of_text_needs_the_length_of_its_sequences() -> None:
+def test_text_model_requires_seq_len() -> None:
     batch = 'model gpt2("small")\nbatch (global = 64, micro = 1{})'
     assert "does not say how long" in message(batch.format(""), "LP604")
     assert "LP604" not in codes(batch.format(", seq_len = 512"))
 
 
-def test_nothing_else_is_said_of_a_length_that_is_missing() -> None:
+def test_missing_seq_len_is_the_only_length_diagnostic() -> None:
     sharded = "mesh (cp = 2, tp = 2)\nshard on tp { tok_embeddings = rowwise(input = replicate, output = shard(1)) }"
     found = codes(f"{sharded}\ncontext on cp\nloss chunked(4)\nbatch (global = 64, micro = 1)")
     assert "LP604" in found
@@ -62,7 +62,7 @@ def ramped(stages: str, rest: str = "") -> set[str]:
     return {"LP010", "LP605", "LP606", "LP607"} & codes(f"{batch}\n{mesh}\n{rest}")
 
 
-def test_every_batch_of_a_ramp_divides() -> None:
+def test_every_batch_of_a_ramp_must_divide() -> None:
     assert not ramped("global = [8, 16], until = [10, 20]")
     assert ramped("global = [8, 12], until = [10, 20]") == {"LP605"}
     assert ramped("global = [4], until = [10]") == {"LP605"}
@@ -80,11 +80,11 @@ def test_every_batch_of_a_ramp_divides() -> None:
         "global = [8], until = [10, 20]",
     ],
 )
-def test_batches_and_steps_of_a_ramp_grow_together(stages: str) -> None:
+def test_ramp_batches_and_steps_must_increase(stages: str) -> None:
     assert ramped(stages) == {"LP606"}
 
 
-def test_a_ramp_ends_before_the_training_does() -> None:
+def test_ramp_must_end_before_the_last_step() -> None:
     stages = "global = [8], until = [100]"
     assert ramped(stages, "steps 100") == {"LP607"}
     assert not ramped(stages, "steps 101")

@@ -31,7 +31,7 @@ def analysis(text: str, base: str = LARGE):
         ("precision (param = bf16, output = fp32)", 8),
     ],
 )
-def test_logits_are_as_large_as_their_dtypes(text: str, each: int):
+def test_logits_size_follows_their_dtypes(text: str, each: int):
     found = analysis(f"{FSDP}batch (global = 64, micro = 4, seq_len = 1024)\n{text}")
     assert logits_bytes(found) == 4 * 1024 * VOCABULARY * each
 
@@ -57,7 +57,7 @@ def test_a_memory_budget_counts_the_logits():
     assert "LP713" in codes(text + "require peak_memory <= 40GiB\n", base=LARGE)
 
 
-def test_the_shortest_step_is_six_operations_for_each_weight_and_token():
+def test_step_time_bound_is_six_flops_per_weight_and_token():
     found = analysis(f"{FSDP}batch (global = 64, micro = 1, seq_len = 8192)\n")
     weights = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336) + 4096 * VOCABULARY
     assert shortest_step(found) == pytest.approx(6 * weights * 64 * 8192 / (8 * 989.4e12))
@@ -74,12 +74,12 @@ def test_the_shortest_step_is_six_operations_for_each_weight_and_token():
         ("tokens_per_s <= 100000", True),
     ],
 )
-def test_no_budget_is_faster_than_the_peak_rate(budget: str, kept: bool):
+def test_step_budget_below_the_peak_rate_bound_is_refused(budget: str, kept: bool):
     text = f"{FSDP}batch (global = 64, micro = 1, seq_len = 8192)\nrequire {budget}\n"
     assert ("LP714" not in codes(text, base=LARGE)) is kept
 
 
-def test_nothing_is_said_of_devices_without_rates_and_of_foreign_models():
+def test_devices_without_rates_and_other_models_have_no_bound():
     cpu = BASE.replace("h100_sxm", "cpu(devices = 8)")
     assert "LP714" not in codes(FSDP + "require step_time <= 1us", base=cpu)
 
@@ -105,7 +105,7 @@ def test_the_bubble_of_the_schedule_is_compared_with_its_budget(schedule: str, s
     assert ("LP715" not in codes(text, base=LARGE)) is kept
 
 
-def test_the_share_is_that_of_the_literature():
+def test_bubble_share_equals_the_published_formula():
     found = analysis(f"{PIPELINE}batch (global = 16, micro = 1, seq_len = 256)\npipeline on pp (schedule = 1F1B)\n")
     assert idle_share(found) == pytest.approx(3 / 11)
 
@@ -127,14 +127,14 @@ def test_stages_of_very_different_lengths_are_warned_of(split: str, uneven: bool
     assert ("LP829" in codes(f"{text}pipeline on pp (split = {split})\n", base=LARGE)) is uneven
 
 
-def test_a_split_that_could_not_be_more_even_is_clean():
+def test_most_even_possible_split_is_clean():
     text = "mesh (pp = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)\n"
     assert "LP829" not in codes(text, base=LARGE)
     three = "cluster h100_sxm(devices = 3)\nmesh (pp = 3)\npipeline on pp (split = [layers.2, layers.3])\n"
     assert "LP829" not in codes(three)
 
 
-def test_two_stages_of_a_rank_are_counted_together():
+def test_stages_of_one_rank_are_summed():
     text = "mesh (pp = 2, dp_shard = 4)\nfsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
     text += "pipeline on pp (schedule = ZBVZeroBubble, split = [SPLIT])\n"
     assert "LP829" not in codes(text.replace("SPLIT", "layers.10, layers.16, layers.26"), base=LARGE)

@@ -16,7 +16,7 @@ from legoai.dsl.rules.checkpoint import is_operator_name
 from support.rule_plans import BASE, codes, message
 
 
-def test_every_operator_that_pytorch_has_is_a_legal_name() -> None:
+def test_every_pytorch_operator_name_is_accepted() -> None:
     names = set()
     for schema in torch._C._jit_get_all_schemas():
         if "::" in schema.name:
@@ -29,12 +29,12 @@ def test_every_operator_that_pytorch_has_is_a_legal_name() -> None:
 @pytest.mark.parametrize(
     "name", ["mm", "torch.mm", "nn.functional.linear", "aten::mm", "aten.", "aten.mm.default.x", ""]
 )
-def test_names_that_no_operator_has(name: str) -> None:
+def test_unknown_operator_names_are_refused(name: str) -> None:
     assert not is_operator_name(name)
     assert "LP653" in codes(f'checkpoint {{ layers.* = selective(["{name}"]) }}')
 
 
-def test_a_list_of_modules_is_never_called() -> None:
+def test_checkpoint_of_a_module_list_is_reported() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -62,7 +62,7 @@ def test_a_list_of_modules_is_never_called() -> None:
         ("layers.0 = every(1)", False),
     ],
 )
-def test_a_stride_needs_modules_to_stride_over(rule: str, found: bool) -> None:
+def test_stride_over_a_single_module_is_reported(rule: str, found: bool) -> None:
     assert ("LP652" in codes(f"checkpoint {{ {rule} }}")) is found
 
 
@@ -77,11 +77,11 @@ def test_a_stride_needs_modules_to_stride_over(rule: str, found: bool) -> None:
         ("layers.*", "[collective]", True),
     ],
 )
-def test_selective_rules_that_keep_nothing(path: str, keep: str, found: bool) -> None:
+def test_selective_rule_without_effect_is_reported(path: str, keep: str, found: bool) -> None:
     assert ("LP654" in codes(f"checkpoint {{ {path} = selective({keep}) }}")) is found
 
 
-def test_collectives_are_there_to_be_kept_under_tensor_parallelism() -> None:
+def test_keeping_collectives_has_an_effect_under_tensor_parallelism() -> None:
     plan = "mesh (tp = 8)\nshard on tp { layers.*.attention.wo = rowwise }\n"
     assert "LP654" not in codes(plan + "checkpoint { layers.* = selective([collective]) }")
 
@@ -89,11 +89,11 @@ def test_collectives_are_there_to_be_kept_under_tensor_parallelism() -> None:
 @pytest.mark.parametrize(
     ("amount", "found"), [("0%", True), ("1.0", True), ("50%", False), ("90GiB", True), ("1GiB", False)]
 )
-def test_budgets_that_limit_nothing(amount: str, found: bool) -> None:
+def test_budget_without_effect_is_reported(amount: str, found: bool) -> None:
     assert ("LP655" in codes(f"checkpoint {{ layers.* = budget({amount}) }}")) is found
 
 
-def test_nested_checkpoints_are_exact_and_so_only_advised_against() -> None:
+def test_nested_checkpoints_are_exact_and_get_advice_only() -> None:
     def gradient(inner: bool, outer: bool) -> torch.Tensor:
         torch.manual_seed(0)
         middle: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
@@ -132,7 +132,7 @@ class Alive(TorchDispatchMode):
         self.now -= size
 
 
-def test_recomputing_the_whole_model_at_once_saves_nothing_at_the_peak() -> None:
+def test_recomputing_the_whole_model_does_not_lower_peak_memory() -> None:
     def peak(*, blocks: bool, root: bool) -> int:
         layers: list[nn.Module] = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(16)]
         model: nn.Module = nn.Sequential(*(checkpoint_wrapper(layer) if blocks else layer for layer in layers))
@@ -151,7 +151,7 @@ def test_recomputing_the_whole_model_at_once_saves_nothing_at_the_peak() -> None
     assert "LP657" not in codes("checkpoint { layers.* = full }")
 
 
-def test_selective_keeps_no_attention_that_is_computed_from_products() -> None:
+def test_selective_attention_is_without_effect_for_math_attention() -> None:
     checkpoint = "checkpoint { layers.* = selective([attention]) }"
     assert "`attention` keeps nothing" in message(f"attention math\n{checkpoint}", "LP654")
     assert "LP654" not in codes(f"attention flash\n{checkpoint}")
@@ -165,7 +165,7 @@ def test_selective_keeps_no_attention_that_is_computed_from_products() -> None:
         (nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), "layers.*.feed_forward", True),
     ],
 )
-def test_layers_that_keep_only_their_input(layer: nn.Module, path: str, saves: bool) -> None:
+def test_recomputation_without_savings_is_reported(layer: nn.Module, path: str, saves: bool) -> None:
     """Between forward and backward a layer keeps as much with recomputation as without, or less."""
 
     def kept(module: nn.Module) -> int:
@@ -180,7 +180,7 @@ def test_layers_that_keep_only_their_input(layer: nn.Module, path: str, saves: b
     assert ("LP827" not in codes(f"checkpoint {{ {path} = full }}")) is saves
 
 
-def test_all_blocks_as_one_module_are_the_whole_model() -> None:
+def test_checkpoint_of_the_block_list_is_whole_model_recomputation() -> None:
     from support.drawn_plans import CONFIGS
 
     base = BASE.replace('llama3("tiny")', 'huggingface("llama.json")')
@@ -189,7 +189,7 @@ def test_all_blocks_as_one_module_are_the_whole_model() -> None:
 
 
 @pytest.mark.parametrize("code", ["LP653", "LP655"])
-def test_both_treatments_of_a_divided_rule_are_checked(code: str) -> None:
+def test_both_treatments_of_a_split_rule_are_checked(code: str) -> None:
     wrong = {"LP653": 'selective(["torch.mm"])', "LP655": "budget(0%)"}[code]
     assert code in codes(f"checkpoint {{ layers.* = first(2, {wrong}) }}")
     assert code in codes(f"checkpoint {{ layers.* = first(2, full, others = {wrong}) }}")

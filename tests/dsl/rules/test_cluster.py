@@ -10,7 +10,7 @@ from legoai.specs.cluster import catalogue
 from support.rule_plans import codes, diagnostics, message, place
 
 
-def test_a_profile_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
+def test_profile_must_be_a_readable_file(tmp_path: Path) -> None:
     (tmp_path / "good.toml").write_text((catalogue() / "h100_sxm.toml").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "broken.toml").write_text('name = "ours"\nkind = "abacus"\n', encoding="utf-8")
     assert "LP222" not in wrong_profiles('cluster profile("good.toml")', tmp_path)
@@ -27,7 +27,7 @@ def wrong_profiles(text: str, directory: Path) -> dict[str, str]:
     return {item.code: f"{item.message} {item.label.text}" for item in found}
 
 
-def test_a_file_beside_a_catalogued_device_is_not_read() -> None:
+def test_profile_of_a_catalogued_device_has_no_effect() -> None:
     assert place('cluster h100_sxm(profile = "ours.toml")', "LP305") == '"ours.toml"'
     assert "LP305" not in codes("cluster h100_sxm")
 
@@ -48,16 +48,16 @@ def test_hosts_devices_and_fabric(text: str, code: str | None) -> None:
     assert codes(text) & {"LP302", "LP303", "LP304"} == ({code} if code else set())
 
 
-def test_too_many_devices_are_counted_as_hosts() -> None:
+def test_device_count_above_one_host_suggests_hosts() -> None:
     found = [item for item in diagnostics("cluster h100_sxm(devices = 16)") if item.code == "LP304"]
     assert found[0].help[0] == "16 devices are 2 hosts of 8"
 
 
-def test_several_hosts_without_a_fabric_are_told_the_fabrics() -> None:
+def test_several_hosts_without_a_fabric_are_an_error() -> None:
     assert message("cluster h100_sxm(hosts = 3)", "LP302") == "3 hosts need a fabric between them"
 
 
-def test_an_undecided_number_of_hosts_is_not_judged() -> None:
+def test_undecided_number_of_hosts_has_no_diagnostic() -> None:
     assert not codes("cluster h100_sxm(hosts = auto)") & {"LP301", "LP302", "LP303"}
 
 
@@ -70,7 +70,7 @@ CLOUDS = {
 
 
 @pytest.mark.parametrize("fabric", CLOUDS)
-def test_a_fabric_of_a_cloud_belongs_to_its_hosts(fabric: str) -> None:
+def test_cloud_fabric_requires_its_hosts(fabric: str) -> None:
     def warned(device: str) -> bool:
         return "LP312" in codes(f"cluster {device}(hosts = 2, fabric = {fabric})\nmesh (dp_shard = 16)")
 
@@ -92,5 +92,5 @@ def test_a_fabric_of_a_cloud_belongs_to_its_hosts(fabric: str) -> None:
         ("cpu", "loopback", True),
     ],
 )
-def test_an_adapter_is_no_faster_than_the_link_to_the_host(device: str, fabric: str, fits: bool) -> None:
+def test_fabric_bandwidth_is_limited_by_the_host_link(device: str, fabric: str, fits: bool) -> None:
     assert ("LP312" not in codes(f"cluster {device}(hosts = 2, fabric = {fabric})\nmesh (dp_shard = 16)")) is fits

@@ -13,13 +13,13 @@ REPLICATE = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"
 @pytest.mark.parametrize(
     "option", ["reorder = true", "prefetch = units(forward = 1)", "unshard = selective", "reduce = last_micro_batch"]
 )
-def test_a_schedule_of_gathers_needs_gathers(option: str) -> None:
+def test_comm_options_require_their_collectives(option: str) -> None:
     assert "LP661" in codes(f"comm ({option})")
     assert "LP661" not in codes(f"{FSDP.format('')}comm ({option})")
     assert ("LP661" in codes(f"{REPLICATE}comm ({option})")) is not option.startswith("reduce")
 
 
-def test_a_bucket_joins_units() -> None:
+def test_bucket_must_match_fsdp_units() -> None:
     bucket = "comm {{ {} = bucket(module) }}"
     assert "LP661" in codes(bucket.format("layers.*"))
     assert "LP662" not in codes(FSDP.format("") + bucket.format("layers.*"))
@@ -42,7 +42,7 @@ def test_a_bucket_joins_units() -> None:
         ("layers.* = bucket([2, 1]), layers.3 = bucket(module)", None),
     ],
 )
-def test_buckets_hold_all_that_their_rule_decides(rules: str, message_of: str | None) -> None:
+def test_bucket_must_hold_all_units_of_its_rule(rules: str, message_of: str | None) -> None:
     plan = FSDP.format("") + f"comm {{ {rules} }}"
     if message_of is None:
         assert "LP666" not in codes(plan)
@@ -50,7 +50,7 @@ def test_buckets_hold_all_that_their_rule_decides(rules: str, message_of: str | 
         assert message(plan, "LP666") == message_of
 
 
-def test_when_gradients_are_reduced_matters_only_under_accumulation() -> None:
+def test_gradient_reduction_time_has_effect_only_under_accumulation() -> None:
     plan = FSDP.format("") + "comm (reduce = last_micro_batch)\n"
     assert "LP663" not in codes(plan)
     assert "LP663" in codes(plan + "batch (global = 8, micro = 1, seq_len = 256)")
@@ -72,7 +72,7 @@ def test_a_pipeline_reduces_after_the_last_micro_batch() -> None:
     ("reshard", "forward", "backward"),
     [("after_forward", True, True), ("after_backward", True, False), ("never", True, False), ("2", True, True)],
 )
-def test_prefetching_needs_a_pass_that_gathers(reshard: str, forward: bool, backward: bool) -> None:
+def test_prefetch_requires_gathers_in_the_same_pass(reshard: str, forward: bool, backward: bool) -> None:
     units = f"fsdp on dp_shard {{ layers.* = unit(reshard = {reshard}), root = unit(reshard = never) }}\n"
     plan = f"mesh (dp_shard = 8)\n{units}"
     assert ("LP665" not in codes(f"{plan}comm (prefetch = units(forward = 1))")) is forward
@@ -88,7 +88,7 @@ def test_prefetching_needs_a_pass_that_gathers(reshard: str, forward: bool, back
         ("never", 16, False),
     ],
 )
-def test_memory_decides_which_units_stay_where_some_are_freed(reshard: str, samples: int, something: bool) -> None:
+def test_selective_unshard_requires_resharded_units(reshard: str, samples: int, something: bool) -> None:
     rules = f"{{ layers.* = unit(reshard = {reshard}), root = unit(reshard = {reshard}) }}"
     plan = (
         f"mesh (dp_shard = 8)\nbatch (global = {samples}, micro = 1, seq_len = 256)\n"
@@ -98,6 +98,6 @@ def test_memory_decides_which_units_stay_where_some_are_freed(reshard: str, samp
     assert "LP667" not in codes(plan.replace("graph", "eager"))
 
 
-def test_prefetching_everything_undoes_sharding() -> None:
+def test_prefetching_every_unit_is_reported() -> None:
     assert "LP826" in codes(FSDP.format("") + "comm (prefetch = units(forward = 4))")  # four blocks and the root
     assert "LP826" not in codes(FSDP.format("") + "comm (prefetch = units(forward = 2))")

@@ -19,7 +19,7 @@ shard on tp {
 FSDP = "fsdp on dp_shard { layers.* = unit }\n"
 
 
-def test_the_inner_of_two_compile_rules_has_no_effect() -> None:
+def test_nested_compile_rule_has_no_effect() -> None:
     plan = "compile {{\n  layers.* = inductor\n  layers.*.feed_forward = {}\n}}"
     for treatment in ("inductor(mode = max_autotune)", "aot_eager", "none"):
         assert place(plan.format(treatment), "LP622") == "layers.*.feed_forward"
@@ -36,7 +36,7 @@ def test_the_inner_of_two_compile_rules_has_no_effect() -> None:
         ("layers.*.feed_forward = unit", "layers.* = aot_eager", True),
     ],
 )
-def test_one_graph_cannot_hold_the_hooks_of_units(units: str, compiled: str, wrong: bool) -> None:
+def test_full_graph_cannot_contain_unit_hooks(units: str, compiled: str, wrong: bool) -> None:
     plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard {{ {units} }}\ncompile {{ {compiled} }}"
     assert ("LP623" in codes(plan)) is wrong
 
@@ -54,13 +54,13 @@ def test_one_graph_cannot_hold_the_hooks_of_units(units: str, compiled: str, wro
         ("layers.* = aot_eager(fullgraph = false)", True),
     ],
 )
-def test_regions_of_a_graph_have_neither_breaks_nor_cuda_graphs_nor_shapes_that_vary(compiled: str, wrong: bool):
+def test_graph_regions_refuse_breaks_cuda_graphs_and_dynamic_shapes(compiled: str, wrong: bool):
     plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\ncompile {{ {compiled} }}"
     assert ("LP624" in codes(plan)) is wrong
     assert not codes(plan) & {"LP622", "LP623", "LP626"}
 
 
-def test_operators_of_a_graph_are_chosen_before_they_are_compiled():
+def test_recomputation_budget_combines_with_compiled_graph_regions():
     plan = (
         "mesh (dp_shard = 8)\nfsdp on dp_shard {} {{ layers.* = unit }}\ncompile {{ layers.* = inductor }}\n"
         "checkpoint {{ layers.* = budget(50%) }}"
@@ -69,7 +69,7 @@ def test_operators_of_a_graph_are_chosen_before_they_are_compiled():
     assert "LP628" not in codes(plan.format("(backend = graph)"))
 
 
-def test_a_checkpointed_block_inside_of_a_compiled_module_under_tensor_parallelism() -> None:
+def test_checkpoint_inside_compiled_tensor_parallel_module_is_refused() -> None:
     checkpoint = TENSOR_PARALLEL + "checkpoint { layers.* = full }\n"
     assert "LP625" in codes(checkpoint + "compile { root = inductor(fullgraph = false) }")
     assert "LP625" not in codes(checkpoint + "compile { layers.* = inductor }")
@@ -91,7 +91,7 @@ def test_async_tensor_parallelism_needs_ranks_styles_symmetric_memory_and_induct
     assert "`tp` = 8 is more than a host's 4" in message(two_hosts + wide + blocks, "LP626")
 
 
-def test_cuda_graphs_on_a_cpu() -> None:
+def test_cuda_graphs_on_a_cpu_are_reported() -> None:
     plan = "cluster {}\ncompile {{ layers.* = inductor(mode = reduce_overhead) }}"
     assert "LP627" in codes(plan.format("cpu"))
     assert "LP627" not in codes(plan.format("h100_sxm"))
@@ -110,5 +110,5 @@ def test_cuda_graphs_on_a_cpu() -> None:
         ("cluster cpu(devices = 8)\nfsdp on dp_shard\ncompile { layers.* = inductor(mode = max_autotune) }", False),
     ],
 )
-def test_cuda_graphs_know_parameters_by_their_addresses(body: str, warned: bool) -> None:
+def test_cuda_graphs_with_moving_parameters_are_reported(body: str, warned: bool) -> None:
     assert ("LP636" in codes(f"mesh (dp_shard = 8)\n{body}")) is warned

@@ -20,13 +20,13 @@ USE = "fsdp on dp_shard { layers.* = unit }\n"
         (20, 4, "head_tail", False),
     ],
 )
-def test_a_sequence_is_cut_evenly(length: int, ranks: int, balance: str, fits: bool) -> None:
+def test_sequence_must_divide_evenly(length: int, ranks: int, balance: str, fits: bool) -> None:
     batch = f"batch (global = 64, micro = 1, seq_len = {length})\n"
     text = f"{batch}{USE}mesh (dp_shard = {8 // ranks}, cp = {ranks})\ncontext on cp (balance = {balance})"
     assert ("LP405" not in codes(text)) == fits
 
 
-def test_pytorch_cannot_balance_what_the_rule_refuses() -> None:
+def test_pytorch_load_balancer_raises_for_refused_lengths() -> None:
     """PyTorch's own balancer asks for twice the ranks."""
     import torch
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
@@ -36,7 +36,7 @@ def test_pytorch_cannot_balance_what_the_rule_refuses() -> None:
         _HeadTailLoadBalancer(252, 4, torch.device("cpu"))._generate_indices()
 
 
-def test_the_nearest_length_is_told() -> None:
+def test_nearest_legal_length_is_suggested() -> None:
     text = f"batch (global = 64, micro = 1, seq_len = 252)\n{USE}mesh (dp_shard = 2, cp = 4)\ncontext on cp"
     found = next(item for item in diagnostics(text) if item.code == "LP405")
     assert found.help == ("`seq_len` must be a multiple of 8, such as 248",)
@@ -44,7 +44,7 @@ def test_the_nearest_length_is_told() -> None:
 
 
 @pytest.mark.parametrize(("model", "fits"), [('llama3("8b")', True), ('gpt2("small")', True), ('vit("b16")', False)])
-def test_there_must_be_sequences_of_tokens(model: str, fits: bool) -> None:
+def test_context_parallel_requires_token_sequences(model: str, fits: bool) -> None:
     assert ("LP310" not in codes(f"model {model}\n{USE}mesh (dp_shard = 4, cp = 2)\ncontext on cp")) == fits
 
 
@@ -59,7 +59,7 @@ def test_there_must_be_sequences_of_tokens(model: str, fits: bool) -> None:
         (4, 4, "allgather", True),
     ],
 )
-def test_ranks_share_the_heads_that_tensor_parallel_leaves_them(ranks: int, tp: int, rotate: str, fits: bool) -> None:
+def test_head_exchange_divides_heads_left_by_tensor_parallel(ranks: int, tp: int, rotate: str, fits: bool) -> None:
     """An 8B model has eight key/value heads."""
     shard = "shard standard on tp\n" if tp > 1 else ""
     mesh = f"mesh (dp_shard = 1, cp = {ranks}, tp = {tp})\ncluster h100_sxm(hosts = {ranks * tp // 8 or 1})\n"
@@ -67,7 +67,7 @@ def test_ranks_share_the_heads_that_tensor_parallel_leaves_them(ranks: int, tp: 
     assert ("LP426" not in codes(f"{text}context on cp (rotate = {rotate})")) == fits
 
 
-def test_heads_that_nobody_cuts_are_shared_by_the_ranks_of_context_alone() -> None:
+def test_head_exchange_divides_unsharded_heads_by_cp_only() -> None:
     text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}'
     partly = (
         "mesh (dp_shard = 1, cp = 8, tp = 2)\nshard on tp { layers.*.feed_forward.w1 = colwise(output = replicate) }\n"
@@ -77,6 +77,6 @@ def test_heads_that_nobody_cuts_are_shared_by_the_ranks_of_context_alone() -> No
 
 @pytest.mark.parametrize(("options", "fits"), [("rotate = heads", True), ("rotate = heads, balance = none", True),
                                                ("rotate = heads, balance = head_tail", False)])  # fmt: skip
-def test_whole_sequences_need_no_balance(options: str, fits: bool) -> None:
+def test_head_exchange_refuses_load_balancing(options: str, fits: bool) -> None:
     text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}mesh (dp_shard = 2, cp = 4)\n'
     assert ("LP427" not in codes(f"{text}context on cp ({options})")) == fits

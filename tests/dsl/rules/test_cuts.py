@@ -1,4 +1,4 @@
-"""Models of others are cut where one tensor crosses from one module into another, and refused elsewhere."""
+"""Stage boundaries of other authors' models: accepted where one tensor crosses, and refused elsewhere."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_chain_is_cut_between_its_blocks(chain_of):
     assert Chain.width([cut]) == 8
 
 
-def test_features_are_followed_through_many_blocks(chain_of):
+def test_feature_width_is_propagated_through_many_blocks(chain_of):
     """More than the interpreter has frames for."""
     chain = chain_of("Deep")
     [cut] = chain.cuts(chain.stages("even", 2))
@@ -195,19 +195,19 @@ def test_stages_are_counted_from_the_embedding(chain_of):
         ("Backwards", "`blocks.0` lies on an earlier stage than `blocks.3`, and is called after it"),
     ],
 )
-def test_what_a_cut_would_train_wrongly_is_refused(name: str, message: str, chain_of):
+def test_cut_that_would_train_wrongly_is_refused(name: str, message: str, chain_of):
     chain = chain_of(name)
     with pytest.raises(CannotFollow, match=message):
         list(chain.cuts(chain.stages("even", 2)))
 
 
-def test_features_that_cannot_be_told_are_refused(chain_of):
+def test_cut_with_unknown_feature_width_is_refused(chain_of):
     chain = chain_of("Widens")
     with pytest.raises(CannotFollow, match=r"how many features `blocks\.1` hands on cannot be told"):
         Chain.width(list(chain.cuts(chain.stages("even", 2))))
 
 
-def test_a_call_into_a_block_cannot_be_followed(chain_of):
+def test_call_into_a_block_is_refused(chain_of):
     with pytest.raises(CannotFollow, match=r"`blocks\.0\.lin` is called by itself, without `blocks\.0`"):
         chain_of("Inside")
 
@@ -228,7 +228,7 @@ def test_the_linter_names_the_line_and_the_module(folder: Path, monkeypatch):
     assert "`blocks.0`" in found[0].message
 
 
-def test_one_stage_is_no_cut():
+def test_single_stage_needs_no_cut():
     configs = Path(__file__).parents[2] / "support" / "huggingface"
     text = """\
 plan one

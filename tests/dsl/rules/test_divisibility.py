@@ -66,7 +66,7 @@ def steps(mesh: Any, styles: dict[str, Any], sequence: int = 8, **sizes: int) ->
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 8])
-def test_whole_heads_on_each_rank_as_pytorch_wants(ranks: Callable[[int], Any], count: int) -> None:
+def test_tp_must_divide_heads_as_in_pytorch(ranks: Callable[[int], Any], count: int) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     styles = {f"layers.0.attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
@@ -75,7 +75,7 @@ def test_whole_heads_on_each_rank_as_pytorch_wants(ranks: Callable[[int], Any], 
     assert ("LP401" not in codes(plan('llama3("3b")', 2 * count, *ATTENTION))) == legal
 
 
-def test_the_heads_and_the_legal_sizes_are_told() -> None:
+def test_message_states_heads_and_legal_sizes() -> None:
     text = plan('llama3("3b")', 6, *ATTENTION)
     assert message(text, "LP401") == "`tp` = 6 does not divide the 8 key/value heads of `layers.*.attention`"
     found = next(item for item in diagnostics(text) if item.code == "LP401")
@@ -83,12 +83,12 @@ def test_the_heads_and_the_legal_sizes_are_told() -> None:
     assert message(plan('gpt2("xl")', 2, *ATTENTION), "LP401").startswith("`tp` = 2 does not divide the 25 heads")
 
 
-def test_uncut_attention_limits_nothing() -> None:
+def test_unsharded_attention_does_not_limit_tp() -> None:
     assert "LP401" not in codes(plan('llama3("3b")', 16, *FEED_FORWARD))
 
 
 @pytest.mark.parametrize("width", [96, 95])
-def test_features_pass_in_equal_pieces_as_pytorch_wants(ranks: Callable[[int], Any], width: int) -> None:
+def test_tp_must_divide_features_as_in_pytorch(ranks: Callable[[int], Any], width: int) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     styles = {f"layers.0.feed_forward.{name}": ColwiseParallel() for name in ("w1", "w3")}
@@ -99,7 +99,7 @@ def test_features_pass_in_equal_pieces_as_pytorch_wants(ranks: Callable[[int], A
 
 
 @pytest.mark.parametrize("size", [96, 95])
-def test_an_uneven_vocabulary_is_a_warning_since_pytorch_can(ranks: Callable[[int], Any], size: int) -> None:
+def test_uneven_vocabulary_is_a_warning(ranks: Callable[[int], Any], size: int) -> None:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -110,7 +110,7 @@ def test_an_uneven_vocabulary_is_a_warning_since_pytorch_can(ranks: Callable[[in
     assert steps(ranks(3), styles, vocab_size=size)
 
 
-def test_the_padded_vocabulary_is_told() -> None:
+def test_message_states_the_padded_vocabulary() -> None:
     text = plan('gpt2("small")', 2, "tok_embeddings = rowwise", "output = colwise(loss_parallel = true)")
     found = [item for item in diagnostics(text) if item.code == "LP403"]
     assert {item.severity for item in found} == {"warning"}
@@ -120,7 +120,7 @@ def test_the_padded_vocabulary_is_told() -> None:
 
 
 @pytest.mark.parametrize("sequence", [8, 9])
-def test_pieces_of_a_sequence_are_equal_as_pytorch_wants(ranks: Callable[[int], Any], sequence: int) -> None:
+def test_tp_must_divide_the_sequence_as_in_pytorch(ranks: Callable[[int], Any], sequence: int) -> None:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
@@ -140,7 +140,7 @@ def test_pieces_of_a_sequence_are_equal_as_pytorch_wants(ranks: Callable[[int], 
     assert ("LP404" not in found) == steps(ranks(2), styles, sequence)
 
 
-def test_a_piece_of_context_parallelism_is_cut_again() -> None:
+def test_sequence_is_divided_by_cp_then_tp() -> None:
     cluster = "cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)\n"
     rules = "shard on tp { tok_embeddings = rowwise(output = shard(1)) }\ncontext on cp (balance = none)"
     text = "batch (global = 64, micro = 1, seq_len = 32)\n" + cluster + "mesh (cp = 4, tp = 4)\n" + rules
@@ -150,13 +150,13 @@ def test_a_piece_of_context_parallelism_is_cut_again() -> None:
     assert "LP404" not in codes(text.replace("32", "42"))  # LP405 says that already
 
 
-def test_a_whole_sequence_need_not_be_divided() -> None:
+def test_unsharded_sequence_need_not_divide() -> None:
     batch = "batch (global = 64, micro = 1, seq_len = 9)\n"
     assert "LP404" not in codes(batch + plan('llama3("tiny")', 2, *ATTENTION, *FEED_FORWARD))
 
 
 @pytest.mark.parametrize(("ranks_of_ep", "fits"), [(2, True), (4, True), (8, True), (16, False)])
-def test_every_rank_holds_as_many_experts(ranks_of_ep: int, fits: bool) -> None:
+def test_ep_must_divide_the_experts(ranks_of_ep: int, fits: bool) -> None:
     cluster = "cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)\n"
     mesh = f"mesh (dp_shard = 16, ep = {ranks_of_ep})\n"
     text = 'model mixtral("8x7b")\n' + cluster + mesh + "shard on ep { layers.*.feed_forward.experts = experts }"

@@ -48,7 +48,7 @@ def test_a_domain_without_a_legal_value_is_reported(text: str, hole: str):
     assert found(text) == [hole]
 
 
-def test_domains_that_do_not_fit_together_are_reported():
+def test_incompatible_domains_are_reported():
     text = "mesh (dp_shard = auto in [4, 8], tp = auto in [1, 2])\n" + FSDP + TP
     assert found(text) == ["auto in [1, 2]"]
 
@@ -68,7 +68,7 @@ def test_a_domain_with_a_legal_value_is_clean(text: str):
     assert [item.code for item in lint_of(text) if item.severity == "error"] == []
 
 
-def test_axes_that_are_decided_must_divide_the_devices():
+def test_decided_axes_must_divide_the_devices():
     items = lint_of("mesh (dp_shard = auto, tp = 3)\n" + FSDP + TP)
     assert [item.message for item in items if item.code == "LP301"] == ["`tp` = 3 does not divide the 32 devices"]
 

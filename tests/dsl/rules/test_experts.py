@@ -15,7 +15,7 @@ ONE = 'model mixtral("tiny")\nmesh (dp_shard = 4)\nfsdp on dp_shard\n' + EXPERTS
 
 @pytest.mark.parametrize("plan", [MANY, ONE])
 @pytest.mark.parametrize("compiled", ["layers.*.feed_forward = inductor", "layers.*.feed_forward.experts = aot_eager"])
-def test_experts_that_wait_for_numbers_of_tokens_are_in_no_whole_graph(plan: str, compiled: str):
+def test_experts_with_dynamic_token_counts_refuse_full_graph(plan: str, compiled: str):
     found = message(f"{plan}\ncompile {{ {compiled} }}", "LP630")
     assert found.startswith("`layers.0.feed_forward")
     assert "differs from call to call" in found
@@ -32,11 +32,11 @@ def test_experts_that_wait_for_numbers_of_tokens_are_in_no_whole_graph(plan: str
         ("mesh (dp_replicate = 16)\nreplicate on dp_replicate", False),
     ],
 )
-def test_shards_of_experts_are_padded_where_ranks_do_not_divide_them(statements: str, padded: bool):
+def test_uneven_expert_shards_are_padded(statements: str, padded: bool):
     assert ("LP835" in codes(f'model mixtral("tiny", n_experts = 8)\n{statements}')) == padded
 
 
-def test_padding_of_experts_is_told_with_what_avoids_it():
+def test_expert_padding_diagnostic_is_avoided_by_expert_parallelism():
     plan = 'model mixtral("tiny", n_experts = 4)\nmesh (dp_shard = 16)\nfsdp on dp_shard'
     assert message(plan, "LP835").endswith("padded to 4 times their size")
     on_ep = plan.replace("16", "16, ep = 4") + "\nshard standard on ep"

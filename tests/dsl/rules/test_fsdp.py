@@ -54,18 +54,18 @@ def test_zero_3_under_a_pipeline_is_advised_against() -> None:
     assert "LP803" not in codes(MESH + "fsdp on dp_shard { layers.* = unit }")
 
 
-def test_an_undecided_unit_is_not_judged() -> None:
+def test_undecided_unit_has_no_diagnostic() -> None:
     assert not codes(MESH + "fsdp on dp_shard { layers.* = auto }") & {"LP802", "LP804"}
     assert "LP322" not in codes("mesh (dp_shard = auto)\nfsdp on dp_shard { layers.* = unit(reshard = 3) }")
 
 
-def test_ranks_to_reshard_to_need_ranks() -> None:
+def test_partial_reshard_requires_several_ranks() -> None:
     assert message("fsdp on dp_shard { layers.* = unit(reshard = 2) }", "LP322") == (
         "`reshard` = 2 does not divide the 1 rank of `dp_shard`"
     )
 
 
-def test_root_is_always_a_unit() -> None:
+def test_none_rule_for_the_root_unit_is_refused() -> None:
     assert place(MESH + "fsdp on dp_shard { layers.* = unit, root = none }", "LP327") == "root"
     assert "LP327" not in codes(MESH + "fsdp on dp_shard { layers.* = unit, layers.0 = none }")
 
@@ -117,7 +117,7 @@ def shard_and_step(model: Any, mesh: Any, units: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("axes", ["dp_shard", "dp_replicate, dp_shard"])
-def test_ranks_to_reshard_to_divide_the_shard_ranks_as_pytorch_wants(mesh: Any, size: int, axes: str) -> None:
+def test_partial_reshard_must_divide_shard_ranks_as_in_pytorch(mesh: Any, size: int, axes: str) -> None:
     found = codes(MESH + f"fsdp on {axes} {{ layers.* = unit(reshard = {size}) }}")
     torch_mesh = mesh["dp_shard"] if axes == "dp_shard" else mesh
     legal = works(lambda: shard_and_step(small("llama"), torch_mesh, {"layers.0": size}))
@@ -125,20 +125,20 @@ def test_ranks_to_reshard_to_divide_the_shard_ranks_as_pytorch_wants(mesh: Any, 
 
 
 @pytest.mark.parametrize("path", ["layers", "layers.0", "layers.0.attention", "norm"])
-def test_a_unit_is_a_module_that_is_called_as_pytorch_wants(mesh: Any, path: str) -> None:
+def test_unit_must_be_a_called_module_as_in_pytorch(mesh: Any, path: str) -> None:
     found = codes(MESH + f"fsdp on dp_shard {{ {path} = unit }}")
     assert ("LP324" not in found) == works(lambda: shard_and_step(small("llama"), mesh["dp_shard"], {path: True}))
 
 
 @pytest.mark.parametrize("units", [["layers.0"], ["tok_embeddings"], ["output"], ["tok_embeddings", "output"]])
-def test_a_tied_parameter_lies_in_one_unit_as_pytorch_wants(mesh: Any, units: list[str]) -> None:
+def test_tied_parameters_must_share_a_unit_as_in_pytorch(mesh: Any, units: list[str]) -> None:
     rules = ", ".join(f"{path} = unit" for path in units)
     found = codes(f'model gpt2("small")\n{MESH}fsdp on dp_shard {{ {rules} }}')
     legal = works(lambda: shard_and_step(small("gpt"), mesh["dp_shard"], dict.fromkeys(units, True)))
     assert ("LP325" not in found) == legal
 
 
-def test_an_empty_unit_is_told_and_harmless(mesh: Any) -> None:
+def test_empty_unit_is_reported_and_harmless(mesh: Any) -> None:
     rules = "layers.*.attention = unit, layers.*.attention.* = unit"
     assert place(MESH + f"fsdp on dp_shard {{ {rules} }}", "LP323") == "layers.*.attention"
     parts = [f"layers.0.attention.{name}" for name in ("wq", "wk", "wv", "wo")]
@@ -148,7 +148,7 @@ def test_an_empty_unit_is_told_and_harmless(mesh: Any) -> None:
     assert "LP323" not in codes(MESH + "fsdp on dp_shard { layers.* = unit, layers.*.attention = unit, norm = unit }")
 
 
-def test_replicas_of_shards_are_refused_as_pytorch_refuses_them(mesh: Any) -> None:
+def test_replicated_shards_are_refused_as_in_pytorch(mesh: Any) -> None:
     import torch
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel

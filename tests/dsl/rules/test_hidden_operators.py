@@ -27,12 +27,12 @@ shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3}
         ("layers.* = full", "layers.*.feed_forward = inductor", False),
     ],
 )
-def test_no_choice_between_operators_that_are_compiled(checkpoint: str, compiled: str, found: bool) -> None:
+def test_selective_recomputation_of_compiled_operators_is_reported(checkpoint: str, compiled: str, found: bool) -> None:
     text = f"checkpoint {{ {checkpoint} }}\ncompile {{ {compiled} }}"
     assert ("LP628" in codes(text)) is found
 
 
-def test_the_message_names_the_first_module_of_the_rule_that_meets_a_compiled_one() -> None:
+def test_message_names_the_first_module_with_compiled_operators() -> None:
     text = "checkpoint { layers.* = selective([matmul]) }\ncompile { layers.3.feed_forward = inductor }"
     assert "the operators of `layers.3`" in message(text, "LP628")
 
@@ -40,7 +40,7 @@ def test_the_message_names_the_first_module_of_the_rule_that_meets_a_compiled_on
 @pytest.mark.parametrize(
     ("keep", "found"), [("[matmul]", True), ("[attention, matmul]", False), ("[attention]", False)]
 )
-def test_compiled_tensor_parallel_attention_is_kept(keep: str, found: bool) -> None:
+def test_compiled_tensor_parallel_attention_is_saved(keep: str, found: bool) -> None:
     text = f"compile {{ layers.* = inductor }}\ncheckpoint {{ layers.* = selective({keep}) }}"
     assert ("LP629" in codes(TENSOR_PARALLEL + text)) is found
     assert "LP629" not in codes(text)

@@ -16,7 +16,7 @@ BARE = [
 
 
 @pytest.mark.parametrize("statement", BARE)
-def test_a_statement_that_says_nothing_is_reported(statement: str):
+def test_bare_statement_is_reported(statement: str):
     assert place(FSDP + statement, "LP906") == statement.split()[0]
 
 
@@ -33,7 +33,7 @@ def test_a_statement_that_says_nothing_is_reported(statement: str):
         "schedule constant",
     ],
 )
-def test_a_statement_that_says_something_is_none(statement: str):
+def test_statement_with_content_is_not_reported(statement: str):
     assert "LP906" not in codes(FSDP + statement)
 
 
@@ -41,19 +41,19 @@ def test_an_empty_mesh_is_reported():
     assert "LP906" in codes("cluster h100_sxm(devices = 1)\nmesh ( )")
 
 
-def test_a_bare_statement_may_take_the_place_of_another():
+def test_bare_statement_may_replace_another_in_a_variant():
     text = FSDP + "checkpoint { layers.* = full }\nvariant v { checkpoint }"
     assert "LP906" not in codes(text)
 
 
 @pytest.mark.parametrize("body", ["", "clip (norm = 1.0)", "let n = 2", "clip (norm = n / 2)", "mesh (dp_shard = 8)"])
-def test_a_variant_that_changes_nothing_is_reported(body: str):
+def test_variant_without_changes_is_reported(body: str):
     text = f"{FSDP}let n = 2\nclip (norm = n - 1)\nvariant v {{ {body} }}"
     assert "LP907" in codes(text)
 
 
 @pytest.mark.parametrize("body", ["clip (norm = 2.0)", "let n = 3", "unset clip", "checkpoint { layers.* = full }"])
-def test_a_variant_that_changes_something_is_none(body: str):
+def test_variant_with_changes_is_not_reported(body: str):
     text = f"{FSDP}let n = 2\nclip (norm = n - 1)\nvariant v {{ {body} }}"
     assert "LP907" not in codes(text)
 
@@ -66,7 +66,7 @@ UNUSED = [
 
 
 @pytest.mark.parametrize("text", UNUSED)
-def test_a_let_whose_value_nothing_takes_is_reported(text: str):
+def test_unused_let_is_reported(text: str):
     found = [item for item in diagnostics(FSDP + text) if item.code == "LP901"]
     assert found
 
@@ -79,7 +79,7 @@ def test_a_let_whose_value_nothing_takes_is_reported(text: str):
         "let n = 2\nvariant v { clip (norm = n) }",
     ],
 )
-def test_a_let_that_the_plan_or_a_variant_takes_is_none(text: str):
+def test_let_used_by_plan_or_variant_is_not_reported(text: str):
     assert "LP901" not in codes(FSDP + text)
 
 
@@ -101,7 +101,7 @@ def test_async_tp_needs_a_sequence_in_pieces():
         ("layers.* = first(2, selective([attention]), others = selective([matmul]))", False),
     ],
 )
-def test_first_modules_need_others(rule: str, found: bool) -> None:
+def test_first_n_treatment_of_too_few_modules_is_reported(rule: str, found: bool) -> None:
     assert ("LP908" in codes(f"checkpoint {{ {rule} }}")) is found
 
 
@@ -116,6 +116,6 @@ def test_first_modules_need_others(rule: str, found: bool) -> None:
         ("first(1, full, others = full), none", True),
     ],
 )
-def test_stages_are_treated_apart_for_a_reason(each: str, found: bool) -> None:
+def test_equal_treatments_of_all_stages_are_reported(each: str, found: bool) -> None:
     text = f"mesh (pp = 2, dp_shard = 4)\npipeline on pp\ncheckpoint {{ layers.* = stages([{each}]) }}"
     assert ("LP908" in codes(text)) is found

@@ -8,18 +8,18 @@ from support.rule_plans import codes, message
 
 
 @pytest.mark.parametrize(("pieces", "legal"), [(2, True), (32, True), (33, False)])
-def test_no_more_pieces_than_tokens_on_a_rank(pieces: int, legal: bool) -> None:
+def test_loss_chunks_are_limited_by_tokens_per_rank(pieces: int, legal: bool) -> None:
     plan = f"mesh (cp = 8)\ncontext on cp\nloss chunked({pieces})"  # 256 tokens over 8 ranks
     assert ("LP641" not in codes(plan)) is legal
 
 
-def test_a_vision_model_has_no_sequence_of_answers() -> None:
+def test_chunked_loss_of_a_vision_model_is_refused() -> None:
     vision = 'model vit("b16")\nbatch (global = 64, micro = 1, seq_len = 197)\nloss {}'
     assert "one answer for each image" in message(vision.format("chunked(4)"), "LP641")
     assert "LP641" not in codes(vision.format("fused"))
 
 
 @pytest.mark.parametrize("form", ["eager", "fused", "chunked(4)"])
-def test_every_form_goes_with_loss_parallel(form: str) -> None:
+def test_every_loss_form_supports_loss_parallel(form: str) -> None:
     """Compiled and chunked cross entropy over `loss_parallel` equal one process: tried over gloo."""
     assert "LP641" not in codes(f"mesh (tp = 8)\nshard on tp {{ output = colwise(loss_parallel = true) }}\nloss {form}")

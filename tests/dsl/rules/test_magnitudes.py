@@ -30,7 +30,7 @@ UNUSUAL = [
 
 
 @pytest.mark.parametrize(("text", "underlined"), UNUSUAL)
-def test_a_number_that_nobody_means_is_warned_of(text: str, underlined: str):
+def test_implausible_number_is_reported(text: str, underlined: str):
     assert place(text, "LP684") == underlined
 
 
@@ -53,5 +53,5 @@ USUAL = [
 
 
 @pytest.mark.parametrize("text", USUAL)
-def test_what_people_train_with_is_clean(text: str):
+def test_usual_numbers_are_clean(text: str):
     assert "LP684" not in codes(text)

@@ -23,11 +23,11 @@ FSDP = "fsdp on dp_shard { layers.* = unit }"
         ("mesh (dp_shard = auto)", True),
     ],
 )
-def test_the_mesh_has_a_place_for_each_device(mesh: str, fits: bool) -> None:
+def test_mesh_size_must_equal_the_devices(mesh: str, fits: bool) -> None:
     assert ("LP301" not in codes(mesh)) == fits
 
 
-def test_the_legal_sizes_of_the_wrong_axis_are_told() -> None:
+def test_wrong_axis_size_suggests_legal_sizes() -> None:
     text = "cluster h100_sxm(hosts = 32, fabric = infiniband_ndr)\nmesh (pp = 2, dp_shard = 8, tp = 8)\n" + FSDP
     found = next(item for item in diagnostics(text) if item.code == "LP301")
     assert found.message == (
@@ -44,7 +44,7 @@ def test_the_legal_sizes_of_the_wrong_axis_are_told() -> None:
     assert "dp_shard = 16" in apply_fixes(f'plan test\nextends "base.plan"\n{text}', [found.fix])
 
 
-def test_a_plan_without_a_mesh_has_one_place() -> None:
+def test_plan_without_a_mesh_has_one_rank() -> None:
     assert message("cluster h100_sxm", "LP301") == "the mesh has 1 place for the 8 devices"
     assert "LP301" not in codes("cluster cpu")
 
@@ -88,7 +88,7 @@ def test_a_statement_on_an_axis_of_one_rank_is_idle(text: str, idle: bool) -> No
     assert ("LP307" in codes(text)) == idle
 
 
-def test_a_pipeline_of_one_rank_is_no_pipeline() -> None:
+def test_pipeline_of_one_rank_is_ignored() -> None:
     text = "mesh (pp = PP, dp_shard = 8)\npipeline on pp (schedule = 1F1B)\n"
     text += "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }"
     assert "LP326" in codes(text.replace("PP", "2"))
@@ -96,14 +96,14 @@ def test_a_pipeline_of_one_rank_is_no_pipeline() -> None:
     assert "LP307" in codes(text.replace("PP", "1"))
 
 
-def test_a_variant_may_silence_what_it_does_not_use() -> None:
+def test_variant_may_unset_an_idle_statement() -> None:
     text = FSDP + "\nmesh (dp_shard = 4, tp = 2)\nshard on tp { layers.*.feed_forward.{w1, w3} = colwise\n"
     text += "layers.*.feed_forward.w2 = rowwise }\nvariant flat { mesh (dp_shard = 8)"
     assert "LP307" in codes(text + " }")
     assert "LP307" not in codes(text + "\nunset shard on tp }")
 
 
-def test_axes_are_put_in_the_order_of_nesting() -> None:
+def test_axes_must_be_in_nesting_order() -> None:
     text = "mesh (tp = 2, dp_shard = 2 * 2)\n" + FSDP
     found = next(item for item in diagnostics(text) if item.code == "LP308")
     assert found.fix is not None
@@ -118,7 +118,7 @@ def test_axes_are_put_in_the_order_of_nesting() -> None:
     [("dp_shard = 8, ep = 8", True), ("dp_shard = 4, cp = 2, ep = 8", True), ("dp_shard = 8, ep = 3", False),
      ("dp_shard = 4, tp = 2, ep = 8", False)],
 )  # fmt: skip
-def test_expert_groups_are_taken_from_dp_shard_and_cp(sizes: str, fits: bool) -> None:
+def test_ep_must_divide_dp_shard_times_cp(sizes: str, fits: bool) -> None:
     assert ("LP309" not in codes(f"mesh ({sizes})")) == fits
 
 

@@ -9,30 +9,30 @@ from support.rule_plans import codes, message
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = {}) {{ layers.* = unit }}\n"
 
 
-def test_a_cpu_has_nowhere_to_offload_to() -> None:
+def test_offloading_on_a_cpu_is_reported() -> None:
     assert "LP671" in codes("cluster cpu(devices = 4)\noffload (activations = all)")
     assert "LP671" not in codes("offload (activations = all)")
 
 
-def test_parameters_need_units() -> None:
+def test_parameter_offload_requires_fsdp_units() -> None:
     assert "LP672" in codes("offload (parameters = all)")
     assert "LP672" not in codes(FSDP.format("eager") + "offload (parameters = all)")
 
 
 @pytest.mark.parametrize("option", ["optimizer = adaptive", "optimizer = bytes(4GiB)", "parameters = bytes(4GiB)"])
-def test_pieces_need_the_graph_backend(option: str) -> None:
+def test_partial_offload_requires_the_graph_backend(option: str) -> None:
     assert "needs one traced graph" in message(FSDP.format("eager") + f"offload ({option})", "LP673")
     assert "LP673" not in codes(FSDP.format("graph") + f"offload ({option})")
     assert "LP673" not in codes(FSDP.format("eager") + "offload (optimizer = all, activations = adaptive)")
 
 
-def test_the_optimizer_follows_the_parameters() -> None:
+def test_optimizer_offload_beside_parameter_offload_is_reported() -> None:
     parameters = FSDP.format("eager") + "offload (parameters = all"
     assert "its state is there too" in message(f"{parameters}, optimizer = none)", "LP675")
     for rest in (")", ", optimizer = all)"):
         assert "LP675" not in codes(parameters + rest)
 
 
-def test_offloading_nothing() -> None:
+def test_offload_without_effect_is_reported() -> None:
     assert "LP674" in codes("offload (optimizer = none)")
     assert "LP674" not in codes("offload (activations = all)")

@@ -10,7 +10,7 @@ from support.rule_plans import codes, message
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def test_a_rate_of_zero_changes_nothing() -> None:
+def test_learning_rate_zero_is_reported() -> None:
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.AdamW([parameter], lr=0.0)
     parameter.grad = torch.ones(2)
@@ -34,7 +34,7 @@ def test_sgd_is_refused_where_pytorch_refuses_it(momentum: float, nesterov: bool
 
 @pytest.mark.parametrize("master", DTYPES)
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-8, 2.9e-8, 3.1e-8, 1e-6])
-def test_an_epsilon_that_vanishes_makes_parameters_nan(master: str, eps: float) -> None:
+def test_epsilon_that_rounds_to_zero_is_reported(master: str, eps: float) -> None:
     vanishes = bool(torch.tensor(eps, dtype=torch.float64).to(DTYPES[master]) == 0)
     assert ("LP683" in codes(f"precision (master = {master})\noptimizer adam(eps = {eps})")) is vanishes
 
@@ -52,7 +52,7 @@ def test_pytorch_divides_zero_by_zero_where_epsilon_vanishes() -> None:
 
 
 @pytest.mark.parametrize("state", ["int8", "fp8", "int4"])
-def test_state_in_a_low_precision_is_refused(state: str) -> None:
+def test_low_precision_optimizer_state_is_refused(state: str) -> None:
     assert message(f"optimizer adamw(lr = 3e-4, state = {state})", "LP010").startswith(
         f"`state = {state}` is not lowered"
     )

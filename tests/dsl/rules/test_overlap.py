@@ -29,7 +29,7 @@ def text(*rules: str, more: str = "") -> str:
 
 
 def message(code: str, plan: str) -> str:
-    """What is said under one code, of all rules."""
+    """Messages of all diagnostics with one code."""
     return "\n".join(item.message for item in diagnostics(plan) if item.code == code)
 
 
@@ -37,7 +37,7 @@ def errors(plan: str) -> set[str]:
     return {item.code for item in diagnostics(plan) if item.severity == "error"}
 
 
-def test_all_that_gathers_along_the_sequence_may_do_so_again() -> None:
+def test_standard_sequence_layout_supports_overlap() -> None:
     assert errors(text()) == set()
 
 
@@ -64,17 +64,17 @@ def test_all_that_gathers_along_the_sequence_may_do_so_again() -> None:
         ("tok_embeddings = colwise(output = shard(1), overlap = backward)", "is no linear layer"),
     ],
 )
-def test_what_gathers_nothing_for_column_wise_layers_alone_has_nothing_to_overlap(rule: str, why: str) -> None:
+def test_overlap_requires_a_gather_for_colwise_layers_only(rule: str, why: str) -> None:
     assert why in message("LP428", text(rule))
 
 
-def test_what_reads_its_input_itself_needs_it_whole() -> None:
-    """The feed-forward of a mixture routes what it is given."""
+def test_module_that_reads_its_own_input_refuses_overlap() -> None:
+    """The feed-forward of a mixture routes its input."""
     plan = text(f"layers.*.feed_forward = {GATHER}").replace("llama3", "mixtral")
     assert "reads its input itself" in message("LP428", plan)
 
 
-def test_on_one_rank_the_whole_statement_is_idle() -> None:
+def test_overlap_on_one_rank_is_idle() -> None:
     plan = text().replace("dp_shard = 4, tp = 2", "dp_shard = 8, tp = 1")
     assert "LP307" in codes(plan)
     assert "LP428" not in codes(plan)
@@ -89,7 +89,7 @@ def test_on_one_rank_the_whole_statement_is_idle() -> None:
         ("checkpoint { layers.*.attention.wv = full }", "`checkpoint` treats `layers.*.attention.wv` apart"),
     ],
 )
-def test_what_its_layers_would_be_treated_by_too_is_refused(more: str, why: str) -> None:
+def test_other_treatments_of_overlapped_layers_are_refused(more: str, why: str) -> None:
     assert why in message("LP010", text(more=more))
 
 
@@ -112,7 +112,7 @@ def test_a_schedule_that_splits_the_backward_is_refused() -> None:
 
 
 @pytest.mark.parametrize("more", ["checkpoint { layers.* = full }", "checkpoint { output = full }", "attention flash"])
-def test_what_holds_all_layers_of_a_module_stands_beside_it(more: str) -> None:
+def test_treatments_of_the_whole_module_support_overlap(more: str) -> None:
     assert errors(text(more=more)) == set()
 
 
@@ -131,7 +131,7 @@ def open_styles(shard: str) -> Analysis:
     return analysis
 
 
-def test_open_styles_hide_nothing_unless_a_listed_one_does():
+def test_open_styles_overlap_only_if_a_listed_style_does():
     rules = "shard on tp {{ layers.*.feed_forward = auto in [{}, {}] }}"
     assert possibly_overlapped(open_styles("shard auto on tp")) == {}
     assert possibly_overlapped(open_styles(rules.format(GATHERS_ONCE, "none"))) == {}

@@ -70,7 +70,7 @@ def examples(title: str) -> list[object]:
     return [
         pytest.param(rule, text, id=f"{rule.code}-{index}")
         for rule in all_rules()
-        if not rule.code.startswith("LP0") and not rule.simulated  # what reading, lowering and simulating find
+        if not rule.code.startswith("LP0") and not rule.simulated  # reported by reading, lowering and simulating
         for index, text in enumerate(sections(rule, title))
     ]
 
@@ -95,8 +95,8 @@ BESIDE = (
 
 
 @pytest.mark.parametrize(("rule", "text"), examples("Use instead"))
-def test_the_cure_lints_and_lowers_without_the_diagnostic(rule: type[Rule], text: str) -> None:
-    """Laid over the page's own example, whose like statements it replaces, or over the base and BESIDE."""
+def test_fixed_example_lints_and_lowers_without_the_diagnostic(rule: type[Rule], text: str) -> None:
+    """The fix replaces statements of the page's example, or of the base and BESIDE."""
     found = []
     for beside in (*sections(rule, "Example")[:1], *BESIDE):
         linted = lint_example(text, beside)
@@ -133,12 +133,12 @@ def test_the_example_of_a_statement_lints_and_lowers(keyword: str) -> None:
     raise AssertionError(found)
 
 
-def test_every_statement_that_a_person_writes_has_an_example() -> None:
+def test_every_statement_has_an_example() -> None:
     assert {*OWN_STATEMENTS, *FAMILIES} - set(EXAMPLES) == {"solved"}
 
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if issubclass(rule, Check)], ids=lambda rule: rule.code)
-def test_a_check_that_can_be_shown_in_a_plan_has_an_example_and_a_cure(rule: type[Rule]) -> None:
+def test_rules_have_an_example_and_a_fix(rule: type[Rule]) -> None:
     page = next((base for base in rule.__mro__ if issubclass(base, Rule) and sections(base, "Example")), None)
     if rule.code in WITHOUT_EXAMPLE:
         return
@@ -157,7 +157,7 @@ def test_codes_and_slugs_name_one_page_each() -> None:
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: f"{rule.code}-{rule.__name__}")
-def test_a_page_begins_with_one_sentence(rule: type[Rule]) -> None:
+def test_page_starts_with_one_sentence(rule: type[Rule]) -> None:
     assert rule.__doc__ is not None
     first = inspect.cleandoc(rule.__doc__).partition("\n")[0]
     assert first.endswith("."), first

@@ -46,7 +46,7 @@ def test_a_rule_that_changes_a_constant_of_a_parameter_is_clean(rules: str) -> N
         "layers.** = muon(lr = 0.02)\nlayers.0 = muon(lr = 0.02)",
     ],
 )
-def test_a_rule_without_which_all_is_the_same_is_reported(rules: str) -> None:
+def test_parameter_group_without_effect_is_reported(rules: str) -> None:
     assert "LP686" in codes(f"{ADAMW} {{ {rules} }}")
 
 
@@ -56,7 +56,7 @@ def test_constants_of_adam_are_refused_for_sgd() -> None:
     assert "LP687" not in codes("optimizer adam(lr = 0.1) { norm = group(eps = 1e-5) }")
 
 
-def test_a_rate_is_given_once() -> None:
+def test_lr_and_lr_scale_exclude_each_other() -> None:
     assert "LP688" in codes(f"{ADAMW} {{ norm = group(lr = 1e-3, lr_scale = 2) }}")
 
 
@@ -71,11 +71,11 @@ def test_a_rate_is_given_once() -> None:
         ("norm = group(weight_decay = 0)", False),
     ],
 )
-def test_a_tied_parameter_is_one(rules: str, divided: bool) -> None:
+def test_tied_parameters_must_share_a_group(rules: str, divided: bool) -> None:
     assert ("LP689" in codes(f"{ADAMW} {{ {rules} }}", base=TIED)) is divided
 
 
-def test_rates_and_constants_of_groups_are_looked_at_like_those_of_all() -> None:
+def test_optimizer_rules_apply_to_parameter_groups() -> None:
     assert "LP681" in codes(f"{ADAMW} {{ norm = group(lr = 0) }}")
     assert "LP681" in codes(f"{ADAMW} {{ norm = group(lr_scale = 0) }}")
     assert "LP683" in codes(
@@ -85,7 +85,7 @@ def test_rates_and_constants_of_groups_are_looked_at_like_those_of_all() -> None
     assert "LP684" in codes(f"{ADAMW} {{ norm = group(betas = [0.99, 0.9]) }}")
 
 
-def test_a_path_that_the_model_does_not_have_is_reported() -> None:
+def test_unknown_parameter_path_is_reported() -> None:
 
     found = lint(
         f"{BASE}{ADAMW} {{ layers.*.attention.wq.bias = group(weight_decay = 0) }}\n", "a.plan", directory=Path()
@@ -94,13 +94,13 @@ def test_a_path_that_the_model_does_not_have_is_reported() -> None:
     assert "matches no module or parameter" in item.message
 
 
-def test_muon_is_for_matrices_of_hidden_layers() -> None:
+def test_muon_requires_matrices_of_hidden_layers() -> None:
     for path in ("**.weight", "tok_embeddings", "output.weight", "root"):
         assert "LP696" in codes(f"{ADAMW} {{ {path} = muon(lr = 0.02) }}"), path
     assert "LP696" not in codes(f"{ADAMW} {{ layers.** = muon(lr = 0.02) }}")
 
 
-def test_weights_of_experts_are_no_matrices() -> None:
+def test_muon_refuses_stacked_expert_weights() -> None:
     base = BASE.replace('llama3("tiny")', 'mixtral("tiny")')
     assert "LP697" in codes(f"{ADAMW} {{ layers.** = muon(lr = 0.02) }}", base=base)
     assert "LP697" not in codes(f"{ADAMW} {{ layers.*.attention = muon(lr = 0.02) }}", base=base)
@@ -108,7 +108,7 @@ def test_weights_of_experts_are_no_matrices() -> None:
     assert "LP697" not in codes(f"{ADAMW} {{ {closer} }}", base=base)
 
 
-def test_nesterov_without_momentum_makes_no_difference_to_muon() -> None:
+def test_muon_nesterov_without_momentum_is_reported() -> None:
     muon = "layers.** = muon(lr = 0.02, momentum = 0, nesterov = true)"
     assert "LP682" in codes(f"{ADAMW} {{ {muon} }}")
     assert "LP682" not in codes(f"{ADAMW} {{ {muon.replace('momentum = 0', 'momentum = 0.9')} }}")
@@ -121,7 +121,7 @@ def test_muon_of_parameters_in_host_memory_is_refused() -> None:
     assert "LP010" not in codes(f"{muon}offload (optimizer = all)")
 
 
-def test_muon_keeps_one_number_for_each_element() -> None:
+def test_muon_state_is_one_value_per_element() -> None:
     def state(rules: str) -> int:
         found = lint(f"{BASE}{ADAMW} {rules}\n", "a.plan", directory=Path()).analysis
         assert found is not None

@@ -38,7 +38,7 @@ def underlined(text: str) -> list[str]:
         ("layers.*.{attention, bad}_norm", "bad"),
     ],
 )
-def test_a_part_that_matches_nothing_is_underlined(path: str, part: str):
+def test_unmatched_pattern_part_is_underlined(path: str, part: str):
     assert underlined(f"checkpoint {{ {path} = full }}\n") == [part]
 
 
@@ -55,7 +55,7 @@ def test_a_part_that_matches_nothing_is_underlined(path: str, part: str):
         "layers.{0..3}.{attention, feed_forward}",
     ],
 )
-def test_a_pattern_whose_parts_all_match_is_clean(path: str):
+def test_fully_matched_pattern_is_clean(path: str):
     assert underlined(f"checkpoint {{ {path} = none }}\n") == (["norm"] if path == "{layers, norm}.**" else [])
 
 
@@ -70,7 +70,7 @@ def test_a_pattern_whose_parts_all_match_is_clean(path: str):
         ("layers.*.{attenton, feed_forward}", "layers.*.{attention, feed_forward}"),
     ],
 )
-def test_the_fix_writes_what_was_meant(path: str, right: str):
+def test_fix_corrects_the_path(path: str, right: str):
     text = f"checkpoint {{ {path} = full }}\n"
     [item] = found(text)
     assert item.fix is not None
@@ -80,15 +80,15 @@ def test_the_fix_writes_what_was_meant(path: str, right: str):
 @pytest.mark.parametrize(
     "path", ["layers.0..3", "layers.{0-3}", "layers.{0:3}", "layers.{0, ..., 3}", "layers.{0...3}"]
 )
-def test_a_range_of_another_tool_is_told_ours(path: str):
+def test_range_syntax_of_other_tools_suggests_ours(path: str):
     [item] = lint(HEAD + f"checkpoint {{ {path} = full }}\n", "t.plan", directory=Path()).diagnostics
     assert item.code.startswith("LP1")
     assert "`layers.{0..3}`" in item.message or "`{0..3}`" in item.message
 
 
-def test_a_computed_range_is_underlined_as_it_is_written():
+def test_computed_range_is_underlined_as_written():
     assert underlined("let n = 5\ncheckpoint { layers.{0..n - 1} = full }\n") == ["layers.{0..n - 1}"]
 
 
-def test_a_parameter_is_looked_for_in_shard_only():
+def test_parameter_paths_are_matched_in_shard_only():
     assert underlined("checkpoint { layers.0.attention.{wq, weight} = full }\n") == ["weight"]

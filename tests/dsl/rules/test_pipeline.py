@@ -26,7 +26,7 @@ MULTI = {
 
 
 def stages_of_rank_0(ranks: int, each: int, submodule: nn.Module | None = None) -> list[Any]:
-    """What a schedule's constructor asks of the stages of rank 0, without process groups."""
+    """Stages of rank 0 with the attributes that a schedule's constructor reads, without process groups."""
     total = ranks * each
     return [
         SimpleNamespace(
@@ -70,12 +70,12 @@ def pipeline(name: str, ranks: int, stages: int | None, micro_batches: int) -> s
     """
 
 
-def test_the_name_of_1f1b_is_read_as_a_name() -> None:
+def test_schedule_name_1f1b_parses_as_a_name() -> None:
     assert codes(pipeline("1F1B", 2, None, 8)).isdisjoint({"LP102", "LP103", "LP207", "LP208"})
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *MULTI])
-def test_micro_batches_are_refused_exactly_where_pytorch_refuses_them(name: str) -> None:
+def test_micro_batches_are_refused_exactly_as_in_pytorch(name: str) -> None:
     each = 1 if name in SINGLE else 2
     for ranks in (2, 3, 4):
         for micro_batches in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 18):
@@ -85,7 +85,7 @@ def test_micro_batches_are_refused_exactly_where_pytorch_refuses_them(name: str)
 
 @pytest.mark.parametrize("name", [*SINGLE, *MULTI])
 @pytest.mark.parametrize("each", [1, 2, 3, 4])
-def test_stages_per_rank(name: str, each: int) -> None:
+def test_stages_per_rank_must_fit_the_schedule(name: str, each: int) -> None:
     found = "LP502" in codes(pipeline(name, 4, 4 * each, 48))
     if name in SINGLE:
         assert found is (each != 1)  # its constructor takes one stage and could not be given more
@@ -100,7 +100,7 @@ def test_stages_must_be_a_multiple_of_the_ranks() -> None:
         assert ("LP501" in codes(pipeline("LoopedBFS", 4, stages, 16))) is bool(stages % 4)
 
 
-def test_messages_state_numbers_places_and_legal_values() -> None:
+def test_messages_state_numbers_and_legal_values() -> None:
     text = pipeline("Interleaved1F1B", 4, 8, 11)
     found = next(item for item in diagnostics(text) if item.code == "LP504")
     assert "11 micro batches in 2 rounds" in found.message
@@ -111,7 +111,7 @@ def test_messages_state_numbers_places_and_legal_values() -> None:
     assert "at least as many micro batches as stages: 8, not 7" in message(pipeline("DualPipeV", 4, 8, 7), "LP503")
 
 
-def test_more_stages_than_blocks() -> None:
+def test_more_stages_than_blocks_are_refused() -> None:
     plan = "mesh (pp = 4)\npipeline on pp (schedule = LoopedBFS, stages = {})"
     assert "LP505" in codes(plan.format(8))
     assert "LP505" not in codes("mesh (pp = 4)\npipeline on pp (schedule = 1F1B)")
@@ -132,12 +132,12 @@ def test_more_stages_than_blocks() -> None:
         ("[layers.1, layers.3, output]", None),
     ],
 )
-def test_split_points(split: str, code: str | None) -> None:
+def test_invalid_split_points_are_refused(split: str, code: str | None) -> None:
     found = codes(f"mesh (pp = 4)\npipeline on pp (schedule = 1F1B, split = {split})")
     assert found & {"LP506", "LP507", "LP508", "LP509", "LP510"} == ({code} if code else set())
 
 
-def test_the_number_of_micro_batches_must_be_what_the_batch_gives() -> None:
+def test_microbatches_must_divide_the_micro_batches_per_rank() -> None:
     plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (microbatches = {})"
     assert "16 micro batches that the batch has for each rank are no multiple of 12" in message(
         plan.format(12), "LP511"
@@ -145,14 +145,14 @@ def test_the_number_of_micro_batches_must_be_what_the_batch_gives() -> None:
     assert "LP511" not in codes(plan.format(16)) | codes(plan.format(8)) | codes(plan.format(1))
 
 
-def test_micro_batches_of_a_pass_are_what_a_schedule_is_held_to():
+def test_schedule_limits_apply_to_micro_batches_per_pass():
     plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (schedule = {}, microbatches = {})"
     assert "LP503" in codes(plan.format("DualPipeV", 2))
     assert "LP503" not in codes(plan.format("DualPipeV", 4))
     assert "LP504" not in codes(plan.format("Interleaved1F1B", 4))
 
 
-def test_tied_parameters_must_not_be_torn_apart() -> None:
+def test_tied_parameters_must_share_a_stage() -> None:
     plan = 'model gpt2("small"{})\nmesh (pp = 4)\npipeline on pp (schedule = 1F1B)'
     assert "`tok_embeddings.weight` and `output.weight` are one parameter" in message(plan.format(""), "LP515")
     assert "LP515" not in codes(plan.format(", tie_embeddings = false"))
@@ -171,7 +171,7 @@ def test_tied_parameters_must_not_be_torn_apart() -> None:
         ("none", False),
     ],
 )
-def test_units_that_reshard_after_forward_under_a_split_backward(schedule: str, unit: str, wrong: bool) -> None:
+def test_reshard_after_forward_with_split_backward_is_refused(schedule: str, unit: str, wrong: bool) -> None:
     plan = """
     mesh (pp = 2, dp_shard = 4)
     fsdp on dp_shard {{ layers.* = {} }}
@@ -182,7 +182,7 @@ def test_units_that_reshard_after_forward_under_a_split_backward(schedule: str, 
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *MULTI])
-def test_compiled_stages_are_refused_where_pytorch_refuses_them(name: str) -> None:
+def test_compiled_stages_are_refused_as_in_pytorch(name: str) -> None:
     compiled = nn.Sequential(torch.compile(nn.Linear(2, 2)))  # type: ignore[arg-type]
     try:
         schedule_of(name, 2, 1 if name in SINGLE else 2, 8, compiled)
@@ -193,7 +193,7 @@ def test_compiled_stages_are_refused_where_pytorch_refuses_them(name: str) -> No
     assert ("LP517" in codes(plan)) is not legal
 
 
-def test_a_large_bubble_is_worth_a_word() -> None:
+def test_large_pipeline_bubble_is_reported() -> None:
     few = pipeline("1F1B", 8, None, 16)
     assert "at least 30% of the step" in message(few, "LP820")  # 7 / (16 + 7)
     assert "LP820" not in codes(pipeline("1F1B", 8, None, 21))  # 7 / 28 is a quarter
@@ -220,7 +220,7 @@ def loads(path: Path, ranks: int, each: int, micro_batches: int) -> bool:
 
 @pytest.mark.parametrize("communication", [False, True])
 @pytest.mark.parametrize("name", MULTI)
-def test_the_orders_that_pytorch_writes_run(name: str, communication: bool) -> None:
+def test_pytorch_order_files_have_no_faults(name: str, communication: bool) -> None:
     order = read_order(order_text(name, 4, 2, 16, communication=communication))
     assert (len(order.ranks), order.stages, order.micro_batches) == (4, 8, 16)
     assert order.with_communication is communication
@@ -229,7 +229,7 @@ def test_the_orders_that_pytorch_writes_run(name: str, communication: bool) -> N
 
 
 @pytest.mark.parametrize("name", MULTI)
-def test_damaged_orders_are_refused_as_pytorch_refuses_them(name: str, tmp_path: Path) -> None:
+def test_damaged_orders_are_refused_as_in_pytorch(name: str, tmp_path: Path) -> None:
     random.seed(name)
     rows = [row.split(",") for row in order_text(name, 3, 2, 6).splitlines()]
     verdicts = []
@@ -253,7 +253,7 @@ def test_damaged_orders_are_refused_as_pytorch_refuses_them(name: str, tmp_path:
     assert len(set(verdicts)) == 2, "the damage was always or never harmful"
 
 
-def test_a_receive_without_its_send_waits_for_ever() -> None:
+def test_receive_without_send_is_a_fault() -> None:
     text = order_text("LoopedBFS", 2, 2, 2, communication=True).replace("0SEND_F1,", "")
     assert "waits for ever before `1F1`" in next(order_faults(read_order(text)))
 
@@ -268,7 +268,7 @@ def test_a_receive_without_its_send_waits_for_ever() -> None:
         ("0F0,0UNSHARD,,0B0\n", "empty cells"),
     ],
 )
-def test_faults_of_an_order(text: str, fault: str) -> None:
+def test_order_faults_are_listed(text: str, fault: str) -> None:
     assert fault in next(order_faults(read_order(text)))
 
 
@@ -282,13 +282,13 @@ def test_faults_of_an_order(text: str, fault: str) -> None:
         ("(0F0)OVERLAP_F_B\n", (1, 1)),
     ],
 )
-def test_text_that_is_no_order(text: str, where: tuple[int, int]) -> None:
+def test_invalid_order_text_reports_line_and_column(text: str, where: tuple[int, int]) -> None:
     with pytest.raises(OrderError) as caught:
         read_order(text)
     assert (caught.value.line, caught.value.column) == where
 
 
-def test_order_files_in_a_plan(tmp_path: Path) -> None:
+def test_order_file_errors_are_reported_in_a_plan(tmp_path: Path) -> None:
     plan = """
     batch (global = {}, micro = 1, seq_len = 256)
     mesh (pp = 2)
@@ -309,7 +309,7 @@ def test_order_files_in_a_plan(tmp_path: Path) -> None:
     assert "cannot run" in message(plan.format(4, ""), "LP514", tmp_path)
 
 
-def test_an_order_with_communication_gathers_and_reduces_what_is_sharded(tmp_path: Path) -> None:
+def test_order_with_communication_must_gather_and_reduce_shards(tmp_path: Path) -> None:
     plan = """
     batch (global = 16, micro = 1, seq_len = 256)
     mesh (pp = 2, dp_shard = 4)
@@ -323,7 +323,7 @@ def test_an_order_with_communication_gathers_and_reduces_what_is_sharded(tmp_pat
     assert "no `0REDUCE_GRAD`, which `fsdp` needs" in message(plan, "LP514", tmp_path)
 
 
-def test_an_order_file_that_splits_the_backward_is_treated_as_such_a_schedule(tmp_path: Path) -> None:
+def test_order_file_with_split_backward_is_a_split_schedule(tmp_path: Path) -> None:
     plan = """
     batch (global = 16, micro = 1, seq_len = 256)
     mesh (pp = 2, dp_shard = 4)

@@ -47,7 +47,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("argument", "found"), [("", True), (", positions=None", False)])
-def test_context_parallel_needs_a_forward_that_takes_positions(tmp_path: Path, argument: str, found: bool) -> None:
+def test_context_parallel_requires_a_forward_with_positions(tmp_path: Path, argument: str, found: bool) -> None:
     (tmp_path / "net.py").write_text(FACTORY.replace("{argument}", argument))
     plan = f'model python("net:Net")\n{CONTEXT}'
     assert ("LP311" in codes(plan, tmp_path)) is found
@@ -57,7 +57,7 @@ def test_the_built_in_models_take_positions() -> None:
     assert "LP311" not in codes(f'model llama3("tiny")\n{CONTEXT}')
 
 
-def test_context_parallel_of_a_hugging_face_model_is_found(tmp_path: Path) -> None:
+def test_context_parallel_of_hugging_face_models_is_checked(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     said = message(f'model huggingface("config.json")\n{CONTEXT}', "LP311", tmp_path)
     assert "`LlamaForCausalLM` is not told their places" in said
@@ -71,9 +71,7 @@ def test_context_parallel_of_a_hugging_face_model_is_found(tmp_path: Path) -> No
         ("rowwise(input = replicate)", False),
     ],
 )
-def test_embedded_tokens_of_a_config_are_not_cut_along_the_sequence(
-    tmp_path: Path, treatment: str, found: bool
-) -> None:
+def test_hugging_face_embeddings_refuse_sequence_sharding(tmp_path: Path, treatment: str, found: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     shard = f"shard on tp {{ model.embed_tokens = {treatment} }}"
     plan = f'model huggingface("config.json")\nmesh (dp_shard = 4, tp = 2)\n{shard}'

@@ -34,9 +34,7 @@ def multiplies_in_float8(rows: int, inner: int, columns: int) -> bool:
 @pytest.mark.parametrize("tokens", [256, 264])
 @pytest.mark.parametrize(("dim", "hidden"), [(128, 384), (128, 392), (136, 384)])
 @pytest.mark.parametrize(("style", "ranks"), [("colwise", 1), ("colwise", 2), ("rowwise", 2), ("colwise", 8)])
-def test_float8_sizes_are_those_that_scaled_mm_takes(
-    tokens: int, dim: int, hidden: int, style: str, ranks: int
-) -> None:
+def test_float8_sizes_must_fit_scaled_mm(tokens: int, dim: int, hidden: int, style: str, ranks: int) -> None:
     inputs = dim // ranks if style == "rowwise" else dim
     outputs = hidden // ranks if style == "colwise" else hidden
     legal = (
@@ -74,12 +72,12 @@ def test_mxfp8_needs_whole_blocks_of_32() -> None:
         ("cpu", "float8", False),
     ],
 )
-def test_float8_needs_a_device_that_has_it(device: str, treatment: str, legal: bool) -> None:
+def test_float8_requires_device_support(device: str, treatment: str, legal: bool) -> None:
     found = codes(f"cluster {device}\nprecision {{ {BLOCK} = {treatment} }}")
     assert ("LP611" not in found) is legal
 
 
-def test_bf16_on_a_device_that_emulates_it(tmp_path: Path) -> None:
+def test_emulated_bf16_is_reported(tmp_path: Path) -> None:
     profile = (catalogue() / "a100_sxm80.toml").read_text()
     assert 'compute_capability = "8.0"' in profile
     (tmp_path / "old.toml").write_text(profile.replace('compute_capability = "8.0"', 'compute_capability = "7.0"'))
@@ -89,7 +87,7 @@ def test_bf16_on_a_device_that_emulates_it(tmp_path: Path) -> None:
     assert "LP617" not in codes("cluster a100_sxm80")
 
 
-def test_float8_on_modules_that_are_not_linear_does_nothing() -> None:
+def test_float8_on_nonlinear_modules_has_no_effect() -> None:
     assert "LP612" in codes("precision { layers.*.attention_norm = float8 }")
     assert "LP612" in codes("precision { layers.* = float8 }")
     assert "LP612" not in codes("precision { layers.** = float8 }")
@@ -104,7 +102,7 @@ def test_fp16_gradients_vanish_and_bf16_gradients_do_not() -> None:
     assert "LP614" not in codes("precision (param = bf16)")
 
 
-def test_dtypes_that_only_units_apply() -> None:
+def test_dtype_options_without_fsdp_units_are_reported() -> None:
     fsdp = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
     replicate = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"
     for field in ("output", "gradient", "reduce"):
@@ -121,7 +119,7 @@ def test_a_dtype_for_accumulated_gradients_needs_accumulation() -> None:
     assert "LP616" in codes(plan.format("batch (global = 8, micro = 1, seq_len = 256)"))
 
 
-def test_advice_about_narrow_dtypes() -> None:
+def test_narrow_dtypes_get_advice() -> None:
     assert "LP822" in codes("mesh (dp_shard = 8)\nfsdp on dp_shard\nprecision (param = fp32, reduce = bf16)")
     assert "LP822" not in codes("precision (param = bf16, reduce = bf16)")
     assert "LP823" in codes("precision (master = bf16)")

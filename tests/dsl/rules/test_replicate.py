@@ -16,15 +16,15 @@ from support.rule_plans import codes
         ("mesh (dp_replicate = 4, cp = 2)\ncontext on cp\nreplicate on dp_replicate", True),
     ],
 )
-def test_something_sums_the_gradients_of_cp(text: str, reduced: bool) -> None:
+def test_cp_gradients_require_a_reduction(text: str, reduced: bool) -> None:
     assert ("LP332" not in codes(text)) == reduced
 
 
 @pytest.mark.parametrize(("bucket", "one"), [("25MB", False), ("1MiB", False), ("8GiB", True)])
-def test_a_bucket_is_smaller_than_all_gradients(bucket: str, one: bool) -> None:
+def test_bucket_larger_than_all_gradients_is_reported(bucket: str, one: bool) -> None:
     text = f'model llama3("1b")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate (bucket = {bucket})'
     assert ("LP805" in codes(text)) == one
 
 
-def test_the_default_bucket_of_a_small_model_is_nobodys_mistake() -> None:
+def test_default_bucket_of_a_small_model_is_clean() -> None:
     assert "LP805" not in codes('model llama3("tiny")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate')

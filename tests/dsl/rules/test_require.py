@@ -38,7 +38,7 @@ def bound(text: str) -> StateBytes:
 
 @contextmanager
 def pretended_ranks(count: int) -> Iterator[None]:
-    """A process group of so many ranks whose collectives move nothing: this process is the first of them."""
+    """A process group of the given size whose collectives move nothing: this process is the first of them."""
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         yield
@@ -52,7 +52,7 @@ def build() -> nn.Module:
 
 
 def held(model: nn.Module, algorithm: type[torch.optim.Optimizer], **options: float) -> StateBytes:
-    """What this rank holds after one update."""
+    """Bytes of this rank after one update."""
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
@@ -79,18 +79,18 @@ def held(model: nn.Module, algorithm: type[torch.optim.Optimizer], **options: fl
         ("optimizer sgd(momentum = 0.9)", torch.optim.SGD, {"momentum": 0.9}),
     ],
 )
-def test_on_one_device_the_bound_is_what_pytorch_holds(
+def test_memory_bound_on_one_device_equals_pytorch_state(
     text: str, algorithm: type[torch.optim.Optimizer], options: dict[str, float]
 ) -> None:
     assert bound(f"{text}\nprecision (master = fp32)") == held(build(), algorithm, **options)
 
 
-def test_half_precision_masters_take_half() -> None:
+def test_half_precision_masters_halve_the_bound() -> None:
     assert bound("precision (master = bf16)").total * 2 == bound("precision (master = fp32)").total
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_under_fsdp_the_bound_is_reached_but_for_padding(ranks: int) -> None:
+def test_memory_bound_under_fsdp_is_exact_up_to_padding(ranks: int) -> None:
     with pretended_ranks(ranks):
         model = build()
         mesh = init_device_mesh("cpu", (ranks,))
@@ -105,7 +105,7 @@ def test_under_fsdp_the_bound_is_reached_but_for_padding(ranks: int) -> None:
     assert least.optimizer <= real.optimizer
 
 
-def test_under_tensor_parallelism_only_what_is_cut_counts_as_cut() -> None:
+def test_memory_bound_under_tensor_parallelism_divides_sharded_parameters_only() -> None:
     with pretended_ranks(8):
         model = build()
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_shard", "tp"))
@@ -123,7 +123,7 @@ def test_under_tensor_parallelism_only_what_is_cut_counts_as_cut() -> None:
     assert least.total <= real.total <= 1.02 * least.total
 
 
-def test_what_divides_the_state() -> None:
+def test_sharding_and_offloading_divide_the_state() -> None:
     alone = bound("mesh (dp_replicate = 8)\nreplicate on dp_replicate")
     assert bound("").total == alone.total
     sharded = bound("mesh (dp_replicate = 8)\nreplicate on dp_replicate (optimizer = sharded)")
@@ -145,7 +145,7 @@ def test_a_tied_parameter_counts_once() -> None:
     assert found.parameters == 124_439_808 * 4  # the published number of parameters
 
 
-def test_a_model_that_cannot_fit() -> None:
+def test_model_larger_than_memory_is_reported() -> None:
     whole = 'model llama3("8b")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate\n'
     assert "are at least 119.66" in message(whole, "LP704")  # 8,030,261,248 · 16 bytes
     assert "LP704" not in codes('model llama3("8b")\nmesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }')
@@ -168,7 +168,7 @@ def test_a_model_that_cannot_fit() -> None:
         ("peak_memory <= 10GiB", "reserved_memory >= 20GiB", False),
     ],
 )
-def test_budgets_that_exclude_each_other(first: str, second: str, code: bool) -> None:
+def test_contradictory_budgets_are_reported(first: str, second: str, code: bool) -> None:
     for lines in ((first, second), (second, first)):
         assert ("LP701" in codes("\n".join(f"require {line}" for line in lines))) is code
 
@@ -191,18 +191,18 @@ def test_budgets_that_exclude_each_other(first: str, second: str, code: bool) ->
         ("exposed_comm <= 10%", {"LP709"}),
     ],
 )
-def test_single_budgets(budget: str, expected: set[str]) -> None:
+def test_budget_values_are_checked(budget: str, expected: set[str]) -> None:
     found = codes(f"require {budget}")
     assert {code for code in found if code.startswith("LP7")} == expected
 
 
-def test_shares_that_are_always_kept() -> None:
+def test_always_satisfied_share_is_reported() -> None:
     two = "mesh (dp_shard = 8)\nfsdp on dp_shard\nrequire exposed_comm <= {}"
     assert "LP708" in codes(two.format("100%"))
     assert "LP708" not in codes(two.format("99%"))
 
 
-def test_figures_that_the_plan_gives_something_to_measure() -> None:
+def test_requirement_without_a_measurable_figure_is_reported() -> None:
     pipeline = "mesh (pp = 2, dp_shard = 4)\npipeline on pp\ncheckpoint { layers.* = full }\n"
     assert "LP709" not in codes(
         pipeline + "require bubble <= 10%\nrequire recompute <= 30%\nrequire exposed_comm <= 5%"
@@ -220,5 +220,5 @@ def test_figures_that_the_plan_gives_something_to_measure() -> None:
         ("maximize tokens_per_s", False),
     ],
 )
-def test_an_objective_asks_for_the_better_end(objective: str, wrong: bool) -> None:
+def test_objective_must_point_to_the_better_direction(objective: str, wrong: bool) -> None:
     assert ("LP705" in codes(objective)) is wrong

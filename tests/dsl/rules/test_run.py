@@ -18,7 +18,7 @@ from support.rule_plans import codes
         ("evaluate (every = 1000000)", False),
     ],
 )
-def test_intervals_end_before_the_run_does(text: str, found: bool) -> None:
+def test_interval_longer_than_the_run_is_reported(text: str, found: bool) -> None:
     assert ("LP698" in codes(text)) == found
 
 
@@ -36,7 +36,7 @@ def test_intervals_end_before_the_run_does(text: str, found: bool) -> None:
         ("steps 101\nschedule cosine(steps = auto)", False),
     ],
 )
-def test_a_run_ends_with_its_schedule_or_after_its_warm_up(text: str, found: bool) -> None:
+def test_run_longer_than_schedule_or_within_warm_up_is_reported(text: str, found: bool) -> None:
     assert ("LP699" in codes(text)) == found
 
 
@@ -51,7 +51,7 @@ def test_a_run_ends_with_its_schedule_or_after_its_warm_up(text: str, found: boo
         ("hf:a/b-1.5:en", False),
     ],
 )
-def test_a_field_is_of_objects_or_columns(source: str, found: bool) -> None:
+def test_data_field_requires_objects_or_columns(source: str, found: bool) -> None:
     assert ("LP695" in codes(f'data (source = "{source}", field = "body")')) == found
 
 
@@ -60,5 +60,5 @@ def test_a_field_is_of_objects_or_columns(source: str, found: bool) -> None:
     [('llama3("8b")', False), ('mixtral("8x7b")', False), ('gpt2("xl")', False), ('gpt3("13b")', False),
      ('vit("b16")', True)],
 )  # fmt: skip
-def test_published_weights_have_a_map(model: str, found: bool) -> None:
+def test_published_weights_require_a_weight_map(model: str, found: bool) -> None:
     assert ("LP690" in codes(f'weights (huggingface = "a")\nmodel {model}')) == found

@@ -31,12 +31,12 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("use", ["fsdp on dp_shard { root = unit }", "replicate on dp_replicate"])
-def test_a_scalar_is_refused_where_parameters_are_cut(tmp_path: Path, use: str) -> None:
+def test_scalar_parameter_is_refused_under_sharding(tmp_path: Path, use: str) -> None:
     rest = f"mesh ({use.split()[2]} = 8)\n{use}"
     found = message(f'model python("net:Net", dims = 0)\n{rest}', "LP519", tmp_path)
     assert "`scale` is a single number" in found
     assert "LP519" not in codes(f'model python("net:Net", dims = 1)\n{rest}', tmp_path)
 
 
-def test_one_device_needs_no_dims(tmp_path: Path) -> None:
+def test_scalar_parameter_on_one_device_is_accepted(tmp_path: Path) -> None:
     assert "LP519" not in codes('model python("net:Net", dims = 0)', tmp_path)

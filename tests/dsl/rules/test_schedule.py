@@ -43,5 +43,5 @@ def test_schedules_are_refused_or_flagged_as_they_behave(form: str, warmup: int,
     assert ("LP692" not in found) is decayed
 
 
-def test_a_constant_rate_needs_no_decay() -> None:
+def test_constant_schedule_has_no_decay_diagnostics() -> None:
     assert not codes("schedule constant(warmup = 10)") & {"LP691", "LP692"}

@@ -32,11 +32,11 @@ def on_tp(*rules: str, model: str = 'llama3("tiny")') -> str:
         ("layers.** = colwise", False),
     ],
 )
-def test_a_style_is_for_some_kinds_of_modules(rule: str, fits: bool) -> None:
+def test_style_requires_a_matching_module_kind(rule: str, fits: bool) -> None:
     assert ("LP407" not in codes(on_tp(rule))) == fits
 
 
-def test_pytorch_refuses_column_cuts_of_what_is_no_matrix() -> None:
+def test_pytorch_refuses_colwise_and_rowwise_of_a_norm() -> None:
     import torch
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -45,7 +45,7 @@ def test_pytorch_refuses_column_cuts_of_what_is_no_matrix() -> None:
             style._apply(torch.nn.RMSNorm(4), None)
 
 
-def test_all_wrong_modules_of_one_rule_are_one_finding() -> None:
+def test_all_wrong_modules_of_a_rule_are_one_diagnostic() -> None:
     found = [item for item in diagnostics(on_tp("layers.*.* = colwise")) if item.code == "LP407"]
     assert [item.message for item in found] == [
         "`colwise` cuts a linear layer or an embedding, and `layers.*.attention_norm` is a norm"
@@ -63,7 +63,7 @@ def test_all_wrong_modules_of_one_rule_are_one_finding() -> None:
         ("tp", "layers.*.feed_forward.experts", "experts", False),
     ],
 )
-def test_experts_are_on_ep_and_nothing_else_is(axis: str, path: str, style: str, fits: bool) -> None:
+def test_ep_takes_experts_only(axis: str, path: str, style: str, fits: bool) -> None:
     mesh = "mesh (dp_shard = 4, tp = 2, ep = 4)"
     text = f'model mixtral("tiny")\n{mesh}\nshard on {axis} {{ {path} = {style} }}'
     assert ("LP407" not in codes(text)) == fits
@@ -80,7 +80,7 @@ def test_experts_are_on_ep_and_nothing_else_is(axis: str, path: str, style: str,
         ("dp_shard = 4, tp = 2", "tp", "layers.2.attention.wo.weight = replicate", True),
     ],
 )
-def test_parameters_are_placed_on_tp_and_not_on_ep(mesh: str, axis: str, rule: str, fits: bool) -> None:
+def test_parameter_placement_requires_tp(mesh: str, axis: str, rule: str, fits: bool) -> None:
     rules = f"layers.*.feed_forward.experts = experts, {rule}" if axis == "ep" else rule
     text = f'model mixtral("tiny")\nmesh ({mesh})\nshard on {axis} {{ {rules} }}'
     assert ("LP408" not in codes(text)) == fits
@@ -99,11 +99,11 @@ def test_parameters_are_placed_on_tp_and_not_on_ep(mesh: str, axis: str, rule: s
         ("output = replicate", False),
     ],
 )
-def test_a_placement_is_for_a_parameter_and_one_of_its_dims(rule: str, fits: bool) -> None:
+def test_placement_requires_a_parameter_and_an_existing_dim(rule: str, fits: bool) -> None:
     assert ("LP408" not in codes(on_tp(rule))) == fits
 
 
-def test_a_parameter_is_placed_once() -> None:
+def test_parameter_placed_twice_is_refused() -> None:
     assert message(on_tp("output = colwise", "output.weight = shard(0)"), "LP408") == (
         "`colwise` places `output.weight` already"
     )
@@ -123,11 +123,11 @@ def test_a_parameter_is_placed_once() -> None:
         ("from = [shard(1), none], to = [replicate, replicate]", False),
     ],
 )
-def test_layouts_are_given_for_the_tensors_that_there_are(layouts: str, fits: bool) -> None:
+def test_layout_count_must_match_the_tensors(layouts: str, fits: bool) -> None:
     assert ("LP410" not in codes(on_tp(f"layers.*.attention = inputs({layouts})"))) == fits
 
 
-def test_a_layer_whose_flow_is_not_followed_gives_one_tensor() -> None:
+def test_linear_layer_has_one_output_layout() -> None:
     rule = "layers.*.attention.wq = outputs(from = [shard(-1), shard(1)], to = [replicate, replicate])"
     assert message(on_tp(rule), "LP410") == "`layers.*.attention.wq` has 1 output"
 
@@ -147,7 +147,7 @@ def test_the_inputs_of_the_module_are_named() -> None:
         (["tok_embeddings = colwise(loss_parallel = true)"], False),
     ],
 )
-def test_loss_parallel_is_for_the_logits(rules: list[str], fits: bool) -> None:
+def test_loss_parallel_requires_the_output_layer(rules: list[str], fits: bool) -> None:
     assert ("LP413" not in codes(on_tp(*rules))) == fits
 
 
@@ -165,11 +165,11 @@ def test_loss_parallel_is_for_the_logits(rules: list[str], fits: bool) -> None:
         (["layers.*.mlp.up = colwise", "layers.*.mlp.down = rowwise"], True),
     ],
 )
-def test_a_tied_parameter_has_one_placement(rules: list[str], alike: bool) -> None:
+def test_tied_parameters_must_have_one_placement(rules: list[str], alike: bool) -> None:
     assert ("LP416" not in codes(on_tp(*rules, model='gpt2("small")'))) == alike
 
 
-def test_both_places_of_a_tied_parameter_are_shown() -> None:
+def test_tied_parameter_diagnostic_labels_both_placements() -> None:
     text = on_tp("tok_embeddings = colwise(output = replicate)", "output = colwise", model='gpt2("small")')
     assert place(text, "LP416") == "output"
     found = next(item for item in diagnostics(text) if item.code == "LP416")

@@ -31,10 +31,10 @@ def test_one_treatment_for_each_stage(text: str, found: bool) -> None:
     assert ("LP521" in codes(text)) is found
 
 
-def test_the_list_is_what_is_wrong() -> None:
+def test_wrong_stage_list_is_underlined() -> None:
     assert place(f"{PIPELINE}checkpoint {{ layers.* = stages([full]) }}", "LP521") == "[full]"
 
 
-def test_nothing_is_said_while_the_stages_are_open() -> None:
+def test_open_stages_have_no_diagnostic() -> None:
     text = "mesh (pp = auto, dp_shard = rest)\npipeline on pp\ncheckpoint { layers.* = stages([full, none]) }"
     assert codes(text).isdisjoint({"LP521", "LP908"})

@@ -58,14 +58,14 @@ def found(**values: str) -> set[str]:
     return {item.code for item in diagnostics if item.code.startswith(FAMILIES)}
 
 
-def test_the_plan_has_diagnostics_that_a_hole_could_take_away() -> None:
+def test_decided_plan_has_the_expected_diagnostics() -> None:
     assert {"LP516", "LP517", "LP614", "LP652", "LP673", "LP681", "LP683", "LP692", "LP823"} <= found()
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_hole_takes_diagnostics_away_and_adds_none(name: str) -> None:
+def test_hole_removes_diagnostics_and_adds_none(name: str) -> None:
     assert found(**{name: "auto"}) <= found()
 
 
-def test_nothing_is_wrong_where_nothing_is_decided() -> None:
+def test_fully_undecided_plan_has_no_diagnostics() -> None:
     assert found(**dict.fromkeys(VALUES, "auto")) == set()

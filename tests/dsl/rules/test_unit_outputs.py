@@ -18,14 +18,14 @@ UNITS = {
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_layer_of_another_unit_cannot_take_another_dtype(name: str):
+def test_output_dtype_must_match_the_next_units_layer(name: str):
     units, wrong = UNITS[name]
     rules = ", ".join(f"{path} = unit" for path in [*units, "root"])
     found = codes(f"{MESH}fsdp on dp_shard {{ {rules} }}")
     assert ("LP618" in found) == wrong
 
 
-def test_the_layer_and_the_unit_are_named():
+def test_message_names_the_layer_and_the_unit():
     found = message(f"{MESH}fsdp on dp_shard {{ layers.* = unit }}", "LP618")
     assert found == "`output` has weights in bf16 and gets what the unit `layers.*` gives, in fp32"
     assert "LP618" not in codes("mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (output = bf16)")

@@ -52,20 +52,20 @@ def labels(marked: str, known: Checked | None = None) -> list[str]:
         ("fsdp on dp_shard {\n  layers.* = unit(\nbatch (|global", "argument", ""),
     ],
 )
-def test_the_part_at_a_place(marked: str, part: str, written: str):
+def test_part_at_the_cursor_is_found(marked: str, part: str, written: str):
     text, _, rest = marked.partition("|")
     found = place_at(text + rest, len(text))
     assert (found.part, text[found.start :]) == (part, written)
 
 
-def test_no_place_of_a_plan_or_of_its_halves_fails():
+def test_every_cursor_position_of_whole_and_cut_plans_works():
     for path in [*VALID_PLANS, *WORKED_PLANS, *sorted(TESTS.glob("dsl/invalid/LP1*/*.plan"))]:
         text = path.read_text(encoding="utf-8")[:4000]
         for offset in range(0, len(text), 7):
             place, end = word_at(text, offset)
             assert place.start <= offset <= end
             cut = place_at(text[:offset], offset)
-            # Where brackets are open, what stands in column 1 below tells where a statement ends.
+            # Where brackets are open, the text in column 1 below shows where a statement ends.
             assert cut == place or "invalid" in path.parts
 
 
@@ -96,12 +96,12 @@ def test_no_place_of_a_plan_or_of_its_halves_fails():
         ("pipeline on pp (split = [layers.|", ["layers.2"]),
     ],
 )
-def test_what_may_stand_there_is_offered(marked: str, expected: list[str], known: Checked):
+def test_valid_completions_are_offered(marked: str, expected: list[str], known: Checked):
     found = labels(GOOD + marked, known)
     assert [name for name in expected if name not in found] == []
 
 
-def test_options_that_are_given_are_not_offered_again(known: Checked):
+def test_given_options_are_not_offered_again(known: Checked):
     assert labels("batch (global = 4, |", known) == ["micro", "seq_len", "ramp"]
     assert "dp_shard" not in labels("fsdp on dp_shard, |", known)
 
@@ -110,7 +110,7 @@ def test_names_of_let_are_offered_as_values():
     assert "hosts" in labels("let hosts = 4\ncluster h100_sxm(hosts = |")
 
 
-def test_nothing_is_offered_inside_of_strings_and_comments():
+def test_strings_and_comments_have_no_completions():
     assert labels('data (source = "|') == []
     assert labels("batch (global = 4)  # some |") == []
 
@@ -129,13 +129,13 @@ def test_every_option_and_treatment_of_the_language_is_offered(keyword: str):
         assert [item.name for item in declared.treatments.treatments if item.name not in found] == []
 
 
-def test_a_code_of_the_line_is_offered_in_a_suppression():
+def test_suppression_completes_codes_of_its_line():
     text = GOOD + "let hosts = 4"
     assert labels(f"{text}  # legoai: ignore[|", check(document(text), NOTHING)) == ["LP901"]
 
 
 def coloured(text: str) -> list[tuple[str, str]]:
-    """The words of a text and what they are, from the numbers that the protocol has for them."""
+    """Words of a text with their token types, decoded from the protocol."""
     found = []
     line = character = 0
     lines = [row.encode("utf-16-le") for row in text.split("\n")]
@@ -147,7 +147,7 @@ def coloured(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_words_have_the_colours_of_what_they_are():
+def test_semantic_tokens_classify_words():
     text = 'let n = 4\n# 🚀 two\ndata (source = "🚀", field = n)  # x\n'
     text += "optimizer adamw(lr = 3e-4)\ncheckpoint { layers.* = every(2) }\n"
     assert coloured(text) == [
@@ -158,5 +158,5 @@ def test_words_have_the_colours_of_what_they_are():
     ]  # fmt: skip
 
 
-def test_broken_text_keeps_its_colours():
+def test_broken_text_has_semantic_tokens():
     assert ("fsdp", "keyword") in coloured("batch (global = [4\nfsdp on dp_shard {\n  layers.* = unit(\n")

@@ -36,7 +36,7 @@ def started(*argv: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]
     return subprocess.run(command, input=data, capture_output=True, check=False, timeout=PATIENCE)
 
 
-def test_it_ends_with_its_input_and_with_exit(tmp_path: Path):
+def test_server_exits_on_end_of_input_and_exit_notification(tmp_path: Path):
     with client(tmp_path) as server:
         assert server.initialized["serverInfo"]["name"] == "legoai"
         assert server.initialized["capabilities"]["positionEncoding"] == "utf-16"
@@ -46,7 +46,7 @@ def test_it_ends_with_its_input_and_with_exit(tmp_path: Path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_positions_are_in_the_units_that_the_client_prefers(tmp_path: Path):
+def test_position_encoding_follows_the_client(tmp_path: Path):
     capabilities = {"general": {"positionEncodings": ["utf-8", "utf-16"]}}
     with client(tmp_path, capabilities=capabilities) as server:
         assert server.initialized["capabilities"]["positionEncoding"] == "utf-8"
@@ -58,7 +58,7 @@ def test_positions_are_in_the_units_that_the_client_prefers(tmp_path: Path):
         assert found["range"]["start"]["character"] == len('data (source = "🚀", '.encode())
 
 
-def test_files_beside_the_documents_are_watched_where_the_client_can(tmp_path: Path):
+def test_files_are_watched_if_the_client_supports_it(tmp_path: Path):
     watching = {"workspace": {"didChangeWatchedFiles": {"dynamicRegistration": True}}}
     with client(tmp_path, capabilities=watching) as server:
         [registered] = server.note("client/registerCapability")["registrations"]
@@ -72,7 +72,7 @@ def test_files_beside_the_documents_are_watched_where_the_client_can(tmp_path: P
         assert [item["code"] for item in server.diagnostics("a.plan")] == ["LP210"]
 
 
-def test_exit_without_shutdown_and_an_interrupt_end_it_at_once(tmp_path: Path):
+def test_exit_without_shutdown_and_interrupt_stop_the_server(tmp_path: Path):
     with client(tmp_path) as server:
         server.notify("exit", None)
         assert server.process.wait(PATIENCE) == 1
@@ -83,7 +83,7 @@ def test_exit_without_shutdown_and_an_interrupt_end_it_at_once(tmp_path: Path):
         assert server.errors() == ""
 
 
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_packages_print_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pygls").mkdir()
     (tmp_path / "pygls" / "__init__.py").write_text("raise ModuleNotFoundError('pygls')\n", encoding="utf-8")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from legoai.cli import main; sys.exit(main(['lsp']))"
@@ -95,13 +95,13 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatc
     assert "pip install 'legoai[lsp]'" in done.stderr
 
 
-def test_it_imports_no_torch(tmp_path: Path):
+def test_server_imports_no_torch(tmp_path: Path):
     code = "import legoai.dsl.server.features, legoai.dsl.server.transport, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout == "False\n"
 
 
-def test_a_factory_runs_only_after_a_person_asked_for_it(tmp_path: Path):
+def test_factory_runs_only_on_request(tmp_path: Path):
     (tmp_path / "made.py").write_text(FACTORY, encoding="utf-8")
     with client(tmp_path, options={"costs": False}) as server:
         [found] = server.open("made.plan", OF_A_FACTORY)
@@ -115,7 +115,7 @@ def test_a_factory_runs_only_after_a_person_asked_for_it(tmp_path: Path):
         assert "LP226" not in [item["code"] for item in after]
         assert (tmp_path / "ran").exists()
         assert "this runs the model factory" in server.note("window/logMessage")["message"]
-    # What it builds is known now, so that another session need not run it; a changed one it does not run.
+    # Its manifest is cached now, so that another session need not run it; a changed factory is not run.
     (tmp_path / "ran").unlink()
     with client(tmp_path, options={"costs": False}) as server:
         assert server.open("made.plan", OF_A_FACTORY) == after
@@ -126,7 +126,7 @@ def test_a_factory_runs_only_after_a_person_asked_for_it(tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_it_ends_at_once_while_a_factory_runs(tmp_path: Path):
+def test_server_stops_while_a_factory_runs(tmp_path: Path):
     """Variants look at the model again: none of their inspections begins after the end."""
     slow = "import os, pathlib, time\npathlib.Path(__file__).with_name('ran').write_text(str(os.getpid()))\n"
     (tmp_path / "made.py").write_text(f"{slow}time.sleep(600)\n", encoding="utf-8")
@@ -171,7 +171,7 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_costs_are_shown_where_they_come_from_and_a_newer_save_ends_an_older_simulation(tmp_path: Path):
+def test_cost_hints_follow_saves_and_cancel_older_simulations(tmp_path: Path):
     (tmp_path / "costs.py").write_text(COSTS, encoding="utf-8")
     program = ["-c", SERVER.format(script=str(tmp_path / "costs.py"))]
     refreshing = {"workspace": {"inlayHint": {"refreshSupport": True}}, "window": {"workDoneProgress": True}}
@@ -214,7 +214,7 @@ def test_costs_are_shown_where_they_come_from_and_a_newer_save_ends_an_older_sim
         assert not is_alive(last)
 
 
-def test_costs_can_be_turned_off_and_other_options_have_no_effect(tmp_path: Path):
+def test_cost_hints_can_be_disabled_and_unknown_options_are_reported(tmp_path: Path):
     with client(tmp_path, options={"costs": False, "color": 1}) as server:
         assert "`color` has no effect" in server.note("window/showMessage")["message"]
         (tmp_path / "a.plan").write_text(BAD, encoding="utf-8")

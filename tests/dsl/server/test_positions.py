@@ -31,7 +31,7 @@ def counted(text: str, offset: int, encoding: str) -> types.Position:
 
 
 @given(TEXTS, st.sampled_from(ENCODINGS))
-def test_every_character_has_its_position_and_back(text: str, encoding: str):
+def test_offsets_and_positions_round_trip(text: str, encoding: str):
     positions = Positions(text, encoding)
     for offset in range(len(text) + 1):
         position = positions.position(offset)
@@ -43,12 +43,12 @@ def test_every_character_has_its_position_and_back(text: str, encoding: str):
 @pytest.mark.parametrize(
     ("line", "character", "offset"), [(0, 1, 0), (0, 2, 1), (0, 99, 2), (1, 99, 6), (9, 0, 7), (1, 1, 5)]
 )
-def test_positions_beyond_the_text_are_its_ends(line: int, character: int, offset: int):
-    """A position inside of a character is that of the character, one behind a line the end of the line."""
+def test_positions_beyond_the_text_are_clamped(line: int, character: int, offset: int):
+    """A position inside a character is its start; one after a line is the end of the line."""
     assert Positions("🚀a\r\nbc\n").offset(types.Position(line, character)) == offset
 
 
-def test_a_mark_before_the_text_is_counted_in_its_first_line_alone():
+def test_byte_order_mark_shifts_the_first_line_only():
     for encoding, units in (("utf-8", 3), ("utf-16", 1), ("utf-32", 1)):
         positions = Positions("ab\ncd", encoding, mark=True)
         assert positions.position(1) == types.Position(0, units + 1)
@@ -59,7 +59,7 @@ def test_a_mark_before_the_text_is_counted_in_its_first_line_alone():
 
 
 @given(TEXTS, TEXTS, st.sampled_from(ENCODINGS))
-def test_a_replacement_makes_the_new_text(before: str, after: str, encoding: str):
+def test_replacement_edits_give_the_new_text(before: str, after: str, encoding: str):
     positions = Positions(before, encoding)
     edits = replacement(positions, after)
     assert len(edits) == (before != after)

@@ -26,14 +26,14 @@ def checked(path: Path, text: str | None = None) -> Checked:
 
 
 def offset(text: str, position: types.Position) -> int:
-    """The character at a position, counted anew: every line's bytes in UTF-16."""
+    """The character at a position, counted independently in the UTF-16 bytes of every line."""
     lines = text.split("\n")
     head = "".join(f"{line}\n" for line in lines[: position.line])
     return len(head) + len(lines[position.line].encode("utf-16-le")[: 2 * position.character].decode("utf-16-le"))
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in CORPUS}), ids=lambda folder: folder.name)
-def test_what_is_published_is_what_lint_reports(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
     for path in [path for path in CORPUS if path.parent == folder]:
         text = path.read_text(encoding="utf-8")
@@ -44,9 +44,9 @@ def test_what_is_published_is_what_lint_reports(folder: Path, monkeypatch: pytes
         expected = lint(
             text, path.name, directory=Path(), factories=lambda model, run=missing: run or model.family != "python"
         ).diagnostics
-        said = published(found)
-        assert [item.code for item in said] == [item.code for item in dict.fromkeys(expected)]
-        for item, of in zip(dict.fromkeys(expected), said, strict=True):
+        sent = published(found)
+        assert [item.code for item in sent] == [item.code for item in dict.fromkeys(expected)]
+        for item, of in zip(dict.fromkeys(expected), sent, strict=True):
             message, *rest = of.message.split("\n")
             assert message == item.message.split("\n")[0]
             assert of.severity == SEVERITIES[item.severity]
@@ -58,7 +58,7 @@ def test_what_is_published_is_what_lint_reports(folder: Path, monkeypatch: pytes
                 assert not item.label.text or item.label.text in rest
 
 
-def test_every_fix_of_the_corpus_is_offered_and_gives_what_lint_would_write(monkeypatch: pytest.MonkeyPatch):
+def test_every_corpus_fix_is_offered_and_equals_lint_fix(monkeypatch: pytest.MonkeyPatch):
     from legoai.dsl.diagnostics.diagnostic import apply_fixes
 
     count = 0
@@ -91,7 +91,7 @@ def changes_of(action: types.CodeAction, document: Document) -> list[dict[str, A
     ]
 
 
-def test_a_comment_that_is_offered_suppresses_its_diagnostic():
+def test_offered_comment_suppresses_its_diagnostic():
     count = 0
     for path in [path for path in CORPUS if path.parent.name.startswith(("LP8", "LP9", "LP4"))]:
         found = checked(path)
@@ -107,8 +107,8 @@ def test_a_comment_that_is_offered_suppresses_its_diagnostic():
     assert count > 20
 
 
-def test_a_factory_whose_cache_became_stale_meanwhile_is_not_run(monkeypatch: pytest.MonkeyPatch):
-    """The cache is asked before the model is looked at; what would run after that is refused."""
+def test_factory_with_a_stale_cache_is_not_run(monkeypatch: pytest.MonkeyPatch):
+    """The cache is read before the model is inspected; a factory that would run after that is refused."""
     from legoai.dsl.server import documents
 
     text = (

@@ -44,7 +44,7 @@ def codes(diagnostics: list[dict[str, object]]) -> list[object]:
     return [item["code"] for item in diagnostics]
 
 
-def test_diagnostics_are_of_the_text_in_the_buffer(editor: tuple[Client, str]):
+def test_diagnostics_use_the_buffer_text(editor: tuple[Client, str]):
     server, name = editor
     server.change(name, BAD)
     [found] = server.diagnostics(name)
@@ -60,7 +60,7 @@ def test_diagnostics_are_of_the_text_in_the_buffer(editor: tuple[Client, str]):
     assert server.diagnostics(name) == []
 
 
-def test_only_the_last_of_many_changes_is_linted(editor: tuple[Client, str]):
+def test_only_the_last_change_is_linted(editor: tuple[Client, str]):
     server, name = editor
     for n in range(20):
         server.change(name, GOOD + "#" * n)
@@ -74,16 +74,16 @@ def test_only_the_last_of_many_changes_is_linted(editor: tuple[Client, str]):
     assert len(versions) < 5
 
 
-def test_closing_takes_the_diagnostics_away(shared: Client):
+def test_closing_clears_the_diagnostics(shared: Client):
     assert shared.open("closed.plan", BAD)
     shared.close("closed.plan")
-    said = shared.note("textDocument/publishDiagnostics", lambda note: note["uri"] == shared.uri("closed.plan"))
-    assert said["diagnostics"] == []
-    assert "version" not in said or said["version"] is None
+    sent = shared.note("textDocument/publishDiagnostics", lambda note: note["uri"] == shared.uri("closed.plan"))
+    assert sent["diagnostics"] == []
+    assert "version" not in sent or sent["version"] is None
     assert shared.on("hover", "closed.plan", position={"line": 0, "character": 0}) is None
 
 
-def test_what_is_not_used_is_faded(editor: tuple[Client, str]):
+def test_unused_let_has_the_unnecessary_tag(editor: tuple[Client, str]):
     server, name = editor
     server.change(name, GOOD + "let hosts = 4\n")
     [found] = server.diagnostics(name)
@@ -92,7 +92,7 @@ def test_what_is_not_used_is_faded(editor: tuple[Client, str]):
     assert found["severity"] == 2
 
 
-def test_positions_are_in_utf_16_and_lines_end_as_they_do(editor: tuple[Client, str]):
+def test_positions_are_utf_16_and_line_ends_are_kept(editor: tuple[Client, str]):
     server, name = editor
     text = GOOD.replace("plan small\n", "# 🚀 Größe\u2028 of one line\nplan small\n").replace("\n", "\r\n")
     text += 'data (source = "🚀🚀.jsonl", fild = "x")\r\n'
@@ -109,7 +109,7 @@ def test_a_document_without_a_file_is_linted_in_the_workspace(shared: Client, fo
     shared.close("untitled:Untitled-1")
 
 
-def test_a_base_plan_counts_as_it_is_in_its_buffer(shared: Client, folder: Path):
+def test_base_plan_is_read_from_its_buffer(shared: Client, folder: Path):
     (folder / "below.plan").write_text(GOOD, encoding="utf-8")
     assert shared.open("above.plan", '# above\nplan above\nextends "below.plan"\n') == []
     assert shared.open("below.plan", BAD)
@@ -123,7 +123,7 @@ def test_a_base_plan_counts_as_it_is_in_its_buffer(shared: Client, folder: Path)
     shared.close("above.plan")
 
 
-def test_the_nearest_configuration_decides_what_is_reported(shared: Client, folder: Path):
+def test_nearest_configuration_selects_diagnostics(shared: Client, folder: Path):
     (folder / "quiet").mkdir()
     (folder / "quiet" / "pyproject.toml").write_text('[tool.legoai]\nignore = ["unused-let"]\n', encoding="utf-8")
     text = GOOD + "let hosts = 4\n"
@@ -137,7 +137,7 @@ def test_the_nearest_configuration_decides_what_is_reported(shared: Client, fold
         shared.close(name)
 
 
-def test_formatting_is_that_of_fmt_and_leaves_broken_text(editor: tuple[Client, str]):
+def test_formatting_equals_fmt_and_skips_broken_text(editor: tuple[Client, str]):
     server, name = editor
     text = "# 🚀\n" + GOOD.replace("   ", " ")
     server.change(name, text)
@@ -149,7 +149,7 @@ def test_formatting_is_that_of_fmt_and_leaves_broken_text(editor: tuple[Client, 
     assert server.on("formatting", name, options=options) is None
 
 
-def test_a_fix_is_offered_and_fixes(editor: tuple[Client, str]):
+def test_offered_fix_removes_the_diagnostic(editor: tuple[Client, str]):
     server, name = editor
     server.change(name, BAD)
     [found] = server.diagnostics(name)
@@ -165,7 +165,7 @@ def lint_codes(text: str, directory: Path = Path()) -> list[str]:
     return [item.code for item in lint(text, "x.plan", directory=directory).diagnostics]
 
 
-def test_a_comment_that_ignores_a_diagnostic_is_offered(editor: tuple[Client, str]):
+def test_suppression_comment_is_offered(editor: tuple[Client, str]):
     server, name = editor
     text = (GOOD + "let hosts = 4  # 🚀 so many\n").replace("\n", "\r\n")
     server.change(name, text)
@@ -177,7 +177,7 @@ def test_a_comment_that_ignores_a_diagnostic_is_offered(editor: tuple[Client, st
     assert lint_codes(after) == []
 
 
-def test_a_comment_that_ignores_one_diagnostic_can_ignore_another(editor: tuple[Client, str]):
+def test_suppression_comment_is_extended_by_a_second_code(editor: tuple[Client, str]):
     server, name = editor
     text = GOOD + "let hosts = 4  # legoai: ignore[LP803]\n"
     server.change(name, text)
@@ -200,7 +200,7 @@ def test_all_safe_fixes_are_applied_at_once(editor: tuple[Client, str]):
     assert server.on("codeAction", name, range=whole, context={"diagnostics": [], "only": ["refactor.extract"]}) == []
 
 
-def test_a_standard_layout_is_written_out(editor: tuple[Client, str]):
+def test_standard_layout_can_be_expanded(editor: tuple[Client, str]):
     server, name = editor
     server.change(name, STANDARD)
     line = STANDARD.count("\n") - 1
@@ -216,14 +216,14 @@ def test_a_standard_layout_is_written_out(editor: tuple[Client, str]):
 
 
 @pytest.mark.parametrize(("marked", "word"), [("fs|dp on", "fsdp"), ("un|it", "unit"), ("dp_sh|ard = 4", "dp_shard")])
-def test_hover_says_what_explain_says(editor: tuple[Client, str], marked: str, word: str):
+def test_hover_shows_the_page_of_explain(editor: tuple[Client, str], marked: str, word: str):
     server, name = editor
     found = server.at("hover", name, GOOD.replace(marked.replace("|", ""), marked, 1))
     assert found["contents"]["kind"] == "markdown"
     assert found["contents"]["value"] in [item.page() for item in topics.found(word)]
 
 
-def test_hover_over_a_path_says_what_it_matches_and_what_the_plan_decides(editor: tuple[Client, str]):
+def test_hover_over_a_path_lists_matches_and_treatments(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("hover", name, GOOD.replace("layers.*", "layers.|*"))
     assert "`layers.*` matches 4: `layers.0`, `layers.1`, `layers.2`, `layers.3`" in found["contents"]["value"]
@@ -234,7 +234,7 @@ def test_hover_over_a_path_says_what_it_matches_and_what_the_plan_decides(editor
     )
 
 
-def test_hover_over_a_layout_its_options_and_values_says_what_is_meant_there(editor: tuple[Client, str]):
+def test_hover_explains_layout_options_and_values_in_context(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("hover", name, STANDARD.replace("standard", "stand|ard"))
     assert "layers.*.attention.wo           = rowwise(output = shard(1))" in found["contents"]["value"]
@@ -246,13 +246,13 @@ def test_hover_over_a_layout_its_options_and_values_says_what_is_meant_there(edi
     assert "---" not in found["contents"]["value"]
 
 
-def test_hover_over_a_hole_says_its_values(editor: tuple[Client, str]):
+def test_hover_over_a_hole_lists_its_values(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("hover", name, GOOD.replace("micro = 4", "micro = au|to"))
     assert "chooses among `1`, `2`, `4`, `8`, `16`" in found["contents"]["value"]
 
 
-def test_hover_over_a_suppression_is_the_page_of_the_rule(editor: tuple[Client, str]):
+def test_hover_over_a_suppression_shows_the_rule_page(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("hover", name, GOOD + "let hosts = 4  # legoai: ignore[LP9|01]\n")
     assert found["contents"]["value"].startswith("LP901 unused-let")
@@ -264,7 +264,7 @@ def labels(found: dict[str, object]) -> list[str]:
     return [item["label"] for item in items]
 
 
-def test_completion_knows_the_model_while_the_text_is_broken(editor: tuple[Client, str]):
+def test_completion_offers_modules_while_the_text_is_broken(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("completion", name, GOOD + "checkpoint {\n  layers.{0..1}.atten|\n")
     assert labels(found) == ["attention_norm", "attention", "ffn_norm", "feed_forward"]
@@ -273,7 +273,7 @@ def test_completion_knows_the_model_while_the_text_is_broken(editor: tuple[Clien
     assert edit["range"]["start"]["character"] == len("  layers.{0..1}.")
 
 
-def test_a_completion_is_explained_when_it_is_looked_at(editor: tuple[Client, str]):
+def test_resolving_a_completion_adds_its_documentation(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("completion", name, GOOD + "checkp|\n")
     item = next(item for item in found["items"] if item["label"] == "checkpoint")
@@ -281,7 +281,7 @@ def test_a_completion_is_explained_when_it_is_looked_at(editor: tuple[Client, st
     assert page.startswith("`checkpoint")
 
 
-def test_names_lead_to_where_they_are_defined_and_used(editor: tuple[Client, str], folder: Path):
+def test_definition_and_references_of_names_are_found(editor: tuple[Client, str], folder: Path):
     server, name = editor
     text = "plan small\nlet n = 4\n" + GOOD.partition("\n")[2].replace("micro = 4", "micro = n")
     [found] = server.at("definition", name, text.replace("micro = n", "micro = |n"))
@@ -298,7 +298,7 @@ def test_names_lead_to_where_they_are_defined_and_used(editor: tuple[Client, str
     assert len(found) == 2
 
 
-def test_a_name_is_changed_wherever_it_stands(editor: tuple[Client, str]):
+def test_rename_changes_every_use(editor: tuple[Client, str]):
     server, name = editor
     text = "# 🚀\nplan small\nlet n = 4\n" + GOOD.partition("\n")[2].replace("micro = 4", "micro = n")
     edit = server.at("rename", name, text.replace("micro = n", "micro = |n"), newName="batches")
@@ -310,7 +310,7 @@ def test_a_name_is_changed_wherever_it_stands(editor: tuple[Client, str]):
     assert server.at("prepareRename", name, text.replace("micro = n", "mic|ro = n")) is None
 
 
-def test_plans_that_may_be_extended_are_offered(editor: tuple[Client, str], folder: Path):
+def test_extends_completes_plan_paths(editor: tuple[Client, str], folder: Path):
     server, name = editor
     (folder / "bases").mkdir()
     for path in ("bases/first.plan", "bases/other.txt", "second.plan"):
@@ -348,7 +348,7 @@ def test_requests_are_answered_while_a_large_plan_is_linted(shared: Client):
         shared.close(name)
 
 
-def test_two_documents_at_once_have_their_own_diagnostics(shared: Client):
+def test_two_documents_have_separate_diagnostics(shared: Client):
     for name, text in (("one.plan", GOOD), ("two.plan", BAD), ("three.plan", GOOD + "let hosts = 4\n")):
         item = {"uri": shared.uri(name), "languageId": "plan", "version": 1, "text": text}
         shared._versions[item["uri"]] = 1

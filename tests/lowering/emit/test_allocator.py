@@ -10,13 +10,13 @@ from support.plans import FULL, lowered
 
 
 @pytest.mark.parametrize(("said", "value"), [("true", "True"), ("false", "False")])
-def test_the_trainer_has_what_the_plan_says(said: str, value: str):
+def test_trainer_receives_the_allocator_settings(said: str, value: str):
     text = lowered(f"{FULL}\nallocator (expandable_segments = {said})\n").text
     assert f'allocator_settings="expandable_segments:{value}"' in text
     assert "allocator_settings" not in lowered(FULL).text
 
 
-def test_the_settings_are_those_of_a_gpu_and_are_made_before_it_is_used(monkeypatch: pytest.MonkeyPatch):
+def test_allocator_is_configured_before_the_gpu_is_used(monkeypatch: pytest.MonkeyPatch):
     done: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", done.append)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(f"device {index}"))
@@ -28,7 +28,7 @@ def test_the_settings_are_those_of_a_gpu_and_are_made_before_it_is_used(monkeypa
     assert done[2:] == ["device 0"]
 
 
-def test_torch_takes_the_settings():
+def test_torch_accepts_the_settings():
     before = torch._C._accelerator_getAllocatorSettings()
     try:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

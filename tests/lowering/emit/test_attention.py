@@ -26,12 +26,12 @@ def counted(text: str, data: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kernel", [pytest.param("math", marks=pytest.mark.slow), "flash"])
-def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone_in_two_blocks):
+def test_every_kernel_trains_as_the_default(kernel: str, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(f"{BOTH}attention {kernel}", TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
-def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data):
+def test_kernel_runs_in_forward_recomputation_and_backward(gloo, data):
     micro_batches, layers = 2, 2
     blocks = STEPS * micro_batches * layers
     recomputed = f"{PLAIN_DOUBLE}checkpoint {{ layers.* = full }}\n"
@@ -53,7 +53,7 @@ def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data)
         ("math", "MATH"),
     ],
 )
-def test_the_program_names_the_kernel(kernel: str, backend: str):
+def test_program_names_the_kernel(kernel: str, backend: str):
     text = lowered(f"{HEAD}{TRAINING}attention {kernel}").text
     assert f"        attention_kernel=SDPBackend.{backend},  # tiny.plan:9\n" in text
     assert "from torch.nn.attention import SDPBackend\n" in text

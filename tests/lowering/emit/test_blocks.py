@@ -99,7 +99,7 @@ def lowering_of(manifest: Manifest) -> Lowering:
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
-    """A model and a treatment for some of its modules, alike for many blocks as rules make them."""
+    """A model and a treatment for some of its modules, equal for many blocks as rules assign them."""
     kind = draw(st.sampled_from(list(MODELS)))
     manifest = manifest_of(kind)
     generator = random.Random(draw(st.integers(0, 10**6)))
@@ -121,17 +121,17 @@ def assignments(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(assignments())
-def test_expanding_the_groups_gives_the_assignment_back(drawn: tuple[str, dict[str, int]]):
+def test_expanded_groups_equal_the_assignment(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn
     groups = group(assigned, manifest_of(kind).block_lists)
     assert expand(groups) == assigned
     keys = [(item.blocks.path, item.members) for item in groups if item.blocks is not None]
-    assert len(keys) == len(set(keys)), "blocks that are treated alike are in one group"
+    assert len(keys) == len(set(keys)), "equally treated blocks are in one group"
 
 
 @settings(max_examples=150, deadline=None)
 @given(assignments())
-def test_the_loops_that_are_written_reach_what_is_assigned_children_first(drawn: tuple[str, dict[str, int]]):
+def test_emitted_loops_reach_assigned_modules_children_first(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn
     manifest = manifest_of(kind)
     statements = []
@@ -168,7 +168,7 @@ def test_the_loops_that_are_written_reach_what_is_assigned_children_first(drawn:
 
 @settings(max_examples=150, deadline=None)
 @given(assignments())
-def test_replacing_modules_replaces_those_and_no_others(drawn: tuple[str, dict[str, int]]):
+def test_only_assigned_modules_are_replaced(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn
     manifest = manifest_of(kind)
     assigned = {path: value for path, value in assigned.items() if path and manifest.modules[path].kind != "container"}
@@ -190,7 +190,7 @@ def test_replacing_modules_replaces_those_and_no_others(drawn: tuple[str, dict[s
 
 
 class Wrapped(nn.Module):
-    """Like `CheckpointWrapper`: what it does not have itself is asked of what it wraps."""
+    """Like `CheckpointWrapper`: delegates missing attributes to the wrapped module."""
 
     def __init__(self, inside: nn.Module) -> None:
         super().__init__()
@@ -233,11 +233,11 @@ def header(kind: str, indices: tuple[int, ...], *, replace: bool = False) -> str
         ("another class", (0, 1, 2, 3, 4), "for index in range(5)"),
     ],
 )
-def test_loops_read_as_a_person_would_write_them(kind: str, indices: tuple[int, ...], expected: str):
+def test_loop_headers_are_idiomatic(kind: str, indices: tuple[int, ...], expected: str):
     assert header(kind, indices) == expected
 
 
-def test_loops_that_replace_have_the_key():
+def test_replacing_loops_have_the_key():
     everything = (0, 1, 2, 3, 4)
     assert header("ModuleDict", everything, replace=True) == "for name, layer in model.layers.items()"
     assert header("ModuleList", everything, replace=True) == "for index, layer in enumerate(model.layers)"

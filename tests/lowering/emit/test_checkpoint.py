@@ -49,21 +49,21 @@ MARKS = {"integer program": (NEEDS_SOLVER, pytest.mark.slow)}
         for name in RULES
     ],
 )
-def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):
+def test_every_treatment_under_fsdp_and_tp_equals_one_process(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
-def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: str, gloo, data, alone):
+def test_every_fully_sharded_treatment_equals_one_process(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{SHARDED}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
-def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):
+def test_every_treatment_on_one_process_changes_no_number(rules: str, gloo, data, alone):
     [result] = gloo(1)(train, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {RULES[rules]} }}"), data)
     assert_close(result, alone, TOLERANCE)
 
@@ -74,7 +74,7 @@ def counted(text: str, data: str) -> Counter[str]:
     return calls.counts
 
 
-def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):
+def test_only_unsaved_operators_are_recomputed(gloo, data):
     def counts(rules: str) -> Counter[str]:
         return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}"), data)[0]
 
@@ -101,7 +101,7 @@ def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):
     assert none["mm"] < counts("layers.* = budget(40%)")["mm"] < budget["mm"]
 
 
-def test_the_program_says_what_is_kept():
+def test_program_names_the_saved_operators():
     text = lowered(f"{HEAD}{TRAINING}checkpoint {{ {RULES['all kinds']} }}").text
     assert 'context_fn=keep_outputs("matmul", "attention"),' in text
     assert 'checkpoint_fn=RecomputeWithin(0.2, by="knapsack")' in text
@@ -127,7 +127,7 @@ def test_the_program_says_what_is_kept():
         ('python("support.factories:build_unfollowed")', "", True),
     ],
 )
-def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_says_so(model, option, kept):
+def test_rng_state_is_preserved_for_random_models_or_on_request(model, option, kept):
     checkpoint = "blocks.*" if "factories" in model else "layers.*"
     text = lowered(
         f"{HEAD}{TRAINING}checkpoint {option} {{ {checkpoint} = full }}".replace('llama3("tiny")', model)
@@ -136,7 +136,7 @@ def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_s
     assert "checkpoint_wrapper(" in text
 
 
-def test_each_module_keeps_the_random_state_if_something_inside_of_it_draws():
+def test_rng_state_is_preserved_per_module_with_random_operators():
     model = 'python("support.factories:build_random")'
     text = lowered(
         f"{HEAD}{TRAINING}checkpoint {{ embeddings = full, blocks.* = full }}".replace('llama3("tiny")', model)
@@ -146,7 +146,7 @@ def test_each_module_keeps_the_random_state_if_something_inside_of_it_draws():
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("gpt2", True), ("llama", False), ("t5", True)])
-def test_a_hugging_face_model_keeps_the_random_state_where_it_drops_out(kind: str, kept: bool, tmp_path: Path):
+def test_rng_state_is_preserved_for_hugging_face_dropout(kind: str, kept: bool, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[kind]))
     blocks = {"gpt2": "transformer.h.*", "llama": "model.layers.*", "t5": "decoder.block.*"}[kind]
     plan = f"""\
@@ -165,7 +165,7 @@ checkpoint {{ {blocks} = full }}
 
 
 def kept_and_computed(text: str, data: str) -> tuple[list[Counter[str]], Counter[str]]:
-    """What each module's policy keeps on this rank, by operator, and how often each operator ran in recomputation."""
+    """Operators saved by each module's policy on this rank, and counts of operators in recomputation."""
     policies: list[RecomputeWithin] = []
     calls = Calls()
 
@@ -204,7 +204,7 @@ POLICIES = {
     "by", [pytest.param("knapsack", marks=pytest.mark.slow), pytest.param("ilp", marks=NEEDS_SOLVER)]
 )
 @pytest.mark.parametrize("case", some_slow(POLICIES, "FSDP and tensor parallelism"))
-def test_the_operators_that_are_not_computed_again_are_those_that_the_policy_keeps(case: str, by: str, gloo, data):
+def test_operators_saved_by_the_policy_are_not_recomputed(case: str, by: str, gloo, data):
     ranks, path, body = POLICIES[case]
     head = HEAD.replace("devices = 4", f"devices = {ranks}")
 

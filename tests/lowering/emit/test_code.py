@@ -53,7 +53,7 @@ LINES = st.builds(
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(LINES, min_size=40, max_size=80))
-def test_the_formatter_leaves_what_is_written_alone(tmp_path_factory, lines: list[Line]):
+def test_written_code_is_already_formatted(tmp_path_factory, lines: list[Line]):
     writer = Writer()
     for number, line in enumerate(lines):
         if number:
@@ -68,7 +68,7 @@ def test_the_formatter_leaves_what_is_written_alone(tmp_path_factory, lines: lis
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_line_of_a_broken_call_knows_its_place():
+def test_every_line_of_a_broken_call_has_a_span():
     span, other = Span("tiny.plan", 0, 1, 3, 1, 3, 2), Span("tiny.plan", 5, 6, 4, 1, 4, 2)
     writer = Writer()
     made = call("Trainer", Item("1", "first=", Note(other)), second="x" * 100)
@@ -79,7 +79,7 @@ def test_every_line_of_a_broken_call_knows_its_place():
     assert [writer.spans[number].line for number in range(1, 5)] == [3, 4, 3, 3]
 
 
-def test_imports_are_sorted_by_section_module_and_sort_of_name():
+def test_imports_are_sorted_as_by_isort():
     imports = Imports()
     for module, name in [
         ("torch", "nn"), ("legoai.runtime", "Trainer"), ("torch.distributed.tensor", "distribute_tensor"),
@@ -100,7 +100,7 @@ def test_imports_are_sorted_by_section_module_and_sort_of_name():
 
 
 @given(st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none())
-def test_literals_mean_what_they_say(value: object):
+def test_literals_evaluate_to_their_values(value: object):
     assert eval(literal(value)) == value
     assert literal(value).isascii()
 

@@ -32,7 +32,7 @@ MORE_PLANS = {
 
 
 def train_anew(text: str, data: str) -> dict:
-    torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
+    torch._dynamo.reset()  # compilations of other tests in this process count as recompilation
     return train(text, data)
 
 
@@ -45,19 +45,19 @@ def train_anew(text: str, data: str) -> dict:
         "layers inside of eager blocks",
     ),
 )
-def test_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
+def test_compiled_modules_equal_one_eager_process(name: str, gloo, data, alone):
     for result in gloo(4)(train_anew, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_PLANS)
-def test_more_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
+def test_more_compiled_modules_equal_one_eager_process(name: str, gloo, data, alone):
     for result in gloo(4)(train_anew, text_of(MORE_PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_more_blocks_than_torch_recompiles_are_one_compilation(gloo, data):
+def test_blocks_beyond_the_recompile_limit_share_one_compilation(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", n_layers = 12, dim = 64, hidden_dim = 64)')
     [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE, head), data)
     [compiled] = gloo(1)(train_anew, text_of(f"{PLAIN_DOUBLE}{BLOCKS}checkpoint {{ layers.* = every(2) }}", head), data)
@@ -70,7 +70,7 @@ def functions(body: str, cluster: str = "cpu(devices = 4)") -> list[str]:
     return [line.split("(")[0].strip() for line in text.splitlines() if line.startswith("    apply_")]
 
 
-def test_what_is_recomputed_whole_is_compiled_first_and_what_is_chosen_from_last():
+def test_compile_precedes_full_and_follows_selective_recomputation():
     blocks = "compile { layers.* = inductor }\n"
     assert functions(f"{blocks}checkpoint {{ layers.* = full }}") == ["apply_compile", "apply_checkpoint"]
     assert functions(f"{blocks}checkpoint {{ layers.* = selective([matmul]) }}") == [
@@ -82,7 +82,7 @@ def test_what_is_recomputed_whole_is_compiled_first_and_what_is_chosen_from_last
     assert functions("compile { layers.* = none }") == []
 
 
-def test_options_become_those_of_torch_compile():
+def test_options_become_torch_compile_arguments():
     def line(rule: str) -> str:
         text = lowered(f"{HEAD}{TRAINING}compile {{ root = {rule} }}").text
         return next(line for line in text.splitlines() if "model.compile(" in line).partition("  #")[0].strip()
@@ -96,7 +96,7 @@ def test_options_become_those_of_torch_compile():
     assert line("inductor(mode = reduce_overhead)").endswith('mode="reduce-overhead")')
 
 
-def test_modules_wait_for_their_collectives_where_compiled_ones_follow():
+def test_outputs_into_compiled_modules_wait_for_collectives():
     text = lowered(f"{HEAD}{TRAINING}{BOTH}{BLOCKS}").text
     assert "    wait_for_output(model.tok_embeddings)  # tiny.plan:" in text
     assert text.count("wait_for_output(") == 1
@@ -106,7 +106,7 @@ def test_modules_wait_for_their_collectives_where_compiled_ones_follow():
     assert "wait_for" not in lowered(f"{HEAD}{TRAINING}{BOTH}").text
 
 
-def test_tensor_parallel_products_overlap_their_collectives_on_request():
+def test_async_tp_is_enabled_on_request():
     cluster = "h100_sxm(hosts = 1, devices = 4)"
     plan = f"{HEAD.replace('cpu(devices = 4)', cluster)}{TRAINING}{BOTH}"
     text = lowered(f"{plan}compile (async_tp = true) {{ layers.* = inductor }}").text
@@ -114,7 +114,7 @@ def test_tensor_parallel_products_overlap_their_collectives_on_request():
     assert "    apply_compile(model, mesh)" in text
 
 
-def test_overlap_without_symmetric_memory_is_a_mistake_with_a_code(gloo):
+def test_async_tp_without_symmetric_memory_is_an_error(gloo):
     with pytest.raises(Exception, match=r"RUN003.*symmetric memory"):
         gloo(1)(overlap)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import string
-from pathlib import Path
-
 import pytest
 
 from support.marks import some_slow
@@ -57,27 +54,13 @@ checkpoint {{ layers.* = every(2) }}
 QUICK = ("keys around the ring", "heads of whole sequences", "beside tensor and sequence parallel")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def alone(gloo, data) -> dict:
-    """The plan on one process, which sees whole sequences."""
-    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE, TWO_BLOCKS), data)
-    return result
-
-
 @pytest.mark.parametrize("name", some_slow(PLANS, *(name for name in PLANS if name not in QUICK)))
-def test_pieces_of_sequences_train_as_whole_ones_do(name: str, gloo, data, alone):
+def test_context_parallel_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(PLANS[name], TWO_BLOCKS), data):
-        assert_close(result, alone, TOLERANCE)
+        assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
-def test_learned_positions_are_those_of_the_pieces(gloo, data):
+def test_learned_positions_follow_the_sequence_shards(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'gpt2("small", n_layers = 2, dim = 32, n_heads = 4, vocab_size = 256)')
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     for result in gloo(4)(train, text_of(PLANS["beside data parallel, with checkpointing"], head), data):
@@ -85,8 +68,8 @@ def test_learned_positions_are_those_of_the_pieces(gloo, data):
 
 
 @pytest.mark.slow
-def test_four_axes_at_once(gloo, data):
-    """Shards over two axes beside replicas on eight ranks, and a pipeline beside tensor and context parallel."""
+def test_context_parallel_on_four_axes_equals_one_process(gloo, data):
+    """Shards over two axes with replicas on eight ranks, and a pipeline with tensor and context parallelism."""
     plans = (
         f"""
 mesh (dp_replicate = 2, dp_shard = 2, cp = 2)
@@ -112,7 +95,7 @@ def body_of(text: str) -> str:
     return f"{HEAD}{TRAINING}{text}"
 
 
-def test_heads_are_exchanged_without_dealing_from_both_ends():
+def test_head_exchange_uses_no_load_balancing():
     text = lowered(body_of("mesh (dp_shard = 2, cp = 2)\ncontext on cp (rotate = heads)\nfsdp on dp_shard, cp")).text
     assert 'context_parallel_attention(layer.attention, mesh, rotate="heads", balance="none")' in text
     assert 'context_balance="none"' in text
@@ -120,7 +103,7 @@ def test_heads_are_exchanged_without_dealing_from_both_ends():
     assert errors(body_of(kernels)).keys() == {"LP631"}, "any kernel that the device has"
 
 
-def test_the_program_names_module_rotation_and_balance():
+def test_program_names_module_rotation_and_balance():
     text = lowered(body_of("mesh (dp_shard = 2, cp = 2)\ncontext on cp\nfsdp on dp_shard, cp")).text
     assert 'context_parallel_attention(layer.attention, mesh, rotate="allgather", balance="head_tail")' in text
     assert 'apply_fsdp(model, join_axes(mesh, ("dp_shard", "cp")))' in text
@@ -138,5 +121,5 @@ def test_the_program_names_module_rotation_and_balance():
         ),
     ],
 )
-def test_lint_reports_what_would_be_wrong(text: str, code: str, message: str):
+def test_lint_reports_unsupported_context_parallelism(text: str, code: str, message: str):
     assert errors(body_of(text))[code].startswith(message)

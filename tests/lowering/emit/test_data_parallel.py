@@ -100,7 +100,7 @@ def alone(gloo, data) -> dict:
     return result
 
 
-def test_replicas_compute_in_the_dtypes_of_the_plan(gloo, data):
+def test_replicas_use_the_dtypes_of_the_plan(gloo, data):
     [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
     mixed = "mesh (dp_replicate = 4)\nreplicate on dp_replicate\nprecision (param = bf16, reduce = fp32)"
     result = gloo(4)(train, text_of(mixed), data)[0]
@@ -129,7 +129,7 @@ def train_with_a_far_host(text: str, data: str) -> dict:
 @pytest.mark.parametrize(
     "name", some_slow([name for name in PLANS if "host" in name], "optimizer state in host memory")
 )
-def test_what_was_in_host_memory_comes_back_unchanged(name: str, gloo, data, alone):
+def test_offloaded_tensors_return_unchanged(name: str, gloo, data, alone):
     for result in gloo(4)(train_with_a_far_host, text_of(PLANS[name]), data):
         assert sum(result["copies"].values()) > 100
         assert_close(result, alone, TOLERANCE)
@@ -150,7 +150,7 @@ def test_what_was_in_host_memory_comes_back_unchanged(name: str, gloo, data, alo
         "optimizer state in host memory",
     ),
 )
-def test_data_parallelism_trains_as_one_process_does(name: str, gloo, data, alone):
+def test_data_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
@@ -176,7 +176,7 @@ offload (activations = all)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_compositions_on_eight_ranks_train_as_one_process_does(name: str, gloo, data, alone):
+def test_compositions_on_eight_ranks_equal_one_process(name: str, gloo, data, alone):
     head = HEAD.replace("devices = 4", "devices = 8")
     results = gloo(8)(train, text_of(SLOW[name], head), data)
     held = set()
@@ -201,13 +201,13 @@ class Collectives(TorchDispatchMode):
 
 
 def collectives(text: str, data: str) -> Counter[str]:
-    """How often a program gathers and reduces in two steps."""
+    """Numbers of gathers and reductions of a program in two steps."""
     with Collectives() as mode:
         train(text, data, steps=2)
     return mode.counts
 
 
-def test_units_are_gathered_and_reduced_as_often_as_the_plan_says(gloo, data):
+def test_units_gather_and_reduce_as_often_as_planned(gloo, data):
     def counts(reshard: str, reduce: str) -> Counter[str]:
         units = f"{{ layers.* = unit(reshard = {reshard}), root = unit(reshard = {reshard}) }}"
         body = f"mesh (dp_shard = 2)\nfsdp on dp_shard {units}\ncomm (reduce = {reduce})\n{DOUBLE}"

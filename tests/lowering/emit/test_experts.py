@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 
 import pytest
@@ -88,13 +87,6 @@ def text_of(body: str, head: str = HEAD) -> str:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def alone(gloo, data) -> dict:
     """The plan on one process, which holds all experts."""
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
@@ -113,12 +105,12 @@ def alone(gloo, data) -> dict:
         "replicated",
     ),
 )
-def test_experts_on_other_ranks_train_as_at_home(name: str, gloo, data, alone):
+def test_expert_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_few_experts_are_cut_inside_of_each(gloo, data):
+def test_few_experts_are_sharded_within_each_expert(gloo, data):
     head = HEAD.replace("n_experts = 8", "n_experts = 2").replace("top_k = 2", "top_k = 1")
     program = text_of(f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}{DOUBLE}", head)
     assert "shard_placement_fn=lambda _: Shard(1)" in program
@@ -127,7 +119,7 @@ def test_few_experts_are_cut_inside_of_each(gloo, data):
         assert_close(result, one, TOLERANCE)
 
 
-def test_what_has_no_room_is_dropped_on_one_process_as_on_four(gloo, data, alone):
+def test_capacity_drops_equal_tokens_on_one_and_four_ranks(gloo, data, alone):
     program = text_of(f"mesh (dp_shard = 4, ep = 4)\n{DROPPING}fsdp on dp_shard {UNITS}{DOUBLE}")
     [one] = gloo(1)(train, text_of(f"{DROPPING}{PLAIN_DOUBLE}"), data)
     assert one["loss"] != pytest.approx(alone["loss"], abs=1e-6)
@@ -142,7 +134,7 @@ def resumed(first: str, second: str, data: str, out: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_continues_with_experts_on_other_ranks(gloo, data, alone, tmp_path):
+def test_checkpoint_continues_with_another_expert_layout(gloo, data, alone, tmp_path):
     names = ("two groups", "every rank with other experts", "over context ranks alone")
     for first, second in zip(names, (*names[1:], names[0]), strict=True):
         programs = text_of(PLANS[first]), text_of(PLANS[second])
@@ -158,14 +150,14 @@ def test_mixed_precision_trains_close_to_full_precision(gloo, data):
 
 
 @pytest.mark.slow
-def test_compiled_blocks_send_their_tokens_too(gloo, data, alone):
+def test_compiled_blocks_with_experts_equal_one_process(gloo, data, alone):
     compiled = "compile { layers.* = aot_eager(fullgraph = false) }\n"
     for result in gloo(4)(train, text_of(f"{PLANS['two groups']}{compiled}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
-def test_experts_on_eight_ranks_with_replicas_and_stages(gloo, data, alone):
+def test_experts_on_eight_ranks_with_replicas_and_stages_equal_one_process(gloo, data, alone):
     plans = (
         f"""
 mesh (dp_replicate = 2, dp_shard = 2, cp = 2, ep = 2)
@@ -230,11 +222,11 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
         ),
     ],
 )
-def test_lint_reports_what_would_be_wrong(text: str, code: str, message: str):
+def test_lint_reports_unsupported_expert_parallelism(text: str, code: str, message: str):
     assert errors(f"{HEAD}{TRAINING}{text}")[code].startswith(message)
 
 
-def test_the_mesh_of_experts_is_made_once():
+def test_expert_mesh_is_created_once():
     text = legoai.lower(Path(__file__).parents[3] / "plans" / "mixtral_8x7b_64.plan").text
     assert text.count("split_off_experts(") == 1
     assert '    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8\n' in text

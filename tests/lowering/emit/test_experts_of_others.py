@@ -47,7 +47,7 @@ def trained(programs: list[str], data: str) -> list[dict]:
     return [train(program, data, steps=2) for program in programs]
 
 
-def test_experts_on_other_ranks_train_as_at_home(gloo, data):
+def test_expert_parallelism_equals_one_process(gloo, data):
     one = [program(plan(name, "precision (master = fp64, param = fp64)\n", ranks=1)) for name in FAMILIES]
     [alone] = gloo(1)(trained, one, data)
     four = [program(plan(name, EXPERTS.replace("EP", "4" if name == "mixtral" else "2"), ranks=4)) for name in FAMILIES]
@@ -57,7 +57,7 @@ def test_experts_on_other_ranks_train_as_at_home(gloo, data):
             assert_close(result, wanted, TOLERANCE)
 
 
-def test_a_capacity_drops_the_same_on_one_rank_as_on_four(gloo, data):
+def test_capacity_drops_equal_tokens_on_one_and_four_ranks(gloo, data):
     def dropping(body: str, ranks: int) -> str:
         text = plan("mixtral", body.replace("= experts", "= experts(capacity_factor = 0.75)"), ranks=ranks)
         return program(text)
@@ -97,12 +97,12 @@ def test_grouped_products_in_fp64_are_refused():
     ],
 )
 @pytest.mark.parametrize("chosen", ["grouped_mm", "batched_mm"])
-def test_compiled_experts_that_are_not_simulated_are_told(body: str, warned: bool, chosen: str):
+def test_unsimulated_compiled_experts_are_reported(body: str, warned: bool, chosen: str):
     found = linted(plan("mixtral", body, ranks=1, options=f', experts_implementation = "{chosen}"'))
     assert any(item.code == "LP637" for item in found.diagnostics) is (warned and chosen == "grouped_mm")
 
 
-def test_the_simulator_names_the_warning_of_what_it_does_not_capture():
+def test_simulation_failure_names_the_lint_warning():
     body = "compile { model.layers.* = inductor }\n"
     found = linted(plan("mixtral", body, ranks=1, options="").replace("cpu(devices = 1)", "h100_sxm(devices = 1)"))
     assert found.analysis is not None
@@ -150,7 +150,7 @@ class Model(nn.Module):
 """
 
 
-def test_experts_that_are_called_otherwise_are_told_how(tmp_path: Path):
+def test_other_expert_signatures_are_reported_with_help(tmp_path: Path):
     (tmp_path / "mixtures.py").write_text(OTHER_EXPERTS)
     text = plan("x", EXPERTS.replace("EP", "2").replace("model.layers.*.mlp.experts", "layers.*.experts"), ranks=4)
     text = text.replace("model.layers", "layers")

@@ -27,7 +27,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_program_and_one_device_take_the_same_rates(schedule: str):
+def test_program_learning_rates_equal_one_device(schedule: str):
     text = f"{HEAD}schedule {schedule}\n"
     program: dict[str, Any] = {"__name__": "lowered"}
     exec(lowered(text).text, program)

@@ -30,14 +30,14 @@ def train_cached(text: str, data: str, cache: str, apart: bool = True) -> dict:
 
 
 @pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.slow), 5])
-def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone_in_two_blocks):
+def test_chunked_loss_on_vocabulary_shards_equals_one_process(pieces: int, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})", TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 4])
-def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone_in_two_blocks):
+def test_compiled_loss_equals_the_eager_one(world: int, gloo, data, alone_in_two_blocks):
     body = PLAIN_DOUBLE if world == 1 else BOTH
     for result in gloo(world)(train_anew, text_of(f"{body}loss fused", TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)
@@ -45,7 +45,7 @@ def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alo
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_warm_cache_gives_no_rank_the_group_of_another(gloo, data, alone_in_two_blocks, tmp_path, monkeypatch):
+def test_compile_cache_is_separate_per_rank(gloo, data, alone_in_two_blocks, tmp_path, monkeypatch):
     monkeypatch.setattr("support.gloo.CALL_SECONDS", 280.0)
     for _ in range(2):  # the second time from the cache on disk
         for result in gloo(4)(train_cached, text_of(f"{BOTH}loss fused", TWO_BLOCKS), data, str(tmp_path)):
@@ -54,8 +54,8 @@ def test_a_warm_cache_gives_no_rank_the_group_of_another(gloo, data, alone_in_tw
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_warm_cache_that_ranks_share_gives_one_the_group_of_another(gloo, data, tmp_path, monkeypatch):
-    """Without what `own_compile_cache` does the test above fails; when this one does, torch needs it no more.
+def test_shared_compile_cache_mixes_process_groups(gloo, data, tmp_path, monkeypatch):
+    """Without `own_compile_cache` the test above fails; when this test fails, torch needs it no more.
 
     A rank asks for the group of another, or waits in it for ranks that are elsewhere.
     """
@@ -66,7 +66,7 @@ def test_a_warm_cache_that_ranks_share_gives_one_the_group_of_another(gloo, data
         gloo(4)(train_cached, *arguments)
 
 
-def test_the_program_says_how_the_loss_is_computed():
+def test_program_names_the_form_of_the_loss():
     def text(loss: str) -> str:
         return lowered(f"{HEAD}{TRAINING}{loss}").text
 

@@ -1,4 +1,4 @@
-"""Construction of built-in models and of others' in a program."""
+"""Construction of models in a program: built-in, factories, and `transformers`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ cluster cpu(devices = 4)
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 
 
-def test_a_factory_is_imported_and_called_with_the_plans_arguments():
+def test_factory_is_imported_and_called_with_plan_arguments():
     text = lowered(OTHERS + BATCH).text
     assert "from support.factories import build\n" in text
     assert "    return build(depth=5, dim=32)  # tiny.plan:2\n" in text
 
 
-def test_a_factory_that_bears_a_name_of_the_program_is_called_by_its_module():
+def test_factory_with_a_program_name_is_qualified_by_module():
     text = lowered(OTHERS.replace("support.factories:build", "support.factories:trainer") + BATCH).text
     assert "import support.factories\n" in text
     assert "    return support.factories.trainer(depth=5, dim=32)" in text
@@ -40,7 +40,7 @@ def test_a_factory_that_bears_a_name_of_the_program_is_called_by_its_module():
     assert "    return Zoo.small(depth=5, dim=32)" in text
 
 
-def test_layouts_of_keyword_arguments_are_given_by_name():
+def test_keyword_argument_layouts_are_named():
     text = lowered(f"{OTHERS}{BATCH}mesh (tp = 4)\n{MIXERS}precision (param = fp32)").text
     assert 'input_kwarg_layouts={"hidden": Replicate()}' in text
     assert 'desired_input_kwarg_layouts={"hidden": Replicate()}' in text
@@ -56,7 +56,7 @@ shard on tp {
 """
 
 
-def test_the_models_of_others_train_on_a_mesh_as_on_one_process(gloo, data):
+def test_factory_model_on_a_mesh_equals_one_process(gloo, data):
     [alone] = gloo(1)(train, lowered(f"{OTHERS}{TRAINING}{PLAIN_DOUBLE}").text, data)
     meshes = [
         """\
@@ -80,14 +80,14 @@ precision (master = fp64, param = fp64, reduce = fp64)
             assert_close(result, alone, TOLERANCE)
 
 
-def test_the_program_says_what_a_model_of_images_reads():
+def test_program_states_the_inputs_of_an_image_model():
     text = lowered('plan images\nmodel vit("tiny")\ncluster cpu(devices = 1)\nbatch (global = 8, micro = 4)').text
     assert "from legoai.specs.models.reads import Images\n" in text
     assert "reads=Images(channels=3, height=32, width=32, classes=10)" in text
     assert "seq_len" not in text
 
 
-def test_a_pipeline_of_a_model_of_images_is_refused():
+def test_pipeline_of_an_image_model_is_refused():
     plan = 'plan images\nmodel vit("tiny")\ncluster cpu(devices = 2)\nbatch (global = 8, micro = 4)\nmesh (pp = 2)'
     [diagnostic] = refusals(f"{plan}\npipeline on pp")
     assert (diagnostic.code, diagnostic.label.span.line) == ("LP010", 6)
@@ -98,7 +98,7 @@ TOKENS: dict[str, object] = {"kind": "tokens"}
 HUGGING_FACE = f'plan hf\nmodel huggingface("config.json", hidden_size = 48)\ncluster cpu(devices = 1)\n{BATCH}'
 
 
-def test_the_fields_of_a_config_file_are_written_out(tmp_path: Path):
+def test_config_file_fields_are_written_into_the_program(tmp_path: Path):
     text = lower_hugging_face(tmp_path, "transformers.models.llama.modeling_llama.LlamaForCausalLM").text
     assert "from legoai.specs.models.huggingface import language_model\n" in text
     assert '"hidden_size": 48,' in text
@@ -107,19 +107,19 @@ def test_the_fields_of_a_config_file_are_written_out(tmp_path: Path):
     assert "config.json" not in text
 
 
-def test_a_hugging_face_model_of_unknown_purpose_is_refused(tmp_path: Path):
+def test_hugging_face_model_of_unknown_task_is_refused(tmp_path: Path):
     with pytest.raises(LoweringError, match="LP010 it is not known what `BertForMaskedLM` is trained on"):
         lower_hugging_face(tmp_path, "transformers.models.bert.modeling_bert.BertForMaskedLM", reads=None)
 
 
-def test_a_hugging_face_model_of_images_is_built_by_another_function(tmp_path: Path):
+def test_hugging_face_image_model_uses_transformers_model(tmp_path: Path):
     images = {"kind": "images", "channels": 3, "height": 32, "width": 16, "classes": 7}
     text = lower_hugging_face(tmp_path, "transformers.ViTForImageClassification", reads=images).text
     assert "from legoai.specs.models.huggingface import transformers_model\n" in text
     assert "reads=Images(channels=3, height=32, width=16, classes=7)" in text
 
 
-def test_a_config_file_that_is_gone_is_refused(tmp_path: Path):
+def test_missing_config_file_is_refused(tmp_path: Path):
     with pytest.raises(LoweringError, match=r"LP\d+ cannot read .*other\.json") as caught:
         lower_hugging_face(tmp_path, "transformers.LlamaForCausalLM", name="other.json")
     [diagnostic] = caught.value.diagnostics
@@ -139,7 +139,7 @@ def lower_hugging_face(
     return lower(Analysis(plan, manifest, folder, file="hf.plan"))
 
 
-def test_the_dimensions_of_a_preset_are_written_out():
+def test_preset_dimensions_are_written_into_the_program():
     text = lowered(f'plan big\nmodel llama3("8b", n_layers = 2)\ncluster h100_sxm\n{BATCH}').text
     assert "        n_layers=2,\n" in text
     assert "        hidden_dim=14336,\n" in text

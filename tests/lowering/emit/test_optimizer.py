@@ -46,7 +46,7 @@ def trained(programs: list[str], data: str) -> list[float]:
 
 
 @pytest.mark.timeout(120)
-def test_an_update_runs_or_is_refused(gloo, data):
+def test_every_optimizer_updates_or_is_refused(gloo, data):
     alone, together = [], []
     for mesh, optimizer in CASES:
         head = HEAD if mesh != "plain" else HEAD.replace("devices = 2", "devices = 1")

@@ -45,7 +45,7 @@ fsdp on cp {UNITS}
 
 
 @pytest.mark.parametrize("name", some_slow(PLANS, *list(PLANS)[3:]))
-def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone_in_two_blocks):
+def test_overlapped_backward_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(PLANS[name], TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)
 
@@ -67,7 +67,7 @@ shard on tp {
 
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_biases_and_a_tied_output_layer_train_as_on_one_process(tied: bool, gloo, data):
+def test_biases_and_tied_output_layer_equal_one_process(tied: bool, gloo, data):
     head = GPT.replace("{options}", f"vocab_size = 256, max_seq_len = 64, tie_embeddings = {str(tied).lower()}")
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     for result in gloo(4)(train, text_of(f"mesh (tp = 4)\n{GPT_STYLES}{PLAIN_DOUBLE}", head), data):
@@ -81,7 +81,7 @@ def test_biases_and_a_tied_output_layer_train_as_on_one_process(tied: bool, gloo
         "schedule = Interleaved1F1B",
     ),
 )
-def test_stages_train_as_one_process_does(pipeline: str, gloo, data, unstaged):
+def test_pipeline_stages_equal_one_process(pipeline: str, gloo, data, unstaged):
     styles = OVERLAPPED.replace("norm                               = sequence\n", "norm = sequence(local = true)\n")
     text = staged.text_of(f"mesh (pp = 2, tp = 2)\n{styles}pipeline on pp ({pipeline})\n{PLAIN_DOUBLE}")
     results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
@@ -96,7 +96,7 @@ def together_by_name(results: list[dict]) -> dict:
     return found
 
 
-def test_autocast_casts_what_the_layers_read(gloo, data):
+def test_autocast_casts_layer_inputs(gloo, data):
     body = "precision (param = bf16)\n"
     [single] = gloo(1)(train, text_of("precision (param = fp32)", TWO_BLOCKS), data)
     plain, overlapped = (
@@ -108,7 +108,7 @@ def test_autocast_casts_what_the_layers_read(gloo, data):
     assert overlapped["loss"] == pytest.approx(single["loss"], rel=1e-2)
 
 
-def test_features_that_the_ranks_do_not_divide_train_as_on_one_process(gloo, data):
+def test_undivisible_features_equal_one_process(gloo, data):
     head = TWO_BLOCKS.replace("n_layers = 2", "n_layers = 2, vocab_size = 250")
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     for result in gloo(4)(train, text_of(PLANS["logits gathered"], head), data):

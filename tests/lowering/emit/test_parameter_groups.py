@@ -103,12 +103,12 @@ def alone_by_muon(gloo, data) -> dict:
 @pytest.mark.parametrize(
     "name", some_slow(BY_MUON, "sharded, two axes", "sharded replicas", "replicas that share the state")
 )
-def test_muon_on_a_mesh_is_that_of_one_process(name: str, gloo, data, alone_by_muon):
+def test_muon_on_a_mesh_equals_one_process(name: str, gloo, data, alone_by_muon):
     assert_close(together(gloo(4)(train, text_of(BY_MUON[name], MUON), data)), alone_by_muon, TOLERANCE)
 
 
 @pytest.mark.slow
-def test_muon_goes_on_from_a_checkpoint_of_another_mesh(gloo, data, alone_by_muon, tmp_path):
+def test_muon_continues_from_a_checkpoint_of_another_mesh(gloo, data, alone_by_muon, tmp_path):
     options = {"data": data, "out": tmp_path}
     gloo(4)(train, text_of(BY_MUON["stages of which the last has no matrix"], MUON), steps=1, **options)
     result = gloo(4)(train, text_of(BY_MUON["sharded, two axes"], MUON), **options)[0]
@@ -123,14 +123,14 @@ def refusal(text: str, data: str, folder: Path) -> str:
     return raised.value.message
 
 
-def test_a_checkpoint_of_which_other_matrices_followed_muon_is_refused(gloo, data, tmp_path):
+def test_checkpoint_with_other_muon_parameters_is_refused(gloo, data, tmp_path):
     gloo(1)(train, text_of(PLAIN_DOUBLE, MUON), data, steps=1, out=tmp_path)
     fewer = MUON.replace("layers.**  ", "layers.0.**")
     [message] = gloo(1)(refusal, text_of(PLAIN_DOUBLE, fewer), data, tmp_path)
     assert "other things of some parameters: it has no layers.1.attention.wo.weight.exp_avg" in message
 
 
-def test_muon_of_the_program_is_that_of_torch(data, alone_by_muon):
+def test_muon_equals_torch_muon(data, alone_by_muon):
     wanted = by_hand(MUON, data)
     assert alone_by_muon["loss"] == pytest.approx(wanted["losses"], abs=TOLERANCE)
     for name, parameter in alone_by_muon["parameters"].items():
@@ -148,11 +148,11 @@ def by_hand(optimizer: str, data: str) -> dict:
 
 
 @pytest.mark.parametrize("name", some_slow(PLANS, "not fused", "sharded, two axes"))
-def test_groups_on_a_mesh_are_those_of_one_process(name: str, gloo, data, alone):
+def test_parameter_groups_on_a_mesh_equal_one_process(name: str, gloo, data, alone):
     assert_close(together(gloo(4)(train, text_of(PLANS[name]), data)), alone, TOLERANCE)
 
 
-def test_groups_of_the_program_are_those_of_the_plan(data, alone):
+def test_parameter_groups_equal_the_plan(data, alone):
     wanted = by_hand(GROUPS, data)
     assert alone["loss"] == pytest.approx(wanted["losses"], abs=TOLERANCE)
     for name, parameter in alone["parameters"].items():
@@ -163,7 +163,7 @@ def test_groups_of_the_program_are_those_of_the_plan(data, alone):
 
 
 @pytest.mark.slow
-def test_groups_go_on_from_a_checkpoint_of_another_mesh(gloo, data, alone, tmp_path):
+def test_parameter_groups_continue_from_a_checkpoint_of_another_mesh(gloo, data, alone, tmp_path):
     options = {"data": data, "out": tmp_path}
     gloo(4)(train, text_of(PLANS["stages, of which one has no embeddings and one no norm"]), steps=1, **options)
     plan = PLANS["sharded, two axes"]
@@ -180,7 +180,7 @@ def sizes_of_groups(text: str) -> list[int]:
     return [len(group["params"]) for group in training.optimizer.param_groups]
 
 
-def test_a_stage_without_parameters_of_a_group_has_the_group_all_the_same(gloo):
+def test_stage_without_group_parameters_has_an_empty_group(gloo):
     body = PLANS["stages, of which one has no embeddings and one no norm"].replace("(pp = 2, dp_shard = 2)", "(pp = 4)")
     body = body.replace(body[body.index("fsdp on") : body.index(DOUBLE)], "").replace(DOUBLE, PLAIN_DOUBLE)
     first, *_, last = gloo(4)(sizes_of_groups, text_of(body))

@@ -28,7 +28,7 @@ from support.staged import (
 
 
 @pytest.mark.parametrize("schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS"))
-def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data, unstaged):
+def test_two_and_four_stages_equal_one_process(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2)\npipeline on pp (schedule = {schedule})\n{PLAIN_DOUBLE}")
     results = gloo(2)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
@@ -37,13 +37,13 @@ def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data,
 @pytest.mark.parametrize(
     "schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B", "InterleavedZeroBubble", "Interleaved1F1B")
 )
-def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, gloo, data, unstaged):
+def test_sharded_stages_equal_one_process(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
-def test_stages_that_are_treated_apart_train_as_one_process_does(gloo, data, unstaged):
+def test_stages_with_separate_treatments_equal_one_process(gloo, data, unstaged):
     units = "fsdp on dp_shard { layers.* = stages([unit, unit(reshard = after_backward)]), root = unit }\n"
     kept = "checkpoint { layers.* = stages([full, first(1, selective([attention]))]) }\n"
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{units}{kept}pipeline on pp (schedule = 1F1B)\n{DOUBLE}")
@@ -61,7 +61,7 @@ def test_stages_that_are_treated_apart_train_as_one_process_does(gloo, data, uns
         "LoopedBFS",
     ],
 )
-def test_compiled_stages_train_as_one_process_does(schedule: str, gloo, data, unstaged):
+def test_compiled_stages_equal_one_process(schedule: str, gloo, data, unstaged):
     compiled = "compile { layers.* = aot_eager }\n"
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}{compiled}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
@@ -147,14 +147,14 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 @pytest.mark.parametrize(
     "name", some_slow(COMPOSITIONS, "tensor and sequence parallel", "replicas", "two passes in a step")
 )
-def test_what_stands_around_a_pipeline_changes_nothing(name: str, gloo, data, unstaged):
+def test_pipeline_with_other_parallelism_equals_one_process(name: str, gloo, data, unstaged):
     results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_three_kinds_of_parallelism_train_as_one_process_does(schedule: str, gloo, data, unstaged):
+def test_three_kinds_of_parallelism_equal_one_process(schedule: str, gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, dp_shard = 2, tp = 2)
 {SEQUENCE_PARALLEL}
@@ -166,7 +166,7 @@ pipeline on pp (schedule = {schedule})
     assert_close(together(results), unstaged, TOLERANCE)
 
 
-def test_four_kinds_of_parallelism_train_as_one_process_does(gloo, data, unstaged):
+def test_four_kinds_of_parallelism_equal_one_process(gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, cp = 2, tp = 2)
 {SEQUENCE_PARALLEL}
@@ -179,7 +179,7 @@ pipeline on pp (schedule = Interleaved1F1B)
 
 
 @pytest.mark.slow
-def test_stages_are_sharded_and_replicated(gloo, data, unstaged):
+def test_sharded_and_replicated_stages_equal_one_process(gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, dp_replicate = 2, dp_shard = 2)
 fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
@@ -200,7 +200,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", some_slow(MODELS, "gpt2"))
-def test_every_language_model_can_be_split(model: str, gloo, data):
+def test_every_language_model_in_stages_equals_one_process(model: str, gloo, data):
     head = HEAD.replace('llama3("tiny")', MODELS[model])
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     results = gloo(2)(
@@ -229,7 +229,7 @@ UNITS = "fsdp on dp_shard { layers.* = unit(reshard = after_backward), {norm, ou
         ),
     ],
 )
-def test_mixed_precision_rounds_in_stages_what_it_rounds_on_one_process(axes, units, precision, gloo, data):
+def test_mixed_precision_in_stages_equals_one_process(axes, units, precision, gloo, data):
     """The same products round to bf16, so that only sums in fp32 differ, by the order in which they are taken."""
     alone = f"mesh (dp_shard = 1)\n{units}precision ({precision})"
     [one] = gloo(1)(train, lowered(f"{HEAD}{TRAINING}{alone}").text, data)
@@ -252,7 +252,7 @@ V_SHAPED = f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = DualP
         pytest.param(PIPELINE, V_SHAPED, id="to other stages"),
     ],
 )
-def test_a_checkpoint_continues_under_another_plan(first: str, second: str, gloo, data, unstaged, tmp_path):
+def test_checkpoint_continues_under_another_plan(first: str, second: str, gloo, data, unstaged, tmp_path):
     gloo(4)(train, text_of(first), data, out=tmp_path, steps=1)
     result = together(gloo(4)(train, text_of(second), data, out=tmp_path))
     assert result["resumed_from"] == 1
@@ -260,7 +260,7 @@ def test_a_checkpoint_continues_under_another_plan(first: str, second: str, gloo
     assert_close({**unstaged, "loss": [], "norm": [], "validations": ()}, {**result, "loss": [], "norm": []}, TOLERANCE)
 
 
-def test_a_pipeline_continues_on_one_process(gloo, data, unstaged, tmp_path):
+def test_pipeline_checkpoint_continues_on_one_process(gloo, data, unstaged, tmp_path):
     text = text_of(f"mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n{PLAIN_DOUBLE}")
     gloo(2)(train, text, data, out=tmp_path, steps=1)
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, out=tmp_path)
@@ -269,7 +269,7 @@ def test_a_pipeline_continues_on_one_process(gloo, data, unstaged, tmp_path):
 
 
 @pytest.mark.parametrize("schedule", some_slow(["1F1B", "InterleavedZeroBubble"], "1F1B"))
-def test_a_resumed_pipeline_is_to_the_bit_the_one_that_was_not_stopped(schedule: str, gloo, data, tmp_path):
+def test_resumed_pipeline_equals_an_uninterrupted_one_bitwise(schedule: str, gloo, data, tmp_path):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     whole = together(gloo(4)(train, text, data))
     gloo(4)(train, text, data, out=tmp_path, steps=1)
@@ -299,9 +299,7 @@ def order_file(path: Path, schedule: str, style: str, *, communication: bool) ->
     ("schedule", "style", "communication"),
     [("ZBVZeroBubble", "v", False), ("DualPipeV", "v", True), ("Interleaved1F1B", "loop", False)],
 )
-def test_an_order_file_trains_as_one_process_does(
-    schedule: str, style: str, communication: bool, gloo, data, unstaged, tmp_path
-):
+def test_order_file_equals_one_process(schedule: str, style: str, communication: bool, gloo, data, unstaged, tmp_path):
     order_file(tmp_path / "order.csv", schedule, style, communication=communication)
     body = f'mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = csv("order.csv"))\n{DOUBLE}'
     text = lowered(f"{HEAD}{TRAINING}{body}", name=str(tmp_path / "tiny.plan")).text
@@ -316,7 +314,7 @@ def why(body: str, head: str = HEAD) -> list[str]:
     return [item.message for item in found]
 
 
-def test_every_option_shows_in_the_program():
+def test_every_option_changes_the_program():
     plain = lowered(f"{HEAD}{TRAINING}mesh (pp = 2)\npipeline on pp{{}}\n".replace("{}", " (schedule = GPipe)"))
     texts = {plain.text.replace(plain.digest, "")}
     options = [f"schedule = {schedule}" for schedule in SCHEDULES if schedule != "GPipe"]
@@ -331,7 +329,7 @@ def test_every_option_shows_in_the_program():
     assert len(texts) == 1 + len(options)
 
 
-def test_blocks_are_shared_out_evenly_and_the_ends_get_less():
+def test_blocks_are_split_evenly_with_fewer_at_the_ends():
     head = HEAD.replace('"tiny"', '"tiny", n_layers = 10')
     text = text_of("mesh (pp = 4)\npipeline on pp (schedule = GPipe)", head)
     stages = ast.literal_eval(re.search(r"^STAGES = (\(.*?^\))", text, re.DOTALL | re.MULTILINE)[1])
@@ -339,12 +337,12 @@ def test_blocks_are_shared_out_evenly_and_the_ends_get_less():
     assert stages[0][0] == "tok_embeddings" and stages[-1][-2:] == ("norm", "output")
 
 
-def test_a_pipeline_over_one_rank_changes_nothing():
+def test_pipeline_over_one_rank_changes_nothing():
     plain, idle = lowered(f"{HEAD}{TRAINING}"), lowered(f"{HEAD}{TRAINING}pipeline on pp (schedule = GPipe)")
     assert without_hash(idle) == without_hash(plain)
 
 
-def test_what_a_pipeline_would_train_wrongly_is_refused():
+def test_pipeline_that_would_train_wrongly_is_refused():
     [between] = why(f"mesh (pp = 2, tp = 2)\n{SEQUENCE_PARALLEL}pipeline on pp (schedule = GPipe, split = [output])\n")
     assert between.startswith("what arrives at `output` is not known to be one plain tensor")
     cut = SEQUENCE_PARALLEL.replace("rowwise(output = shard(1))", "rowwise(output = replicate)", 1)

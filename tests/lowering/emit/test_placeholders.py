@@ -1,4 +1,4 @@
-"""Models that others wrote are split into stages without a change of theirs, and train as one process does."""
+"""Unchanged models of other authors in stages with placeholders train as one process does."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ pipeline on pp (schedule = Interleaved1F1B)
 @pytest.mark.parametrize(
     "name", [name if name != "factory in shards" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
 )
-def test_a_factory_is_split_as_it_is(name: str, gloo, data):
+def test_unchanged_factory_model_in_stages_equals_one_process(name: str, gloo, data):
     head, body = BODIES[name]
     [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
     results = gloo(4 if "dp_" in body else 2)(train, lowered(f"{head}{body}").text, data)
@@ -100,7 +100,7 @@ pipeline on pp (schedule = 1F1B)
 @pytest.mark.parametrize(
     "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE]
 )
-def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path):
+def test_unchanged_hugging_face_model_in_stages_equals_one_process(name: str, gloo, data, tmp_path):
     fields, body = HUGGING_FACE[name]
     head = config(tmp_path, fields)
     ranks, replicas = (8, 2) if "dp_shard" in body else (2, 1)
@@ -111,7 +111,7 @@ def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path)
     assert_close(together(results), alone, tolerance)
 
 
-def test_the_program_says_what_stands_where():
+def test_program_marks_placeholders():
     text = lowered("".join(BODIES["factory in shards"])).text
     assert "        placeholders=True,\n" in text
     loop = "    for index in range(1, 4):\n        if is_held(model.blocks[index]):\n"
@@ -120,7 +120,7 @@ def test_the_program_says_what_stands_where():
     assert re.search(r"^    is_held,$", text, re.MULTILINE), "imported"
 
 
-def test_what_holds_placeholders_is_neither_recomputed_nor_compiled(tmp_path):
+def test_modules_with_placeholders_are_neither_recomputed_nor_compiled(tmp_path):
     head = config(tmp_path, GPT2)
     pipeline = "mesh (pp = 2)\npipeline on pp (schedule = GPipe)\n"
     for rule in (

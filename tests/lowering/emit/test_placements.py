@@ -106,7 +106,7 @@ def program(text: str) -> str:
 
 
 @pytest.mark.parametrize("model", some_slow(CLEAN, next(iter(CLEAN))), ids=["llama", "gpt", "qwen"])
-def test_placed_parameters_train_as_whole_ones_do(model: str, gloo, data):
+def test_placed_parameters_equal_one_process(model: str, gloo, data):
     [[one]] = gloo(1)(trained, [program(plan(model, ""))], data)
     tolerance = 1e-4 if model == QWEN else 1e-10  # some of its norms are in fp32
     for results in gloo(2)(trained, [program(plan(model, rules)) for rules in CLEAN[model]], data):
@@ -120,10 +120,10 @@ def test_placed_parameters_train_as_whole_ones_do(model: str, gloo, data):
 @pytest.mark.parametrize(
     ("model", "rules", "code"), [(model, *item) for model, cases in REFUSED.items() for item in cases.items()]
 )
-def test_what_would_fail_in_forward_is_refused(model: str, rules: str, code: str):
+def test_placement_that_fails_in_forward_is_refused(model: str, rules: str, code: str):
     assert code in {item.code for item in linted(plan(model, rules)).diagnostics if item.severity == "error"}
 
 
-def test_parameters_in_a_forward_of_its_own_cannot_be_placed():
+def test_parameter_used_in_an_own_forward_cannot_be_placed():
     text = plan('vit("tiny")', "embedding.positions = replicate").replace(", seq_len = 16", "")
     assert {item.code for item in linted(text).diagnostics if item.severity == "error"} == {"LP010"}

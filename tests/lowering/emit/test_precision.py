@@ -26,7 +26,7 @@ RULES = """precision {
 """
 
 
-def test_the_program_converts_layers_before_it_shards_them():
+def test_float8_conversion_precedes_sharding():
     text = lowered(f"{HEAD}{TRAINING}{BOTH}{RULES}").text
     body = text.partition("def apply_float8(model: nn.Module) -> None:\n")[2].partition("\n\n\n")[0]
     assert "    for index in range(1, 4):" in body
@@ -38,7 +38,7 @@ def test_the_program_converts_layers_before_it_shards_them():
     assert text.index("def apply_float8") < text.index("def apply_tensor_parallel")
 
 
-def test_layers_are_converted_before_activations_are_offloaded():
+def test_float8_conversion_precedes_activation_offload():
     """Which is done by the runtime, and not by a function of the program."""
     text = lowered(
         f"{HEAD}{TRAINING}offload (activations = all)\nprecision {{ layers.*.attention.wq = float8 }}\n"
@@ -47,13 +47,13 @@ def test_layers_are_converted_before_activations_are_offloaded():
     assert 0 < body.index("    apply_float8(model)") < body.index("    offload_activations(model)")
 
 
-def test_what_torchao_cannot_train_is_refused():
+def test_format_without_torchao_training_is_refused():
     found = refusals(f"{HEAD}{TRAINING}precision {{ layers.*.feed_forward.* = mxfp8 }}")
     assert found
     assert all(item.code == "LP010" and "`mxfp8`" in item.message for item in found)
 
 
-def test_what_fsdp_cannot_gather_in_float8_is_refused():
+def test_float8_gather_with_partial_reshard_is_refused():
     """From a smaller mesh after forward, `fully_shard` gathers plain parameters alone."""
     text = f"{HEAD}{TRAINING}mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit(reshard = 2), root = unit }}\n"
     rule = "precision {{ layers.*.feed_forward.* = float8{} }}"
@@ -62,14 +62,14 @@ def test_what_fsdp_cannot_gather_in_float8_is_refused():
     assert not refusals(text + rule.format(""))
 
 
-def test_without_torchao_a_run_ends_with_a_code(monkeypatch: pytest.MonkeyPatch):
+def test_missing_torchao_is_an_error_with_a_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(RunError, match=r"RUN044.*needs torchao"):
         convert_to_float8(nn.Sequential(nn.Linear(16, 16)), ("0",), recipe="tensorwise")
 
 
-def test_converted_layers_draw_the_weights_of_those_before_them():
+def test_float8_layers_have_the_initial_weights_of_linear_layers():
     pytest.importorskip("torchao.float8")
     model = nn.Sequential(Linear(16, 32, bias=False, init_std=0.5), Linear(32, 16, bias=False))
     convert_to_float8(model, ("0",), recipe="tensorwise")
@@ -82,7 +82,7 @@ def test_converted_layers_draw_the_weights_of_those_before_them():
     assert torch.equal(model[0].weight, expected)
 
 
-def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data):
+def test_float8_loss_and_gradients_are_close_to_bf16(gloo, data):
     pytest.importorskip("torchao.float8")
     plain = gloo(4)(train, text_of(BOTH, TWO_BLOCKS), data)[0]
     converted = gloo(4)(train, text_of(f"{BOTH}{RULES}", TWO_BLOCKS), data)[0]
@@ -103,8 +103,8 @@ GATHERED = """precision (param = fp32, reduce = fp32) {{
     "gather",
     [*(pytest.param(one, marks=pytest.mark.slow) for one in ("weights", "activations")), "weights, activations"],
 )
-def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
-    """A scale is that of the whole tensor, so that casting before a gather and behind it give the same."""
+def test_float8_gather_changes_no_number(gloo, data, gather: str):
+    """A scale is that of the whole tensor, so that casts before and after a gather are equal."""
     pytest.importorskip("torchao.float8")
     before, after = (
         gloo(4)(train_in_float8, text_of(f"{BOTH}{GATHERED.format(gather=said)}", TWO_BLOCKS), data)[0]
@@ -117,7 +117,7 @@ def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
 
 
 @pytest.mark.slow
-def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data):
+def test_float8_gathers_are_no_activations_of_a_budget(gloo, data):
     pytest.importorskip("torchao.float8")
     weights = GATHERED.format(gather="(gather = [weights, activations])")
     texts = [text_of(f"{BOTH}{weights}{checkpoint}") for checkpoint in ("", "checkpoint { layers.* = budget(50%) }\n")]
@@ -126,7 +126,7 @@ def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data)
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_checkpoint_holds_weights_as_they_are_stored(gloo, data, tmp_path, asynchronous: bool):
+def test_checkpoint_holds_weights_in_their_storage_dtype(gloo, data, tmp_path, asynchronous: bool):
     """It is written where weights are gathered in float8, and read where they are not, and the other way."""
     pytest.importorskip("torchao.float8")
     plain, weights = (

@@ -42,12 +42,12 @@ def alone(gloo, data) -> dict:
         pytest.param(ONCE, id="reduced once"),
     ],
 )
-def test_a_growing_batch_on_a_mesh_is_that_of_one_process(plan: str, gloo, data, alone):
+def test_growing_batch_on_a_mesh_equals_one_process(plan: str, gloo, data, alone):
     assert_close(together(gloo(2)(train, lowered(plan).text, data, steps=STEPS)), alone, TOLERANCE)
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_goes_on_in_the_same_stage_with_the_same_samples(step: int, gloo, data, alone, tmp_path):
+def test_resumed_run_continues_the_ramp_with_the_same_samples(step: int, gloo, data, alone, tmp_path):
     text = lowered(ALONE).text
     gloo(1)(train, text, data, steps=step, out=tmp_path)
     [result] = gloo(1)(train, text, data, steps=STEPS, out=tmp_path)
@@ -57,7 +57,7 @@ def test_a_run_goes_on_in_the_same_stage_with_the_same_samples(step: int, gloo, 
         assert torch.equal(parameter, alone["parameters"][name]), name
 
 
-def test_a_growing_batch_is_what_the_plan_says(data, alone):
+def test_growing_batch_follows_the_plan(data, alone):
     plan = resolved(ALONE)
     build = functools.partial(build_model, plan.model.source(), Path())
     wanted = train_by_hand(plan, build, Tokens(), data=data, steps=STEPS, seed=0, tell=lambda _: None)
@@ -71,7 +71,7 @@ def refusal(text: str, data: str) -> str:
     return raised.value.message
 
 
-def test_a_program_whose_steps_do_not_follow_its_ramp_is_stopped(gloo, data):
+def test_program_inconsistent_with_its_ramp_is_stopped(gloo, data):
     text = lowered(ALONE).text
     edited = text.replace("if step < 1:", "if step < 0:")
     [message] = gloo(1)(refusal, edited, data)
@@ -80,7 +80,7 @@ def test_a_program_whose_steps_do_not_follow_its_ramp_is_stopped(gloo, data):
     assert message.startswith("a global batch of 3 samples is not a multiple of micro batch 2")
 
 
-def test_a_small_plan_grows_too():
+def test_shrunken_plan_keeps_a_ramp():
     plan = resolved(ALONE.replace("until = [1, 3]", "until = [1000, 3000]"))
     found = shrink(Analysis(plan, manifest_of(plan.model.source()), file="tiny.plan"))
     ramp = found.plan.batch.ramp

@@ -33,7 +33,7 @@ def options(text: str, *argv: str) -> tuple[Any, Any]:
     return trainer, parse_options(argv, plan="a", **{name: getattr(trainer, name) for name in PLANNED})
 
 
-def test_a_plan_decides_the_defaults_of_the_command_line():
+def test_plan_sets_command_line_defaults():
     trainer, found = options(PLAN + RUN)
     assert (found.data, found.data_field, found.steps) == ("texts.jsonl", "body", 40)
     assert (found.save_every, found.keep) == (10, 0)
@@ -41,27 +41,27 @@ def test_a_plan_decides_the_defaults_of_the_command_line():
     assert (trainer.seed, found.seed) == (7, None)
 
 
-def test_the_command_line_wins():
+def test_command_line_overrides_the_plan():
     _, found = options(PLAN + RUN, "--steps", "3", "--data", "python", "--keep", "2", "--evaluate-every", "0")
     assert (found.steps, found.data, found.keep, found.evaluate_every) == (3, "python", 2, 0)
     assert found.save_every == 10
 
 
-def test_first_weights_are_the_plans_unless_the_command_line_has_others_or_none():
+def test_initial_weights_of_the_plan_can_be_overridden():
     assert options(PLAN + RUN)[1].load_weights == Path("published")
     assert options(PLAN + RUN, "--load-weights", "other")[1].load_weights == Path("other")
     assert options(PLAN + RUN, "--load-weights", "none")[1].load_weights is None
     assert options(PLAN)[1].load_weights is None
 
 
-def test_checkpoints_are_written_beside_the_training_where_one_of_both_says_so():
+def test_asynchronous_checkpoints_follow_plan_or_command_line():
     asynchronous = RUN.replace("keep = 0", "keep = 0, asynchronous = true")
     assert [options(PLAN + text)[1].save_async for text in (RUN, asynchronous)] == [False, True]
     assert options(PLAN + RUN, "--save-async")[1].save_async
     assert not options(PLAN + asynchronous, "--no-save-async")[1].save_async
 
 
-def test_without_statements_the_trainer_decides():
+def test_without_statements_trainer_defaults_apply():
     _, found = options(PLAN)
     assert (found.steps, found.data, found.save_every, found.keep, found.evaluate_every) == (
         100,
@@ -73,7 +73,7 @@ def test_without_statements_the_trainer_decides():
 
 
 @pytest.mark.parametrize("text", [PLAN, PLAN + RUN, PLAN.replace("cosine(steps = 100)", "constant(warmup = 5)")])
-def test_what_a_plan_decides_of_a_run_is_what_its_program_says(text: str):
+def test_planned_run_settings_equal_the_program(text: str):
     trainer, _ = options(text)
     decided = planned(resolved(text))
     assert {name: getattr(trainer, name) for name in decided} == decided

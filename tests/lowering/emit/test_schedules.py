@@ -49,12 +49,12 @@ def errors(body: str) -> set[str]:
 
 
 def train_anew(text: str, data: str) -> dict:
-    torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
+    torch._dynamo.reset()  # compilations of other tests in this process count as recompilation
     return train(text, data, evaluate_every=2, evaluate_batches=4)
 
 
 def wrong(gloo, text: str, data: str, unstaged: dict) -> str:
-    """How a program fails to train as one process does; empty where it does not fail."""
+    """Failure of a program to train as one process does; empty for none."""
     try:
         results = gloo(2)(train_anew, text, data)
     except Exception as error:
@@ -67,7 +67,7 @@ def wrong(gloo, text: str, data: str, unstaged: dict) -> str:
     return ""
 
 
-def test_all_checkpointing_at_once_trains_as_one_process_does(gloo, data, unstaged):
+def test_all_treatments_in_one_pipeline_equal_one_process(gloo, data, unstaged):
     body = staged("1F1B", MIXED)
     assert errors(body) == set()
     assert wrong(gloo, text_of(body), data, unstaged) == ""
@@ -76,7 +76,7 @@ def test_all_checkpointing_at_once_trains_as_one_process_does(gloo, data, unstag
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("mode", [pytest.param(name, marks=MARKS.get(name, ())) for name in MODES])
-def test_each_checkpointing_trains_under_each_schedule_as_one_process_does_or_is_refused(
+def test_each_checkpointing_under_each_schedule_trains_or_is_refused(
     mode: str,
     schedule: str,
     gloo,
@@ -96,7 +96,7 @@ def test_each_checkpointing_trains_under_each_schedule_as_one_process_does_or_is
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_schedule_trains_compiled_blocks_as_one_process_does_or_refuses_them(
+def test_compiled_blocks_under_each_schedule_train_or_are_refused(
     backend: str,
     schedule: str,
     gloo,
@@ -114,14 +114,14 @@ def test_each_schedule_trains_compiled_blocks_as_one_process_does_or_refuses_the
 
 
 def products(text: str, data: str) -> int:
-    """How many products of matrices one rank computes."""
+    """Number of matrix products of one rank."""
     torch._dynamo.reset()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         train(text, data, steps=2)
     return sum(event.count for event in profile.key_averages() if event.key == "aten::mm")
 
 
-def test_blocks_are_recomputed_twice_at_most_where_the_schedule_splits_backward(gloo, data):
+def test_split_backward_recomputes_blocks_at_most_twice(gloo, data):
     schedule, full = "ZBVZeroBubble", "checkpoint { layers.* = full }\n"
     assert "RecomputingStage(" in text_of(staged(schedule, full))
     kept, recomputed = (sum(gloo(2)(products, text_of(staged(schedule, body)), data)) for body in ("", full))
@@ -130,7 +130,7 @@ def test_blocks_are_recomputed_twice_at_most_where_the_schedule_splits_backward(
 
 
 @pytest.mark.slow
-def test_what_is_compiled_goes_backward_twice_where_the_schedule_splits_it(gloo, data):
+def test_split_backward_runs_compiled_backward_twice(gloo, data):
     compiled = "compile { layers.* = aot_eager }\n"
     split = sum(gloo(2)(products, text_of(staged("InterleavedZeroBubble", compiled)), data))
     whole = sum(gloo(2)(products, text_of(staged("Interleaved1F1B", compiled)), data))

@@ -145,7 +145,7 @@ def with_options(case: Case) -> list[tuple[Case, str]]:
     "share",
     some_slow(("built in", "dense", "mixtures", "others", "rest"), "built in", "dense", "mixtures", "rest"),
 )
-def test_standard_styles_and_units_train_as_one_process_does(share: str, gloo, data, tmp_path: Path):
+def test_standard_styles_and_units_equal_one_process(share: str, gloo, data, tmp_path: Path):
     chosen = {
         "built in": tuple(BUILT_IN),
         "mixtures": ("mixtral", "qwen2_moe", "qwen3_moe"),
@@ -165,7 +165,7 @@ def test_standard_styles_and_units_train_as_one_process_does(share: str, gloo, d
 
 
 @pytest.mark.parametrize("options", ["sequence", pytest.param("sequence, overlap", marks=pytest.mark.slow)])
-def test_sequence_layouts_of_others_run_in_stages(options: str, gloo, data, tmp_path: Path):
+def test_sequence_layouts_of_hugging_face_models_run_in_stages(options: str, gloo, data, tmp_path: Path):
     [case] = [case for case in cases(tmp_path) if case.name == "qwen3"]
     model = case.model.replace(")", ", tie_word_embeddings = false)")
     staged = Case(case.name, model, case.layouts, case.tolerance)
@@ -176,7 +176,7 @@ def test_sequence_layouts_of_others_run_in_stages(options: str, gloo, data, tmp_
 
 
 @pytest.mark.parametrize("family", [name for name, layouts in HUGGING_FACE.items() if not layouts.tp])
-def test_a_family_without_a_layout_on_tp_says_why(family: str, tmp_path: Path):
+def test_family_without_a_tp_layout_states_the_reason(family: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     text = (
         'plan a\nmodel huggingface("config.json")\ncluster cpu(devices = 2)\nbatch (global = 2, micro = 1)\n'

@@ -35,7 +35,7 @@ def step_of(body: str) -> str:
     return text[text.index("def forward_backward") : text.index("def trainer()")].rstrip()
 
 
-def test_a_plan_that_decides_nothing_has_the_shortest_step():
+def test_minimal_plan_has_the_shortest_step():
     assert (
         step_of("precision (param = fp32)")
         == """\
@@ -115,7 +115,7 @@ def train_step(training: Training, batches: Batches) -> StepResult:
         ),
     }.values(),
 )
-def test_what_the_plan_decides_stands_in_the_program(body: str, lines: list[str]):
+def test_plan_options_appear_in_the_step(body: str, lines: list[str]):
     text = text_of(body)
     for line in lines:
         assert line in text
@@ -130,8 +130,8 @@ def executed(text: str):
 TRAINED = f"{HEAD}batch (global = 2, micro = 1, seq_len = 16)\n"
 
 
-def test_the_trainer_takes_the_step_of_the_program(tmp_path):
-    """One that somebody has changed is the one that runs."""
+def test_trainer_runs_the_step_of_the_program(tmp_path):
+    """An edited step is the one that runs."""
     text = lowered(f"{TRAINED}clip (norm = 1.0)").text
     idle = text.replace("        training.optimizer.step()\n", "        pass\n")
     data = tmp_path / "text.txt"
@@ -144,7 +144,7 @@ def test_the_trainer_takes_the_step_of_the_program(tmp_path):
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_another_number_of_micro_batches_than_that_of_the_batch_is_an_error(tmp_path):
+def test_inconsistent_number_of_micro_batches_is_an_error(tmp_path):
     text = lowered(TRAINED).text.replace("MICRO_BATCHES = 2 ", "MICRO_BATCHES = 1 ")
     data = tmp_path / "text.txt"
     data.write_text("All work and no play makes Jack a dull boy. " * 50)
@@ -185,12 +185,12 @@ def unsharded_after_a_step(text: str) -> int:
         "zero bubble": f"mesh (pp = 2)\nfsdp on dp_shard {UNITS}pipeline on pp (schedule = ZBVZeroBubble)\n",
     }.values(),
 )
-def test_no_parameter_stays_unsharded_when_the_optimizer_has_changed_it(body: str, gloo):
-    """What stayed would be of the step before; the program frees it where nothing else does."""
+def test_parameters_are_resharded_after_the_optimizer_step(body: str, gloo):
+    """Remaining unsharded parameters would be those of the previous step; the program frees them."""
     assert gloo(2)(unsharded_after_a_step, lowered(f"{BATCH}{body}").text) == [0, 0]
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_learning_rate():
+def test_non_finite_step_changes_only_the_learning_rate():
     """The update is skipped for good where the run says so; the schedule goes on."""
     trainer = executed(lowered(f"{BATCH}schedule cosine(steps = 10)").text)
     calls = []
@@ -227,7 +227,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_learning_rate():
         assert calls == expected
 
 
-def test_the_last_micro_batch_of_a_step_is_known():
+def test_last_micro_batch_of_a_step_is_marked():
     source = _Ones()
     training = SimpleNamespace(staged=None, positions=None, device=torch.device("cpu"), control=StepControl())
     batches = Batches(training, source)  # type: ignore[arg-type]

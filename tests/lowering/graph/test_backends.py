@@ -370,7 +370,7 @@ PLANS = {
 WHOLE_BACKWARD = {
     "stages whose backward is split, tensor and sequence parallel": ("InterleavedZeroBubble", "Interleaved1F1B")
 }
-"""The schedule of the eager backend that sums alike: split, torch rounds gradients of tensor parallelism otherwise."""
+"""Schedule of the eager backend with equal sums: split, torch rounds gradients of tensor parallelism differently."""
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ WHOLE_BACKWARD = {
         for name in PLANS
     ],
 )
-def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
+def test_backends_agree_bitwise(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
     ranks = math.prod(int(size) for size in re.findall(r"(?!ep)\b\w+ = (\d+)", body.partition(")")[0]))
     data = tmp_path / "data.txt"
@@ -403,7 +403,7 @@ def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Path):
+def test_checkpoint_continues_under_the_other_backend(gloo, tmp_path: Path):
     head, body, comm = PLANS["mixed precision"]
     data = tmp_path / "data.txt"
     data.write_text("begun by hooks, ended as a graph; " * 400)

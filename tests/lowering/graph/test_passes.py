@@ -67,7 +67,7 @@ TOGETHER = tuple(rewrite for rewrite in ALL if rewrite not in (schedule_overlap,
 
 
 def communication(graph: StepGraph) -> str:
-    """A line for each collective and wait, and for what computes between them."""
+    """A line for each collective and wait, and for the computation between them."""
     lines: list[str] = []
     for node in graph.graph.nodes:
         place = place_of(node)
@@ -92,7 +92,7 @@ def counts(graph: StepGraph) -> str:
     return f"{len(gathers) - len(backward)} {len(backward)} {sum(node.target in SCATTERS for node in nodes)}"
 
 
-def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRequest):
+def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.FixtureRequest):
     found = in_a_fork(after_each_pass, lowered(HEAD + BODY).text, communication)
     text = "\n\n".join(f"# {name}\n{shown}" for name, shown in found.items()) + "\n"
     path = Path(__file__).parent / "communication.txt"
@@ -108,7 +108,7 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
         pytest.param(HEAD, BODY, ["39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"], id="units", marks=SLOW),
         # The embedding is tied to the output: gathered and reduced for each of its readers, until that is mended.
         pytest.param(TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"], id="tied"),
-        # What is computed again reads its parameters again.
+        # Recomputation reads its parameters again.
         pytest.param(
             HEAD,
             BODY + "checkpoint { layers.* = full }\n",
@@ -144,7 +144,7 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
         ),
     ],
 )
-def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expected: list[str]):
+def test_gather_and_scatter_counts_after_each_pass(head: str, body: str, expected: list[str]):
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
 
 
@@ -155,7 +155,7 @@ def of_both_graphs(graph: StepGraph) -> str:
     return " ".join(str(sum(node.target in kind for node in item.graph.nodes)) for item in modules for kind in kinds)
 
 
-def test_later_micro_batches_take_what_the_first_has_gathered():
+def test_later_micro_batches_reuse_gathered_units():
     kept = "layers.{0..2} = unit(reshard = never), layers.3 = unit }"
     found = in_a_fork(after_each_pass, lowered(HEAD + BODY.replace("layers.* = unit }", kept)).text, of_both_graphs)
     assert list(found)[-1] == "keep_unsharded"
@@ -164,7 +164,7 @@ def test_later_micro_batches_take_what_the_first_has_gathered():
 
 
 def over_replicas(graph: StepGraph) -> str:
-    """The reductions over replicas, and how many of them run beside computation."""
+    """Reductions over replicas, and the number that overlap computation."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     sums = [node for node in nodes if node.target is SUM_OVER_REPLICAS]
@@ -176,7 +176,7 @@ def over_replicas(graph: StepGraph) -> str:
     return f"{len(sums)} {hidden}"
 
 
-def test_replicas_reduce_the_buffer_of_a_bucket_while_others_compute():
+def test_bucketed_replica_reduction_overlaps_computation():
     body = BODY.replace("dp_shard = 2", "dp_replicate = 2, dp_shard = 2").replace(
         "on dp_shard", "on dp_replicate, dp_shard"
     )
@@ -185,13 +185,13 @@ def test_replicas_reduce_the_buffer_of_a_bucket_while_others_compute():
 
 
 def buckets_of_torch(text: str, megabytes: float) -> dict[str, str]:
-    """What a step communicates where torch's scheduler begins with buckets of so many megabytes."""
+    """Communication of a step whose first buckets of torch's scheduler have the given megabytes."""
     place = "legoai.lowering.graph.passes.schedule_overlap"
     with mock.patch(f"{place}._LEAST", megabytes), mock.patch(f"{place}._MOST", megabytes):
         return after_each_pass(text, communication)
 
 
-def test_torch_hides_the_communication_of_each_pass_by_itself():
+def test_torch_scheduler_hides_communication_of_each_pass():
     plan = BODY.replace("(reorder = true)", "{ layers.* = bucket(compiler) }")
     found = in_a_fork(buckets_of_torch, lowered(HEAD + plan).text, 0.5)
     lines = [line.split() for line in found["schedule_overlap"].splitlines()]
@@ -217,8 +217,8 @@ def sent(lines: list[list[str]]) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.parametrize(("late", "expected"), [(False, ["add_", "exp", "neg"]), (True, ["exp", "neg", "add_"])])
-def test_what_is_changed_in_place_keeps_its_place_among_all_that_read_it(late: bool, expected: list[str]):
-    """The scheduler would put the reader on the way to a product first, or last, wherever the change stands."""
+def test_in_place_mutation_keeps_its_order_among_readers(late: bool, expected: list[str]):
+    """Without order constraints the scheduler would move the reader before or after the mutation."""
     graph = fx.Graph()
     given = graph.placeholder("given")
     made = graph.call_function(torch.ops.aten.mul.Tensor, (given, 2))
@@ -240,7 +240,7 @@ def test_what_is_changed_in_place_keeps_its_place_among_all_that_read_it(late: b
     assert [(node.args, node.kwargs) for node in graph.nodes] == before
 
 
-def test_passes_stand_in_their_order():
+def test_passes_are_listed_in_contract_order():
     assert tuple(contract.rewrite for contract in PASSES) == ALL
     check(TOGETHER)
     check(())
@@ -257,7 +257,7 @@ def regions(graph: StepGraph) -> str:
     return "\n".join(lines)
 
 
-def test_what_a_block_computes_between_collectives_is_one_region_and_equal_blocks_share_it():
+def test_regions_between_collectives_compile_once_for_equal_blocks():
     compiled = f"{BODY}compile {{ layers.* = aot_eager }}\n"
     found = in_a_fork(after_each_pass, lowered(HEAD + compiled).text, regions)
     before, after = found["overlap_communication"].splitlines(), found["compile_regions"].splitlines()
@@ -267,7 +267,7 @@ def test_what_a_block_computes_between_collectives_is_one_region_and_equal_block
     assert [line for line in after if ":" in line] == block
 
 
-def test_what_is_changed_in_place_by_another_region_belongs_to_none():
+def test_tensors_changed_in_place_elsewhere_stay_outside_regions():
     graph = fx.Graph()
     given = graph.placeholder("given")
     values = [given]
@@ -280,7 +280,7 @@ def test_what_is_changed_in_place_by_another_region_belongs_to_none():
         (torch.ops.aten.mul.Tensor, 3, "two"),
         (torch.ops.aten.sin.default, None, "two"),
     ):
-        source = values[2] if target is torch.ops.aten.add_.Tensor else values[-1]  # what `one` has added up
+        source = values[2] if target is torch.ops.aten.add_.Tensor else values[-1]  # the sum of `one`
         values.append(graph.call_function(target, (source,) if argument is None else (source, argument)))
         set_place(values[-1], Place(module, "forward"))
     graph.output([values[2], *values[-2:]])
@@ -317,7 +317,7 @@ def test_what_is_changed_in_place_by_another_region_belongs_to_none():
         ((*TOGETHER[:5], overlap_by_time), "overlap_by_time comes before it is overlapped"),
     ],
 )
-def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):
+def test_pass_with_a_missing_predecessor_is_refused(passes: tuple, message: str):
     graph = StepGraph(torch.nn.Module(), fx.GraphModule({}, fx.Graph()), parameters=(), units=())
     with pytest.raises(ContractError, match=message):
         rewritten(graph, passes)
@@ -342,7 +342,7 @@ def outstanding(graph: StepGraph) -> str:
 
 
 @pytest.mark.slow
-def test_gathers_start_ahead_as_a_limit_allows():
+def test_gathers_start_ahead_as_the_limit_allows():
     block = 2 * 32_768 + 2 * 16_384 + 3 * 98_304 + 2 * 256  # bytes in bf16, as communication.txt shows them
     found = {}
     for limit in (1, block, 2 * block + 1, 100 * block):
@@ -353,7 +353,7 @@ def test_gathers_start_ahead_as_a_limit_allows():
 
 
 @pytest.mark.parametrize("first", [-1, 0])
-def test_units_ahead_are_those_of_brute_force(first: int):
+def test_units_ahead_equal_brute_force(first: int):
     for seed in range(200):
         chosen = random.Random(seed)
         sizes, limit = [chosen.randint(1, 9) for _ in range(chosen.randint(1, 8))], chosen.randint(0, 30)
@@ -377,7 +377,7 @@ def ended(waits: list[float], starts: list[float], taken: list[float], there: li
     return not late
 
 
-def test_gathers_start_as_late_as_none_is_late():
+def test_gathers_start_as_late_as_possible_without_delay():
     for seed in range(300):
         chosen = random.Random(seed)
         there = sorted(chosen.uniform(0, 30) for _ in range(chosen.randint(0, 5)))
@@ -414,7 +414,7 @@ def ahead_and_held(graph: StepGraph) -> str:
     return "\n".join(lines)
 
 
-def test_times_hide_communication_behind_several_buckets_and_memory_bounds_them():
+def test_timed_prefetch_spans_buckets_within_the_memory_limit():
     body = BODY.replace("{ layers.* = unit }", "{ layers.* = unit, {norm, output} = unit }")
     shown = in_a_fork(after_each_pass, lowered(HEAD + body).text, ahead_and_held)["bucket_units"]
     before, (free, high), (bound, low) = (line.split(" of ") for line in shown.splitlines())

@@ -97,13 +97,13 @@ def conforms(value: Any, kind: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("cluster, ranks", [(GPUS, 32), (CPUS, 2)])
-def test_every_field_is_one_of_the_api(cluster: str, ranks: int):
+def test_every_field_is_in_the_kubernetes_api(cluster: str, ranks: int):
     for kind, one in manifest(cluster, ranks).items():
         conforms(one, kind, kind)
         assert one["apiVersion"] == ("batch/v1" if kind == "Job" else "v1")
 
 
-def test_hosts_gpus_and_processes_are_those_of_the_plan():
+def test_manifest_has_hosts_gpus_and_processes_of_the_plan():
     objects = manifest(GPUS, 32)
     job, name = objects["Job"]["spec"], objects["Job"]["metadata"]["name"]
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 4, 4)
@@ -117,12 +117,12 @@ def test_hosts_gpus_and_processes_are_those_of_the_plan():
     assert manifest(CPUS, 2)["Job"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {}
 
 
-def test_the_program_travels_with_it_to_the_byte():
+def test_config_map_holds_the_program_bytes():
     (program,) = manifest(GPUS, 32)["ConfigMap"]["data"].items()
     assert program == ("lowered-program.py", Path("small.py").read_text(encoding="utf-8"))
 
 
-def test_what_no_plan_knows_is_marked_and_volumes_have_their_mounts():
+def test_site_settings_are_marked_and_volumes_are_mounted():
     pod = manifest(GPUS, 32)["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -134,7 +134,7 @@ def test_what_no_plan_knows_is_marked_and_volumes_have_their_mounts():
     assert (mounts["shm"], volumes["shm"]["emptyDir"]) == ("/dev/shm", {"medium": "Memory"})
 
 
-def test_ranks_have_time_to_save_before_their_pod_is_killed():
+def test_grace_period_covers_saving_on_shutdown():
     pod = manifest(GPUS, 32)["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
@@ -143,7 +143,7 @@ def test_ranks_have_time_to_save_before_their_pod_is_killed():
     assert container["command"][2].startswith("exec "), "torchrun itself gets the pod's SIGTERM"
 
 
-def test_the_name_is_one_that_kubernetes_accepts():
+def test_job_name_is_a_valid_kubernetes_name():
     long = "a_plan_with_a_name_that_is_longer_than_host_names_of_pods_may_be_by_some"
     for given, name in (("small_V2", "small-v2"), ("_8b_", "plan-8b"), (long, long.replace("_", "-")[:61])):
         found = manifest(GPUS, 32, name=given)["Job"]["metadata"]["name"]
@@ -151,7 +151,7 @@ def test_the_name_is_one_that_kubernetes_accepts():
         assert len(f"{found}-3") <= 63
 
 
-def test_a_factory_is_imported_from_the_volume():
+def test_factory_is_imported_from_the_volume():
     body = "def build() -> nn.Module:\n    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256))\n"
     Path("ours.py").write_text(f"from torch import nn\n\n\n{body}", encoding="utf-8")
     plan = PLAN.format(cluster="cpu(devices = 2)", ranks=2, name="small", model='python("ours:build")')
@@ -162,7 +162,7 @@ def test_a_factory_is_imported_from_the_volume():
     assert '- name: PYTHONPATH\n              value: "/work"\n' in written
 
 
-def test_a_program_that_no_config_map_takes_is_refused():
+def test_program_too_large_for_a_config_map_is_refused():
     job = Job(name="big", hosts=1, processes=1, gpus=0, program=Path("big.py"), text="#" * (1 << 20) + "\n")
     with pytest.raises(LaunchError, match="1,048,577 bytes"):
         text(job)
@@ -217,7 +217,7 @@ def test_pods_train_together(cluster: Cluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [1, 0], ids=["a pod", "the pod with the rendezvous"])
-def test_a_stopped_pod_is_replaced_and_training_goes_on(stopped: int, cluster: Cluster):
+def test_replaced_pod_continues_training(stopped: int, cluster: Cluster):
     options, failures = ("--steps", "60"), 0
     pods = [cluster.start(index, *options) for index in range(2)]
     try:

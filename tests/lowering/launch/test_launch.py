@@ -26,7 +26,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_beside_the_program_and_the_same_each_time(kind: str, capsys: pytest.CaptureFixture[str]):
+def test_launch_file_is_beside_the_program_and_reproducible(kind: str, capsys: pytest.CaptureFixture[str]):
     command = ["lower", "small.plan", "-o", "there/small.py", "--launch", kind]
     file = Path(f"there/small{KINDS[kind]}")
     assert main(command) == 0
@@ -38,7 +38,7 @@ def test_the_file_is_beside_the_program_and_the_same_each_time(kind: str, capsys
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_wrong_usage(kind: str, capsys: pytest.CaptureFixture[str]):
+def test_launch_without_output_or_writable_file_is_wrong_usage(kind: str, capsys: pytest.CaptureFixture[str]):
     file = f"there/small{KINDS[kind]}"
     assert main(["lower", "small.plan", "--launch", kind]) == 2
     assert "name it with -o" in capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_wrong_usage(kind: str, capsys: pytest.CaptureFixture[str]):
     assert f"{file} cannot be written" in capsys.readouterr().err
 
 
-def test_a_file_is_not_two_things_and_kinds_are_known(capsys: pytest.CaptureFixture[str]):
+def test_launch_refuses_name_clashes_and_unknown_kinds(capsys: pytest.CaptureFixture[str]):
     assert main(["lower", "small.plan", "-o", "small.yaml", "--launch", "k8s"]) == 2
     assert "choose another name for the program" in capsys.readouterr().err
     assert not Path("small.yaml").exists()

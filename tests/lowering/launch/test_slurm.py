@@ -43,7 +43,7 @@ def script(cluster: str, ranks: int) -> str:
     return Path("small.sbatch").read_text(encoding="utf-8")
 
 
-def test_hosts_gpus_and_processes_are_those_of_the_plan():
+def test_script_has_hosts_gpus_and_processes_of_the_plan():
     text = script("h100_sxm(hosts = 4, fabric = infiniband_ndr)", 32)
     for line in ("--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--job-name=small"):
         assert f"#SBATCH {line}\n" in text
@@ -51,7 +51,7 @@ def test_hosts_gpus_and_processes_are_those_of_the_plan():
     assert "--gpus-per-node" not in script("cpu(devices = 2)", 2)
 
 
-def test_ranks_have_time_to_save_before_the_job_is_killed():
+def test_grace_period_covers_saving_on_shutdown():
     text = script("cpu(devices = 2)", 2)
     assert f"#SBATCH --signal=TERM@{GRACE_SECONDS}\n" in text
     assert f"\nexport TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SHUTDOWN_SECONDS}\n" in text

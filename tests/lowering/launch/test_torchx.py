@@ -1,4 +1,4 @@
-"""Component of TorchX: what its function passes to `dist.ddp`, and the job that TorchX makes of it."""
+"""Component of TorchX: the arguments that it passes to `dist.ddp`, and the resulting job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(cluster: str = "h100_sxm(hosts = 4, fabric = infiniband_ndr)", ranks
 
 
 def loaded(text: str) -> Any:
-    """The component's function, where `dist.ddp` returns what it is given."""
+    """The component's function, with a `dist.ddp` that returns its arguments."""
     found: dict[str, Any] = {}
     exec(compile(text, "small_torchx.py", "exec"), found)
     return found["train"]
@@ -54,7 +54,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stub")
-def test_the_plan_decides_hosts_processes_and_gpus():
+def test_component_has_hosts_processes_and_gpus_of_the_plan():
     job = loaded(written())("--steps", "5", image="ours:1")
     assert (job["j"], job["gpu"], job["script"], job["name"]) == ("4x8", 8, "small.py", "/small")
     assert (job["arguments"], job["image"]) == (("--steps", "5"), "ours:1")
@@ -63,7 +63,7 @@ def test_the_plan_decides_hosts_processes_and_gpus():
 
 
 @pytest.mark.usefixtures("stub")
-def test_the_function_is_one_that_torchx_takes():
+def test_component_has_typed_and_documented_parameters():
     """Each parameter has a type and a line of documentation, of which TorchX makes options."""
     text = written()
     train = loaded(text)
@@ -74,7 +74,7 @@ def test_the_function_is_one_that_torchx_takes():
     assert f"{Path('small_torchx.py')}:train" in ast.get_docstring(ast.parse(text))
 
 
-def test_torchx_makes_a_job_of_it():
+def test_torchx_builds_a_job():
     pytest.importorskip("torchx", reason="torchx is not installed, and needs an old urllib3")
     (role,) = loaded(written())("--steps", "5", image="ours:1").roles
     assert (role.num_replicas, role.resource.gpu, role.resource.memMB) == (4, 8, -1)

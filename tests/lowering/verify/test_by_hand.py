@@ -57,7 +57,7 @@ def started(program: str, world: int, folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKED)
-def test_a_worked_program_started_by_hand_computes_what_one_device_does(name: str, tmp_path: Path):
+def test_worked_program_under_torchrun_equals_one_device(name: str, tmp_path: Path):
     plan_name, variant = WORKED[name]
     prepared = shrunken(plan_name, variant)
     plan, program = prepared.shrunken.plan, prepared.program

@@ -30,19 +30,19 @@ def positions(size: int, length: int, balance: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("balance", BALANCES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_token_is_on_one_rank_and_ranks_hold_theirs_in_order(balance: str, size: int):
+def test_positions_partition_the_sequence_in_order(balance: str, size: int):
     parts = positions(size, 24, balance)
     assert torch.cat(parts).sort().values.tolist() == list(range(24))
     assert all(part.tolist() == sorted(part.tolist()) and len(part) == 24 // size for part in parts)
 
 
-def test_head_and_tail_give_every_rank_as_many_pairs_of_query_and_key():
+def test_head_tail_balances_query_key_pairs():
     pairs = {int((part + 1).sum()) for part in positions(4, 32, "head_tail")}
     assert len(pairs) == 1
     assert len({int((part + 1).sum()) for part in positions(4, 32, "none")}) == 4
 
 
-def test_unequal_pieces_are_refused():
+def test_undivisible_sequence_is_refused():
     with pytest.raises(ValueError, match="12 tokens cannot be cut into 8 equal pieces"):
         local_positions(rank=0, size=4, length=12, balance="head_tail")
 
@@ -56,7 +56,7 @@ def add_pairs(count: torch.Tensor, blocks: list[Pairs], queries: torch.Tensor, k
 
 
 @pytest.mark.parametrize(("size", "balance", "causal"), [*itertools.product((2, 3, 4), BALANCES, (True, False))])
-def test_blocks_cover_every_pair_that_the_mask_leaves_exactly_once(size: int, balance: str, causal: bool):
+def test_blocks_cover_every_unmasked_pair_exactly_once(size: int, balance: str, causal: bool):
     length = 24
     parts = positions(size, length, balance)
     for rank, mine in enumerate(parts):
@@ -79,7 +79,7 @@ def tensors(*, heads: int, key_heads: int, length: int, dtype: torch.dtype) -> l
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_kernels_agree_with_autograd(causal: bool, key_heads: int):
+def test_kernel_gradients_equal_autograd(causal: bool, key_heads: int):
     q, k, v, grad = tensors(heads=4, key_heads=key_heads, length=12, dtype=torch.float64)
     leaves = [item.clone().requires_grad_() for item in (q, k, v)]
     whole = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
@@ -93,7 +93,7 @@ def test_kernels_agree_with_autograd(causal: bool, key_heads: int):
             torch.testing.assert_close(mine, leaf.grad, rtol=0, atol=1e-13)
 
 
-def test_the_kernel_is_flash_unless_it_is_switched_off():
+def test_kernel_is_flash_unless_disabled():
     q, _, v, _ = tensors(heads=1, key_heads=1, length=2, dtype=torch.float32)
     assert isinstance(choose_kernel(q, v), CpuFlashKernel)
     with sdpa_kernel(SDPBackend.MATH):
@@ -133,14 +133,14 @@ def attend(
 
 
 @pytest.mark.parametrize(("rotate", "balance", "causal"), [*itertools.product(ROTATIONS, BALANCES, (True, False))])
-def test_pieces_give_what_the_whole_gives(rotate: str, balance: str, causal: bool, gloo):
+def test_ring_attention_equals_full_attention(rotate: str, balance: str, causal: bool, gloo):
     for options in ({}, {"key_heads": 2}, {"recompute": True}, {"math": True, "key_heads": 1}):
         for differences in gloo(4)(attend, rotate, balance, causal=causal, **options):
             assert max(differences) < 1e-13, options
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_heads_of_whole_sequences_give_what_the_whole_gives(causal: bool, gloo):
+def test_head_exchange_equals_full_attention(causal: bool, gloo):
     for options in ({}, {"recompute": True}, {"math": True}):
         for differences in gloo(4)(attend, "heads", "none", causal=causal, **options):
             assert max(differences) < 1e-13, options
@@ -149,7 +149,7 @@ def test_heads_of_whole_sequences_give_what_the_whole_gives(causal: bool, gloo):
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)
-def test_low_precision_is_merged_in_fp32(rotate: str, gloo):
+def test_low_precision_partial_results_are_merged_in_fp32(rotate: str, gloo):
     for differences in gloo(4)(attend, rotate, "head_tail", causal=True, key_heads=2, dtype=torch.bfloat16):
         assert max(differences) < 0.03  # bf16 rounds numbers below 4 by up to 2^-7
 
@@ -167,7 +167,7 @@ def attend_under_tensor_parallel(rotate: str, balance: str) -> tuple[bool, float
 
 
 @pytest.mark.parametrize(("rotate", "balance"), [("allgather", "head_tail"), ("heads", "none")])
-def test_heads_that_are_sharded_on_another_axis_stay_so(rotate: str, balance: str, gloo):
+def test_heads_sharded_on_another_axis_stay_sharded(rotate: str, balance: str, gloo):
     for sharded, difference in gloo(4)(attend_under_tensor_parallel, rotate, balance):
         assert sharded
         assert difference < 1e-13
@@ -185,7 +185,7 @@ class Block(nn.Module):
 
 
 def compiled(rotate: str) -> bool:
-    """Whether one graph without breaks computes what the module does, bit by bit."""
+    """Whether one graph without breaks equals the module bitwise."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     block = Block()
     balance = "none" if rotate == "heads" else "head_tail"
@@ -201,7 +201,7 @@ def compiled(rotate: str) -> bool:
 
 
 @pytest.mark.parametrize("rotate", [pytest.param("allgather", marks=pytest.mark.slow), "alltoall", "heads"])
-def test_a_compiled_block_attends_over_all_ranks_too(rotate: str, gloo):
+def test_compiled_block_attends_over_all_ranks(rotate: str, gloo):
     assert gloo(2)(compiled, rotate) == [True, True]
 
 
@@ -226,7 +226,7 @@ def refusals() -> list[str]:
     ]
 
 
-def test_attention_that_would_be_wrong_is_refused(gloo):
+def test_unsupported_attention_is_refused(gloo):
     for none, mask, dropout, cross, heads, alone in gloo(2)(refusals):
         assert "did not call scaled_dot_product_attention" in none
         assert "with a mask" in mask
@@ -236,6 +236,6 @@ def test_attention_that_would_be_wrong_is_refused(gloo):
         assert "2 ranks cannot share 1 heads" in alone
 
 
-def test_a_model_that_cannot_be_told_its_positions_is_refused():
+def test_model_without_a_positions_parameter_is_refused():
     with pytest.raises(RunError, match="no parameter `positions`"):
         check_takes_positions(nn.Linear(1, 1))

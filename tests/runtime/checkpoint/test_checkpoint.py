@@ -46,14 +46,14 @@ def loaded(path: Path) -> float:
     return float(state["model.w"][0])
 
 
-def test_what_was_saved_is_loaded(gloo, tmp_path):
+def test_saved_state_is_loaded(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1, 2)
     assert gloo(1)(newest, tmp_path) == [(2, [])]
     assert gloo(1)(loaded, tmp_path / "step-2") == [2.0]
     assert gloo(1)(verified_meta, tmp_path / "step-1")[0].samples == 8
 
 
-def test_only_the_last_are_kept(gloo, tmp_path):
+def test_only_the_newest_checkpoints_are_kept(gloo, tmp_path):
     gloo(1)(save, tmp_path, 8, 9, 10, 11, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
@@ -66,7 +66,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_a_damaged_one_is_not_counted_among_the_kept(gloo, tmp_path):
+def test_damaged_checkpoint_does_not_count_as_kept(gloo, tmp_path):
     gloo(1)(save, tmp_path, 4, 6)
     truncate(tmp_path / "step-6")
     gloo(1)(save, tmp_path, 7, keep=2)
@@ -75,7 +75,7 @@ def test_a_damaged_one_is_not_counted_among_the_kept(gloo, tmp_path):
     assert names(tmp_path) == ["step-7", "step-8"]
 
 
-def test_a_damaged_one_that_is_newer_does_not_cost_the_good_ones(gloo, tmp_path):
+def test_newer_damaged_checkpoint_does_not_remove_good_ones(gloo, tmp_path):
     gloo(1)(save, tmp_path, 4, 6)
     truncate(tmp_path / "step-6")
     gloo(1)(save, tmp_path, 5, keep=1)
@@ -91,7 +91,7 @@ def save_while_they_are_damaged(root: Path) -> None:
             flip_a_byte(root / "step-3" / "__0_0.distcp")
 
 
-def test_damage_that_comes_after_the_reading_back_is_noticed(gloo, tmp_path):
+def test_damage_after_verification_is_detected(gloo, tmp_path):
     gloo(1)(save_while_they_are_damaged, tmp_path)
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
 
@@ -108,7 +108,7 @@ def save_on_a_disk_that_loses_a_bit(root: Path) -> None:
         Checkpoints._publish = whole
 
 
-def test_nothing_is_removed_before_what_is_newer_was_read_back(gloo, tmp_path):
+def test_older_checkpoints_are_removed_only_after_verification(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1, 2)
     with pytest.raises(RunError, match=r"step-3 was written, but cannot be read back: .*checksum") as caught:
         gloo(1)(save_on_a_disk_that_loses_a_bit, tmp_path)
@@ -117,7 +117,7 @@ def test_nothing_is_removed_before_what_is_newer_was_read_back(gloo, tmp_path):
     assert gloo(1)(newest, tmp_path)[0][0] == 2
 
 
-def test_where_all_are_damaged_nothing_is_taken_for_a_beginning(gloo, tmp_path):
+def test_damage_of_all_checkpoints_is_an_error(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1, 2)
     for step in (1, 2):
         truncate(tmp_path / f"step-{step}")
@@ -131,7 +131,7 @@ def branch_off(root: Path, path: Path | None, step: int, damaged: bool = False) 
     return begun, checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step)).name
 
 
-def test_an_older_one_begins_a_branch_that_is_followed(gloo, tmp_path):
+def test_resuming_an_older_checkpoint_starts_a_branch(gloo, tmp_path):
     root, [pool] = tmp_path / "run", [gloo(1)]
     assert pool(branch_off, root, None, 2) == [(False, "step-2")]
     assert pool(branch_off, root, root / "step-2", 4) == [(False, "step-4")]
@@ -148,7 +148,7 @@ def swept(root: Path) -> None:
     Checkpoints(root).sweep()
 
 
-def test_what_a_crash_left_half_done_is_swept(gloo, tmp_path):
+def test_incomplete_checkpoints_of_a_crash_are_removed(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1)
     for name in ("step-2.tmp", "step-7-branch-1.tmp"):
         (tmp_path / name / "deep").mkdir(parents=True)
@@ -177,7 +177,7 @@ def save_large(root: Path) -> None:
     Checkpoints(root).save({"model.w": torch.zeros(1 << 20)}, meta(2))
 
 
-def test_a_full_disk_is_told_and_given_back(gloo, small_disk):
+def test_full_disk_is_reported_and_space_released(gloo, small_disk):
     gloo(1)(save, small_disk, 1)
     with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full.* about 4\.0 MiB") as caught:
         gloo(1)(save_large, small_disk)
@@ -186,7 +186,7 @@ def test_a_full_disk_is_told_and_given_back(gloo, small_disk):
     assert gloo(1)(newest, small_disk) == [(1, [])]
 
 
-def test_torch_itself_can_read_a_checkpoint(gloo, tmp_path):
+def test_torch_can_read_a_checkpoint(gloo, tmp_path):
     gloo(1)(save, tmp_path, 3)
     state = {"model.w": torch.zeros(SIZE)}
     dcp.load(state, checkpoint_id=tmp_path / "step-3", no_dist=True)
@@ -208,7 +208,7 @@ def save_and_crash(root: Path, at: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "sync"])
-def test_a_crash_while_saving_leaves_the_last_good_one(gloo, tmp_path, at):
+def test_crash_while_saving_keeps_the_last_good_checkpoint(gloo, tmp_path, at):
     gloo(1)(save, tmp_path, 1)
     with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full"):
         gloo(1)(save_and_crash, tmp_path, at)
@@ -238,20 +238,20 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_checkpoint_is_skipped_and_named(gloo, tmp_path, damage):
+def test_damaged_checkpoint_is_skipped_with_a_warning(gloo, tmp_path, damage):
     gloo(1)(save, tmp_path, 1, 2)
     damage(tmp_path / "step-2")
     [(step, [warning])] = gloo(1)(newest, tmp_path)
     assert step == 1 and "step-2 is skipped" in warning
 
 
-def test_a_draft_is_not_a_checkpoint(gloo, tmp_path):
+def test_temporary_folder_is_not_a_checkpoint(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1)
     (tmp_path / "step-1").rename(tmp_path / "step-9.tmp")
     assert gloo(1)(newest, tmp_path) == [(None, [])]
 
 
-def test_tensors_of_another_model_are_left_out_and_its_optimizer_starts_at_zero(gloo, tmp_path):
+def test_partial_load_skips_other_tensors_and_resets_their_optimizer_state(gloo, tmp_path):
     gloo(1)(save, tmp_path, 5)
     assert gloo(1)(load_part, tmp_path / "step-5") == [(5.0, 7.0, 0.0, ["model.other", "optimizer.other.exp_avg"])]
 
@@ -304,7 +304,7 @@ def ask_for_a_transform(metadata) -> None:
 
 
 @pytest.mark.parametrize("change", [declare_bytes, point_outside, ask_for_a_transform])
-def test_metadata_that_leads_elsewhere_is_refused(gloo, tmp_path, change):
+def test_metadata_with_outside_paths_is_refused(gloo, tmp_path, change):
     gloo(1)(save, tmp_path, 1)
     forge(tmp_path / "step-1", change)
     for use in (newest, loaded):
@@ -314,7 +314,7 @@ def test_metadata_that_leads_elsewhere_is_refused(gloo, tmp_path, change):
 
 
 @pytest.mark.parametrize("where", ["whole", "inside"])
-def test_a_malicious_pickle_is_refused_and_does_not_run(gloo, tmp_path, where):
+def test_malicious_pickle_is_refused_and_not_executed(gloo, tmp_path, where):
     mark = tmp_path / "ran"
     gloo(1)(save, tmp_path / "run", 1)
 
@@ -331,7 +331,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(gloo, tmp_path, where):
     assert not mark.exists()
 
 
-def test_a_malicious_tensor_is_refused_and_does_not_run(gloo, tmp_path):
+def test_malicious_tensor_is_refused_and_not_executed(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1)
     mark = tmp_path / "ran"
     torch.save(Malice(mark), tmp_path / "step-1" / "__0_0.distcp")

@@ -35,7 +35,7 @@ def fit(**options: Any) -> list[float]:
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds, in the shards of this rank."""
+    """Contents of a checkpoint, in the shards of this rank."""
     training = trainer().prepare(Device(type="cpu"), seed=1)
     state = training_state(training.model, training.optimizer)
     load(path, state)
@@ -43,12 +43,12 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def saved(out: Path) -> list[dict[str, Any]]:
-    """What a run tells of its checkpoints."""
+    """Checkpoint events of a run."""
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == "checkpoint"]
 
 
-def test_what_is_written_beside_the_training_is_what_it_would_have_waited_for(gloo, data, tmp_path):
+def test_asynchronous_checkpoint_equals_a_synchronous_one(gloo, data, tmp_path):
     pool, kinds = gloo(2), {"waited": False, "beside": True}
     losses = {
         name: pool(fit, steps=5, data=data, out=tmp_path / name, save_every=1, save_async=kind, keep=0)
@@ -60,9 +60,9 @@ def test_what_is_written_beside_the_training_is_what_it_would_have_waited_for(gl
         for mine, theirs in zip(one, other, strict=True):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    told = saved(tmp_path / "beside")
-    assert [event["step"] for event in told] == [1, 2, 3, 4, 5]
-    assert all(0.0 < event["waited"] < event["seconds"] for event in told)
+    events = saved(tmp_path / "beside")
+    assert [event["step"] for event in events] == [1, 2, 3, 4, 5]
+    assert all(0.0 < event["waited"] < event["seconds"] for event in events)
     assert pool(verified_meta, tmp_path / "beside" / "checkpoints" / "step-5")[0].samples > 0
     assert pool(fit, steps=6, data=data, out=tmp_path / "beside") == pool(
         fit, steps=6, data=data, out=tmp_path / "waited"
@@ -92,7 +92,7 @@ def goes_on(**options: Any) -> bool:
     return all(seen)
 
 
-def test_the_training_goes_on_while_a_checkpoint_is_written(gloo, data, tmp_path):
+def test_training_continues_during_an_asynchronous_save(gloo, data, tmp_path):
     found = gloo(2)(goes_on, steps=3, data=data, out=tmp_path / "run", save_every=1, save_async=True)
     assert found == [True, True]
 
@@ -113,7 +113,7 @@ def fails_at_the_second(**options: Any) -> None:
         checkpoint_folder.save_distributed = whole
 
 
-def test_one_that_cannot_be_written_ends_the_run_at_the_next_and_leaves_the_others(gloo, data, tmp_path):
+def test_failed_asynchronous_save_stops_the_run_at_the_next(gloo, data, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(RunError, match="step-4 could not be written: the disk is full") as raised:
         gloo(1)(fails_at_the_second, steps=20, data=data, out=out, save_every=2, save_async=True)
@@ -134,7 +134,7 @@ def not_a_number(**options: Any) -> None:
     trainer().fit(RunOptions(device="cpu", log_every=0, **options), observe=spoil)
 
 
-def test_what_is_on_its_way_is_finished_where_the_training_ends_with_an_error(gloo, data, tmp_path):
+def test_pending_save_is_finished_when_training_fails(gloo, data, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(RunError, match="not made"):
         gloo(2)(not_a_number, steps=9, data=data, out=out, save_every=3, save_async=True)

@@ -31,7 +31,7 @@ def test_the_built_in_corpus_is_the_standard_library(tmp_path):
     assert 3.0 < corpus.unigram_entropy() < 3.5
 
 
-def test_a_second_opening_maps_the_cached_file(tmp_path):
+def test_cached_corpus_is_memory_mapped(tmp_path):
     first = open_corpus("python", cache=tmp_path)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
     again = open_corpus("python", cache=tmp_path)
@@ -49,14 +49,14 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert before.digest != after.digest
 
 
-def test_one_file_gives_its_end_to_validation(tmp_path):
+def test_end_of_a_single_file_is_the_validation_split(tmp_path):
     content = "".join(str(n) for n in range(1000))
     corpus = open_corpus(str(write(tmp_path / "a.any", content)), cache=tmp_path)
     assert corpus.train.tobytes() + corpus.validation.tobytes() == content.encode() + b"\0"
     assert len(corpus.validation) == (len(content) + 1) // 20
 
 
-def test_a_folder_gives_whole_documents_to_one_part(tmp_path):
+def test_folder_is_split_by_whole_documents(tmp_path):
     for n in range(40):
         write(tmp_path / "text" / f"{n:02}.md", f"document {n:02}")
     write(tmp_path / "text" / "image.png", "not text")
@@ -67,13 +67,13 @@ def test_a_folder_gives_whole_documents_to_one_part(tmp_path):
     )
 
 
-def test_json_lines_give_a_field(tmp_path):
+def test_json_lines_are_read_by_field(tmp_path):
     lines = "\n".join(json.dumps({"body": f"café {n}", "id": n}) for n in range(30))
     corpus = open_corpus(str(write(tmp_path / "a.jsonl", lines)), field="body", cache=tmp_path)
     assert corpus.train.tobytes().decode().split("\0")[:2] == ["café 0", "café 1"]
 
 
-def test_unigram_entropy_is_that_of_the_frequencies(tmp_path):
+def test_unigram_entropy_equals_the_frequency_entropy(tmp_path):
     corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
     assert corpus.unigram_entropy() == pytest.approx(math.log(4), abs=1e-3)
 
@@ -89,7 +89,7 @@ def test_unigram_entropy_is_that_of_the_frequencies(tmp_path):
         ("folder/image.png", "x", RunErrorCode.DATA_EMPTY, "has no text files"),
     ],
 )
-def test_data_that_cannot_be_used_is_told(tmp_path, name, content, code, message):
+def test_unusable_data_is_refused(tmp_path, name, content, code, message):
     path = tmp_path / name
     if content is not None:
         write(path, content)

@@ -68,7 +68,7 @@ def test_a_source_names_dataset_revision_config_and_split(source: str, address: 
 
 
 @pytest.mark.parametrize("source", ["hf:", "hf::en", "hf:@main", "hf:a@b@c"])
-def test_what_names_no_dataset_is_told(source: str):
+def test_invalid_dataset_address_is_refused(source: str):
     with pytest.raises(RunError, match="names no dataset") as caught:
         Address.of(source)
     assert caught.value.code == RunErrorCode.WRONG_OPTION and "hf:NAME[@REVISION]" in caught.value.help
@@ -76,7 +76,7 @@ def test_what_names_no_dataset_is_told(source: str):
 
 @needs_datasets
 @pytest.mark.parametrize("kind", ["string", "large_string"])
-def test_the_texts_are_those_of_a_jsonl_file_with_the_same(kind: str, tmp_path: Path):
+def test_texts_equal_a_jsonl_file(kind: str, tmp_path: Path):
     import datasets
 
     features = datasets.Features({"id": datasets.Value("int64"), "body": datasets.Value(kind)})
@@ -90,7 +90,7 @@ def test_the_texts_are_those_of_a_jsonl_file_with_the_same(kind: str, tmp_path: 
 
 
 @needs_datasets
-def test_a_split_of_several_is_read_and_its_order_is_the_datasets_own(tmp_path: Path):
+def test_one_split_is_read_in_dataset_order(tmp_path: Path):
     import datasets
 
     splits = {"train": TEXTS[:30], "test": TEXTS[30:40]}
@@ -105,7 +105,7 @@ def test_a_split_of_several_is_read_and_its_order_is_the_datasets_own(tmp_path: 
 
 
 @needs_datasets
-def test_a_folder_of_files_and_a_part_of_a_split_are_read_by_the_library(tmp_path: Path):
+def test_folder_and_split_slice_are_read_by_datasets(tmp_path: Path):
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:40]), encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_folder_of_files_and_a_part_of_a_split_are_read_by_the_library(tmp_pat
 
 
 @needs_datasets
-def test_other_rows_are_another_corpus_and_a_corpus_that_is_built_needs_no_source(tmp_path: Path):
+def test_corpus_digest_follows_rows_and_cache_needs_no_source(tmp_path: Path):
     cache = tmp_path / "cache"
     first = open_corpus(saved(tmp_path / "a", {"text": TEXTS[:40]}), cache=cache)
     assert open_corpus(saved(tmp_path / "b", {"text": TEXTS[1:41]}), cache=cache).digest != first.digest
@@ -139,7 +139,7 @@ def opened_on_hosts(folder: Path, *, one_cache: bool) -> str:
 
 
 @needs_datasets
-def test_ranks_read_the_corpus_of_rank_0_or_the_same_dataset(gloo: Any, tmp_path: Path):
+def test_ranks_share_the_corpus_or_read_the_same_dataset(gloo: Any, tmp_path: Path):
     saved(tmp_path / "host0" / "data", {"text": TEXTS[:400]})
     saved(tmp_path / "host1" / "data", {"text": TEXTS[1:401]})
     [digest, other] = gloo(2)(opened_on_hosts, tmp_path, one_cache=True)
@@ -152,7 +152,7 @@ def test_ranks_read_the_corpus_of_rank_0_or_the_same_dataset(gloo: Any, tmp_path
 
 
 @needs_datasets
-def test_what_is_no_text_is_told(tmp_path: Path):
+def test_non_text_column_is_refused(tmp_path: Path):
     def refused(source: str, match: str, code: RunErrorCode = RunErrorCode.DATA_FORMAT) -> RunError:
         with pytest.raises(RunError, match=match) as caught:
             open_corpus(source, cache=tmp_path / "cache")
@@ -187,7 +187,7 @@ def test_what_is_no_text_is_told(tmp_path: Path):
         (RuntimeError("Dataset scripts are no longer supported"), RunErrorCode.DATA_FORMAT, "Parquet"),
     ],
 )
-def test_errors_of_the_hub_have_codes_and_cures(
+def test_hub_errors_have_codes_and_help(
     raised: Exception, code: RunErrorCode, cure: str, monkeypatch: pytest.MonkeyPatch
 ):
     import datasets
@@ -203,7 +203,7 @@ def test_errors_of_the_hub_have_codes_and_cures(
 
 
 @needs_datasets
-def test_a_revision_is_read_and_no_other_one_that_the_cache_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_the_requested_revision_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets
     from huggingface_hub import HfApi
 
@@ -236,7 +236,7 @@ def test_a_revision_is_read_and_no_other_one_that_the_cache_has(tmp_path: Path, 
         assert caught.value.code == RunErrorCode.DATA_UNREACHABLE
 
 
-def test_the_package_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RunError, match="needs the package `datasets`") as caught:
         open_corpus("hf:allenai/c4:en", cache=tmp_path / "cache")
@@ -249,7 +249,7 @@ def fit(dp_shard: int = 1, **options: Any) -> list[float]:
 
 
 @needs_datasets
-def test_a_training_goes_on_within_an_epoch_also_on_another_degree(gloo: Any, tmp_path: Path):
+def test_training_resumes_within_an_epoch_on_another_degree(gloo: Any, tmp_path: Path):
     source, out = saved(tmp_path / "saved", {"text": TEXTS}), tmp_path / "run"
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")

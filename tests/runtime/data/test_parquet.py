@@ -18,7 +18,7 @@ needs_pyarrow = pytest.mark.skipif(
 )
 
 
-def told(path: Path, columns: dict[str, object], **options) -> Path:
+def written(path: Path, columns: dict[str, object], **options) -> Path:
     import pyarrow
     from pyarrow import parquet
 
@@ -38,7 +38,7 @@ def documents(source: Path, cache: Path, **options) -> list[str]:
 
 @needs_pyarrow
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "string_view"])
-def test_the_texts_are_those_of_a_jsonl_file_with_the_same(kind: str, tmp_path: Path):
+def test_texts_equal_a_jsonl_file(kind: str, tmp_path: Path):
     import pyarrow
 
     types = {
@@ -48,7 +48,7 @@ def test_the_texts_are_those_of_a_jsonl_file_with_the_same(kind: str, tmp_path: 
         "string_view": pyarrow.string_view(),
     }
     columns = {"id": list(range(len(TEXTS))), "body": pyarrow.array(TEXTS, pyarrow.string()).cast(types[kind])}
-    source = told(tmp_path / "texts.parquet", columns, row_group_size=700)
+    source = written(tmp_path / "texts.parquet", columns, row_group_size=700)
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"body": text}) for text in TEXTS), encoding="utf-8")
     found = documents(source, tmp_path / "cache", field="body")
@@ -57,17 +57,17 @@ def test_the_texts_are_those_of_a_jsonl_file_with_the_same(kind: str, tmp_path: 
 
 
 @needs_pyarrow
-def test_a_folder_of_parquet_files_is_read_in_their_order(tmp_path: Path):
+def test_folder_of_parquet_files_is_read_in_order(tmp_path: Path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in (1, 0):
-        told(folder / f"train-0000{number}.parquet", {"text": [f"{number} {text}" for text in TEXTS[:9]]})
+        written(folder / f"train-0000{number}.parquet", {"text": [f"{number} {text}" for text in TEXTS[:9]]})
     found = documents(folder, tmp_path / "cache")
     assert found[:2] == ["0 text 0\nüß", "0 text 1\nüß"] and len(found) == 18
 
 
 @needs_pyarrow
-def test_texts_become_tokens_of_a_tokenizer(tmp_path: Path):
+def test_texts_are_tokenized(tmp_path: Path):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,26 +79,26 @@ def test_texts_become_tokens_of_a_tokenizer(tmp_path: Path):
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    source = told(tmp_path / "texts.parquet", {"text": TEXTS[:50]})
+    source = written(tmp_path / "texts.parquet", {"text": TEXTS[:50]})
     found = open_corpus(str(source), tokenizer=str(tmp_path / "tokenizer.json"), cache=tmp_path / "cache")
     assert found.train[: len(tokenizer.encode(TEXTS[0]).ids)].tolist() == tokenizer.encode(TEXTS[0]).ids
 
 
 @needs_pyarrow
-def test_what_is_no_text_is_told(tmp_path: Path):
+def test_non_text_column_is_refused(tmp_path: Path):
     def refused(path: Path, match: str) -> RunError:
         with pytest.raises(RunError, match=match) as caught:
             open_corpus(str(path), cache=tmp_path / "cache")
         assert caught.value.code == RunErrorCode.DATA_FORMAT
         return caught.value
 
-    error = refused(told(tmp_path / "a.parquet", {"id": [1], "body": ["x"]}), r"no column 'text': it has id, body")
+    error = refused(written(tmp_path / "a.parquet", {"id": [1], "body": ["x"]}), r"no column 'text': it has id, body")
     assert "--data-field" in error.help
-    refused(told(tmp_path / "b.parquet", {"text": [1, 2]}), r"'text' has int64, and no text")
-    refused(told(tmp_path / "c.parquet", {"text": ["x", None]}), r"row 2 has no text in 'text'")
+    refused(written(tmp_path / "b.parquet", {"text": [1, 2]}), r"'text' has int64, and no text")
+    refused(written(tmp_path / "c.parquet", {"text": ["x", None]}), r"row 2 has no text in 'text'")
     (tmp_path / "d.parquet").write_text("no Parquet at all", encoding="utf-8")
     refused(tmp_path / "d.parquet", "d.parquet is damaged, or no Parquet file")
-    whole = told(tmp_path / "e.parquet", {"text": TEXTS}, compression="none").read_bytes()
+    whole = written(tmp_path / "e.parquet", {"text": TEXTS}, compression="none").read_bytes()
     (tmp_path / "e.parquet").write_bytes(whole[: len(whole) // 2])
     refused(tmp_path / "e.parquet", "e.parquet is damaged, or no Parquet file")
     (tmp_path / "f.parquet").write_bytes(whole[:100] + bytes(500) + whole[600:])
@@ -106,7 +106,7 @@ def test_what_is_no_text_is_told(tmp_path: Path):
     assert not list((tmp_path / "cache" / "corpora").iterdir()), "nothing is left half built"
 
 
-def test_the_package_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError, match="needs the package `pyarrow`") as caught:

@@ -28,7 +28,7 @@ def joined(batches: list[SampleBatch]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("reads", [IMAGES, PAIRS])
-def test_two_ranks_read_what_one_reads(reads: Images | ImagesWithTexts) -> None:
+def test_two_ranks_read_the_samples_of_one(reads: Images | ImagesWithTexts) -> None:
     data = open_data(SYNTHETIC, reads, seq_len=5)
     whole = stream(data, micro_batch=8).next()
     ranks = [stream(data, rank=rank, degree=2).next() for rank in (0, 1)]
@@ -39,7 +39,7 @@ def test_two_ranks_read_what_one_reads(reads: Images | ImagesWithTexts) -> None:
     assert tuple(whole.targets.shape) == reads.targets(8, 5).shape
 
 
-def test_a_stream_continues_from_the_number_of_its_samples() -> None:
+def test_stream_continues_from_its_sample_count() -> None:
     data = open_data(SYNTHETIC, IMAGES, seq_len=0)
     first = stream(data)
     batches = [first.next() for _ in range(3)]
@@ -50,7 +50,7 @@ def test_a_stream_continues_from_the_number_of_its_samples() -> None:
     assert not torch.equal(stream(data, validation=True).next().inputs[0], batches[0].inputs[0])
 
 
-def test_made_images_tell_their_class() -> None:
+def test_synthetic_images_depend_on_their_class() -> None:
     data = open_data(SYNTHETIC, IMAGES, seq_len=0)
     batch = stream(data, micro_batch=64).next()
     assert set(batch.targets.tolist()) == set(range(10))
@@ -61,7 +61,7 @@ def test_made_images_tell_their_class() -> None:
     assert data.ignorant_loss(64)[1] == pytest.approx(math.log(10))
 
 
-def test_texts_end_once_and_belong_to_their_image() -> None:
+def test_synthetic_texts_end_once_and_match_their_image() -> None:
     batch = stream(open_data(SYNTHETIC, PAIRS, seq_len=6), micro_batch=16).next()
     _, texts = batch.inputs
     assert ((texts == PAIRS.end).sum(1) == 1).all() and (texts[:, -1] == PAIRS.end).all()
@@ -69,7 +69,7 @@ def test_texts_end_once_and_belong_to_their_image() -> None:
     assert torch.equal(batch.targets, torch.arange(16))
 
 
-def test_a_second_text_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_text_continues_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = bytes(range(97, 123)) * 40
     (tmp_path / "text.txt").write_bytes(text)
@@ -81,14 +81,14 @@ def test_a_second_text_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytes
         assert bytes(row + target) in text
 
 
-def test_text_is_no_image(tmp_path: Path) -> None:
+def test_text_corpus_for_an_image_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         open_data("python", IMAGES, seq_len=0)
     assert caught.value.code == RunErrorCode.DATA_KIND
     assert "--data synthetic" in caught.value.help
 
 
-def test_losses_of_images_and_of_matches() -> None:
+def test_classification_and_matching_losses_equal_references() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 9), torch.randint(9, (6,))
     torch.testing.assert_close(token_cross_entropy(logits, labels), F.cross_entropy(logits, labels))
@@ -100,18 +100,18 @@ def test_losses_of_images_and_of_matches() -> None:
 
 
 @pytest.mark.parametrize("reads", [Tokens(), IMAGES, PAIRS, TwoTexts(start=0)])
-def test_what_a_model_reads_survives_json(reads) -> None:
+def test_model_inputs_survive_json(reads) -> None:
     assert reads_from(described(reads)) == reads
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("declared", "why"),
     [
         ({"kind": "sounds"}, "must be a mapping whose `kind` is one of"),
         ({"kind": "images", "channels": 3}, "has the fields channels, classes, height, width, not channels"),
         ({**described(IMAGES), "height": "16"}, "height must be a whole number"),
     ],
 )
-def test_an_authors_mistake_is_told(told: dict[str, object], why: str) -> None:
+def test_invalid_input_declaration_is_refused(declared: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        reads_from(told)
+        reads_from(declared)

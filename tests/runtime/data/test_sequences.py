@@ -41,7 +41,7 @@ def test_shuffles_look_random_and_differ_by_epoch_and_seed():
         assert all((order == other).sum() < 20 for other in orders[index + 1 :])
 
 
-def test_a_large_shuffle_costs_what_its_items_cost():
+def test_large_shuffle_computes_only_requested_items():
     size = 10**12
     order = Shuffle(size, seed=0, epoch=0)(np.array([0, 1, size - 1]))
     assert len(set(order.tolist())) == 3 and (order < size).all()
@@ -78,7 +78,7 @@ def test_without_a_seed_the_order_is_the_corpus_order():
     assert stream(seed=None).next().tokens[:, 0].tolist() == [0, 10]
 
 
-def test_a_corpus_shorter_than_a_sequence_is_told():
+def test_corpus_shorter_than_a_sequence_is_refused():
     with pytest.raises(RunError, match="has 10 tokens, and one sequence of 10 needs 11") as caught:
         stream(tokens=TOKENS[:10].astype(np.uint8))
     assert caught.value.code == RunErrorCode.DATA_TOO_SHORT

@@ -41,14 +41,14 @@ def made(folder: Path, *, size: int = 200, end: str = END, configured: object = 
     return folder
 
 
-def told(path: Path) -> Path:
+def written(path: Path) -> Path:
     path.write_text("\n".join(json.dumps({"text": text}) for text in WORDS), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
-def test_documents_come_back_from_their_tokens(as_folder: bool, tmp_path: Path):
-    folder, source = made(tmp_path / "bpe", size=400), told(tmp_path / "texts.jsonl")
+def test_tokenized_documents_decode_to_their_text(as_folder: bool, tmp_path: Path):
+    folder, source = made(tmp_path / "bpe", size=400), written(tmp_path / "texts.jsonl")
     given = folder if as_folder else folder / "tokenizer.json"
     found = open_corpus(str(source), tokenizer=str(given), cache=tmp_path / "cache")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -67,8 +67,8 @@ def _split(tokens: Any, end: int) -> list[Any]:
     return np.split(tokens, np.flatnonzero(tokens == end)[:-1] + 1)
 
 
-def test_other_tokens_are_another_corpus_and_bytes_are_the_one_that_they_were(tmp_path: Path):
-    source, cache = told(tmp_path / "texts.jsonl"), tmp_path / "cache"
+def test_tokenizer_is_part_of_the_corpus_digest(tmp_path: Path):
+    source, cache = written(tmp_path / "texts.jsonl"), tmp_path / "cache"
     found = [
         open_corpus(str(source), tokenizer=name, cache=cache)
         for name in ("", str(made(tmp_path / "a", size=300)), str(made(tmp_path / "b", size=310)))
@@ -77,7 +77,7 @@ def test_other_tokens_are_another_corpus_and_bytes_are_the_one_that_they_were(tm
     assert (found[0].unit, found[0].vocabulary, found[0].train.dtype) == ("byte", 256, np.uint8)
 
 
-def test_one_short_text_gives_its_last_tokens_to_validation(tmp_path: Path):
+def test_last_tokens_of_one_text_are_the_validation_split(tmp_path: Path):
     (tmp_path / "one.txt").write_text(" ".join(WORDS), encoding="utf-8")
     found = open_corpus(str(tmp_path / "one.txt"), tokenizer=str(made(tmp_path / "bpe", size=400)), cache=tmp_path)
     whole = np.concatenate([found.train, found.validation])
@@ -86,7 +86,7 @@ def test_one_short_text_gives_its_last_tokens_to_validation(tmp_path: Path):
     assert tokenizer.decode(whole[:-1].tolist()) == " ".join(WORDS)
 
 
-def test_a_long_text_is_encoded_in_pieces_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_long_text_is_encoded_in_chunks_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("legoai.runtime.data.tokens._LONGEST", 50)
     tokens = Tokenized(made(tmp_path / "bpe", size=400))
     text = "\n".join(WORDS) + "x" * 120
@@ -96,14 +96,14 @@ def test_a_long_text_is_encoded_in_pieces_of_whole_lines(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("configured", ["<stop>", {"content": "<stop>"}])
-def test_the_configuration_says_what_ends_a_text(configured: object, tmp_path: Path):
+def test_tokenizer_config_defines_the_end_of_text_token(configured: object, tmp_path: Path):
     tokens = Tokenized(made(tmp_path / "bpe", end="<stop>", configured=configured))
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
     [found] = tokens.of([b"word1"])
     assert found[-1] == tokenizer.token_to_id("<stop>")
 
 
-def test_what_is_no_tokenizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "list.json").write_text("[]")
     for name, message in (
@@ -128,8 +128,8 @@ def fit(**options: Any) -> list[float]:
     return [record.loss for record in history.steps]
 
 
-def test_a_training_reads_tokens_and_goes_on_where_it_was(gloo, tmp_path: Path):
-    source, out = str(told(tmp_path / "texts.jsonl")), tmp_path / "run"
+def test_training_on_tokens_resumes(gloo, tmp_path: Path):
+    source, out = str(written(tmp_path / "texts.jsonl")), tmp_path / "run"
     given = {"data": source, "tokenizer": str(made(tmp_path / "bpe", size=150))}
     [whole] = gloo(1)(fit, steps=6, out=tmp_path / "whole", **given)
     [first] = gloo(1)(fit, steps=3, out=out, **given)
@@ -139,7 +139,7 @@ def test_a_training_reads_tokens_and_goes_on_where_it_was(gloo, tmp_path: Path):
     assert on_bytes != whole
 
 
-def test_tokens_that_the_model_does_not_know_are_told(gloo, tmp_path: Path):
-    source = str(told(tmp_path / "texts.jsonl"))
+def test_tokens_beyond_the_vocabulary_are_refused(gloo, tmp_path: Path):
+    source = str(written(tmp_path / "texts.jsonl"))
     with pytest.raises(RunError, match=r"has the token \d+, and the model's vocabulary has 256 tokens"):
         gloo(1)(fit, steps=1, data=source, tokenizer=str(made(tmp_path / "bpe", size=400)))

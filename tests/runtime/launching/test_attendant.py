@@ -41,7 +41,7 @@ class SlowStore:
         return False
 
 
-def test_the_exit_waits_for_a_thread_that_is_asking_the_store(started, monkeypatch):
+def test_exit_waits_for_a_pending_store_query(started, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
     monkeypatch.setattr(attendant, "interval", lambda: 0.001)
     store = SlowStore()
@@ -52,7 +52,7 @@ def test_the_exit_waits_for_a_thread_that_is_asking_the_store(started, monkeypat
     assert store.left and not thread.is_alive()
 
 
-def test_the_exit_does_not_wait_for_the_next_look(started, monkeypatch):
+def test_exit_does_not_wait_for_the_next_poll(started, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
     monkeypatch.setattr(attendant, "interval", lambda: 1000.0)
     [leave], [thread] = started(SlowStore())
@@ -60,6 +60,6 @@ def test_the_exit_does_not_wait_for_the_next_look(started, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_a_process_that_torchrun_did_not_start_has_no_thread(started, monkeypatch):
+def test_process_without_torchrun_has_no_thread(started, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert started(None) == ([], [])

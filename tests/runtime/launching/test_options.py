@@ -15,7 +15,7 @@ def parse(*argv: str) -> RunOptions:
     return parse_options(argv, plan="tiny", steps=300)
 
 
-def test_defaults_are_the_plans_and_the_records():
+def test_defaults_come_from_the_plan_and_run_options():
     options = parse()
     assert options.steps == 300 and options.out == Path("runs/tiny")
     defaults = RunOptions()
@@ -24,7 +24,7 @@ def test_defaults_are_the_plans_and_the_records():
             assert getattr(options, option.name) == getattr(defaults, option.name), option.name
 
 
-def test_every_option_of_the_record_can_be_given_and_is_explained(capsys):
+def test_every_run_option_has_a_flag_and_documentation(capsys):
     with pytest.raises(SystemExit) as caught:
         parse("--help")
     assert caught.value.code == 0
@@ -47,14 +47,14 @@ def test_every_option_of_the_record_can_be_given_and_is_explained(capsys):
         (["--stepz", "3"], "unrecognized arguments"),
     ],
 )
-def test_wrong_usage_leaves_with_status_2(argv, message, capsys):
+def test_wrong_usage_exits_with_status_2(argv, message, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(*argv)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_help_and_messages_name_the_command_that_was_given(capsys):
+def test_help_and_messages_name_the_given_command(capsys):
     with pytest.raises(SystemExit):
         parse_options(["--help"], plan="tiny", usage="legoai run plan.tiny --", steps=40, save_every=7)
     text = capsys.readouterr().out

@@ -32,8 +32,8 @@ def text(tmp_path) -> Path:
     return path
 
 
-def told(capsys, program: Trainer, *arguments: object) -> tuple[object, str]:
-    """Status of a program in this process, and what it says."""
+def run(capsys, program: Trainer, *arguments: object) -> tuple[object, str]:
+    """Exit status and output of a program in this process."""
     status: object = 0
     try:
         program.main([*map(str, arguments), "--log-every", "0"])
@@ -50,16 +50,16 @@ def on_cpu(text: Path) -> tuple[object, ...]:
     return ("--data", text, "--device", "cpu", "--out", text.parent / "out", "--steps", 1)
 
 
-def test_a_run_beyond_the_schedule_is_warned_of_its_learning_rate(capsys, text):
-    status, said = told(capsys, program(), *on_cpu(text)[:-1], 12)
+def test_run_beyond_the_schedule_gets_a_warning(capsys, text):
+    status, output = run(capsys, program(), *on_cpu(text)[:-1], 12)
     assert status == 0
-    assert "warning: the plan's schedule ends at step 10, and this run at step 12" in said
-    assert "from step 10 on the learning rate stays at 1.00e-03" in said
+    assert "warning: the plan's schedule ends at step 10, and this run at step 12" in output
+    assert "from step 10 on the learning rate stays at 1.00e-03" in output
     none = program(build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=0, steps=1))
-    _, said = told(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "b", "--steps", 2)
-    assert "from step 1 on the learning rate is 0, and nothing more is learnt" in said
-    _, said = told(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "c", "--steps", 1)
-    assert "warning" not in said
+    _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "b", "--steps", 2)
+    assert "from step 1 on the learning rate is 0, and nothing more is learnt" in output
+    _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "c", "--steps", 1)
+    assert "warning" not in output
 
 
 def test_a_schedule_without_decay_has_no_end():
@@ -77,7 +77,7 @@ def test_a_schedule_without_decay_has_no_end():
         ("caf\u00e9".encode("latin1"), "is no UTF-8 at offset 3"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused(tmp_path, content, what):
+def test_binary_file_is_refused(tmp_path, content, what):
     (tmp_path / "folder").mkdir()
     for name in ("tokens.bin", "folder/a.txt"):
         (tmp_path / name).write_bytes(content)
@@ -87,27 +87,29 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, content, what):
         assert caught.value.code == RunErrorCode.DATA_FORMAT
 
 
-def test_vocabularies_that_do_not_fit_bytes_are_told(capsys, text):
-    status, said = told(capsys, program(vocab_size=128256), *on_cpu(text))
+def test_vocabulary_unfit_for_bytes_is_reported(capsys, text):
+    status, output = run(capsys, program(vocab_size=128256), *on_cpu(text))
     assert status == 0
-    assert "warning: the data are bytes, 256 different tokens, and the model's vocabulary has 128,256" in said
-    status, said = told(capsys, program(vocab_size=100), *on_cpu(text))
+    assert "warning: the data are bytes, 256 different tokens, and the model's vocabulary has 128,256" in output
+    status, output = run(capsys, program(vocab_size=100), *on_cpu(text))
     assert status == 1
-    assert said.count("error[RUN015]: ") == 1 and "has the byte 121, and the model's vocabulary has 100 tokens" in said
-    assert "warning" not in told(capsys, program(vocab_size=122), *on_cpu(text))[1], "it has no larger byte"
+    assert (
+        output.count("error[RUN015]: ") == 1 and "has the byte 121, and the model's vocabulary has 100 tokens" in output
+    )
+    assert "warning" not in run(capsys, program(vocab_size=122), *on_cpu(text))[1], "it has no larger byte"
 
 
 def test_a_plan_for_gpus_does_not_start_on_a_cpu_unless_asked(capsys, text, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for_gpus = program(device_type="cuda")
-    status, said = told(capsys, for_gpus, "--data", text, "--out", text.parent / "out", "--steps", 1)
+    status, output = run(capsys, for_gpus, "--data", text, "--out", text.parent / "out", "--steps", 1)
     assert status == 1
-    assert said == (
+    assert output == (
         "error[RUN003]: the plan is for GPUs, and this torch finds none\n"
         "  help: pass --device cpu to run it on the CPU all the same\n"
     )
     assert not (text.parent / "out").exists()
-    assert told(capsys, for_gpus, *on_cpu(text))[0] == 0
+    assert run(capsys, for_gpus, *on_cpu(text))[0] == 0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert Device.choose("auto", planned="cpu").type == "cpu", "a plan for a CPU is run on it"
 
@@ -121,16 +123,16 @@ def a_mistake(model, mesh):
     return model.no_such_layer
 
 
-def test_whatever_ends_a_run_is_one_error_with_a_code(capsys, text):
-    status, said = told(capsys, program(parallelize=no_memory), *on_cpu(text))
-    assert status == 1 and "error[RUN060]: rank 0 has no memory left" in said and "Traceback" not in said
-    status, said = told(capsys, program(parallelize=a_mistake), *on_cpu(text))
-    assert status == 1 and said.count("error[") == 1
-    assert "error[RUN069]: rank 0 failed: AttributeError: 'TinyLlama' object has no attribute 'no_such_layer'" in said
-    assert "return model.no_such_layer" in said, "where it was, once"
+def test_every_run_failure_is_one_error_with_a_code(capsys, text):
+    status, output = run(capsys, program(parallelize=no_memory), *on_cpu(text))
+    assert status == 1 and "error[RUN060]: rank 0 has no memory left" in output and "Traceback" not in output
+    status, output = run(capsys, program(parallelize=a_mistake), *on_cpu(text))
+    assert status == 1 and output.count("error[") == 1
+    assert "error[RUN069]: rank 0 failed: AttributeError: 'TinyLlama' object has no attribute 'no_such_layer'" in output
+    assert "return model.no_such_layer" in output, "where it was, once"
     (text.parent / "file").write_text("")
-    status, said = told(capsys, program(), "--data", text, "--device", "cpu", "--out", text.parent / "file" / "x")
-    assert status == 1 and said.startswith("error[RUN006]: --out ") and len(said.splitlines()) == 2
+    status, output = run(capsys, program(), "--data", text, "--device", "cpu", "--out", text.parent / "file" / "x")
+    assert status == 1 and output.startswith("error[RUN006]: --out ") and len(output.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -143,23 +145,23 @@ def test_whatever_ends_a_run_is_one_error_with_a_code(capsys, text):
         ("mat1 and mat2 shapes cannot be multiplied", RunErrorCode.FAILED),
     ],
 )
-def test_errors_of_torch_are_told_apart(text, code):
+def test_torch_errors_are_distinguished(text, code):
     assert explained(RuntimeError(text)).code == code
 
 
-def test_a_failure_names_the_last_line_that_is_neither_of_torch_nor_of_this_package(tmp_path):
+def test_failure_names_the_last_user_line(tmp_path):
     (tmp_path / "mine.py").write_text("from legoai.specs.units import format_bytes\n\nformat_bytes(None)\n")
     with pytest.raises(TypeError) as caught:
         runpy.run_path(str(tmp_path / "mine.py"))
     assert explained(caught.value).message.endswith(" (mine.py:3)")
 
 
-def test_a_full_disk_is_told_whatever_was_written():
+def test_full_disk_is_reported_for_any_file():
     error = explained(OSError(28, os.strerror(28), "out/metrics.jsonl"))
     assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "the disk is full for out/metrics.jsonl" in error.message
 
 
-def test_wrong_usage_is_printed_by_the_first_rank_alone(capsys, monkeypatch):
+def test_wrong_usage_is_printed_by_rank_0_only(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, times in ((1, 0), (0, 1)):
         monkeypatch.setenv("RANK", str(rank))

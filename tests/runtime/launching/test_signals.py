@@ -34,6 +34,6 @@ print(heard, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
-def test_an_interruption_is_not_lost_in_a_fork():
+def test_interrupt_during_a_fork_is_not_lost():
     done = subprocess.run([sys.executable, "-c", FORKING], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True", "3"]

@@ -84,47 +84,47 @@ def ends(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def test_a_program_trains_and_continues(start, tmp_path):
-    status, told = ends(start(2, "--steps", "2", "--log-every", "1"))
-    assert status == 0, told
-    assert "step 2/2  loss" in told and "\x1b" not in told and "Traceback" not in told
+    status, output = ends(start(2, "--steps", "2", "--log-every", "1"))
+    assert status == 0, output
+    assert "step 2/2  loss" in output and "\x1b" not in output and "Traceback" not in output
     records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert records[0]["world"] == 2 and records[-1]["event"] == "end"
 
 
-def test_a_mistake_is_told_once_without_a_traceback(start):
-    status, told = ends(start(2, "--data", "/nowhere"))
+def test_user_error_is_printed_once_without_a_traceback(start):
+    status, output = ends(start(2, "--data", "/nowhere"))
     assert status == 1
-    assert told.count("error[RUN010]: --data /nowhere: no such file") == 1
-    assert "Traceback" not in told and "failed" not in told
-    assert len(told.splitlines()) == 2, told
+    assert output.count("error[RUN010]: --data /nowhere: no such file") == 1
+    assert "Traceback" not in output and "failed" not in output
+    assert len(output.splitlines()) == 2, output
 
 
 @pytest.mark.slow
-def test_wrong_usage_is_told_once(start):
-    status, told = ends(start(4, "--stepz", "2"))
+def test_wrong_usage_is_printed_once(start):
+    status, output = ends(start(4, "--stepz", "2"))
     assert status == 2
-    assert told.count("usage: ") == told.count("unrecognized arguments: --stepz 2") == 1, told
-    assert "Traceback" not in told and "error[" not in told
+    assert output.count("usage: ") == output.count("unrecognized arguments: --stepz 2") == 1, output
+    assert "Traceback" not in output and "error[" not in output
 
 
 @pytest.mark.slow
-def test_a_short_timeout_does_not_cover_the_start(start):
-    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="8"))
-    assert status == 0, told
+def test_short_timeout_excludes_the_start(start):
+    status, output = ends(start(2, "--steps", "2", "--timeout", "3", LATE="8"))
+    assert status == 0, output
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_start_is_named(start):
-    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="80", STARTUP="6"))
+def test_rank_that_does_not_start_is_named(start):
+    status, output = ends(start(2, "--steps", "2", "--timeout", "3", LATE="80", STARTUP="6"))
     assert status == 1
-    assert "error[RUN061]: rank 0 waited 6 s in a collective before the first step was done, and rank 1 did" in told
-    assert told.count("error[") == 1 and "Traceback" not in told
+    assert "error[RUN061]: rank 0 waited 6 s in a collective before the first step was done, and rank 1 did" in output
+    assert output.count("error[") == 1 and "Traceback" not in output
 
 
-def test_a_crash_names_the_rank_that_failed_first(start):
-    status, told = ends(start(2, "--steps", "1", CRASH="1"))
+def test_crash_names_the_first_failed_rank(start):
+    status, output = ends(start(2, "--steps", "1", CRASH="1"))
     assert status == 1
-    assert "this rank crashes" in told and "error[RUN063]: rank 1 ended with status 1" in told
+    assert "this rank crashes" in output and "error[RUN063]: rank 1 ended with status 1" in output
 
 
 def running(process: subprocess.Popen) -> None:
@@ -152,32 +152,32 @@ def gone_within(seconds: float, mark: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_named_and_ended_within_the_timeout(start):
+def test_stopped_rank_is_named_and_ended_within_the_timeout(start):
     process = start(2, "--steps", "100000", "--log-every", "1", "--timeout", "20")
     running(process)
     [_, stopped] = ranks_of(start.mark)
     stopped_at = time.monotonic()
     os.kill(stopped, signal.SIGSTOP)
-    status, told = ends(process)
+    status, output = ends(process)
     assert status == 1
-    assert "error[RUN061]: rank 0 waited 20 s in a collective, and rank 1 did not answer" in told
-    assert told.count("error[") == 1 and "Traceback" not in told
+    assert "error[RUN061]: rank 0 waited 20 s in a collective, and rank 1 did not answer" in output
+    assert output.count("error[") == 1 and "Traceback" not in output
     assert time.monotonic() - stopped_at < 60
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_is_named(start):
+def test_killed_rank_is_named(start):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)
     os.kill(ranks_of(start.mark)[1], signal.SIGKILL)
-    status, told = ends(process)
+    status, output = ends(process)
     assert status == 128 + signal.SIGKILL
-    assert "error[RUN063]: rank 1 was ended by signal 9 (SIGKILL)" in told
-    assert told.count("error[") == 1 and "Traceback" not in told
+    assert "error[RUN063]: rank 1 was ended by signal 9 (SIGKILL)" in output
+    assert output.count("error[") == 1 and "Traceback" not in output
 
 
 @pytest.mark.parametrize("killed", some_slow(("the launcher", "the agent"), "the launcher", "the agent"))
-def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, killed):
+def test_ranks_save_and_exit_when_the_launcher_is_killed(start, tmp_path, killed):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)
     agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
@@ -189,30 +189,30 @@ def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, 
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_saves_and_leaves(start, tmp_path, number):
+def test_signal_saves_and_exits(start, tmp_path, number):
     process = start(2, "--steps", "2000", "--log-every", "1")
     assert any(re.match(r"step +3/", line) for line in process.stderr)
     process.send_signal(number)
-    status, told = ends(process)
-    assert status == 128 + number, told
+    status, output = ends(process)
+    assert status == 128 + number, output
     [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
     step = int(saved.removeprefix("step-"))
-    assert step >= 3 and f"stopped by signal {int(number)} after step {step}/2000, saved in" in told
-    assert "Traceback" not in told
+    assert step >= 3 and f"stopped by signal {int(number)} after step {step}/2000, saved in" in output
+    assert "Traceback" not in output
 
 
-def test_threads_share_the_cores():
+def test_threads_per_process_divide_the_cores():
     cores = len(os.sched_getaffinity(0))
     assert threads_per_process(1) == cores
     assert threads_per_process(10 * cores) == 1
 
 
-def test_a_missing_program_is_told(tmp_path):
+def test_missing_program_is_an_error(tmp_path):
     with pytest.raises(RunError, match="there is no program"):
         launch(tmp_path / "nothing.py", nproc=1)
 
 
-def test_a_rank_that_the_agent_ended_is_not_the_first_that_failed():
+def test_rank_ended_by_the_agent_is_not_the_first_failure():
     def failures(**codes: int) -> dict[int, SimpleNamespace]:
         return {
             int(rank[1:]): SimpleNamespace(

@@ -31,19 +31,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_says_everything():
+def test_step_line_shows_all_figures():
     assert step_line(record(7), steps=100) == (
         "step   7/100  loss 2.5000  grad norm 0.750  lr 3.00e-04  12,346 tokens/s/device  "
         "step 0.500 s  data 0.001 s  peak 3.00 GiB"
     )
 
 
-def test_a_line_says_how_much_of_the_device_the_model_uses_where_that_is_known():
+def test_step_line_shows_mfu_if_known():
     line = step_line(dataclasses.replace(record(7), mfu=0.3821), steps=100)
     assert "12,346 tokens/s/device  MFU 38.2%  step 0.500 s" in line
 
 
-def test_the_terminal_shows_the_first_every_nth_and_the_last():
+def test_terminal_shows_first_every_nth_and_last_step():
     out = io.StringIO()
     log = MetricsLog(None, header={}, every=4, steps=10, stream=out)
     for step in range(1, 11):
@@ -51,7 +51,7 @@ def test_the_terminal_shows_the_first_every_nth_and_the_last():
     assert [line.split("/")[0] for line in out.getvalue().splitlines()] == ["step  1", "step  4", "step  8", "step 10"]
 
 
-def test_colour_is_for_terminals_without_no_color(monkeypatch):
+def test_colour_requires_a_terminal_without_no_color(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
@@ -64,7 +64,7 @@ def test_colour_is_for_terminals_without_no_color(monkeypatch):
     assert not shown(Terminal())
 
 
-def test_every_step_is_one_json_object_even_where_the_loss_is_not_a_number(tmp_path):
+def test_every_step_is_one_json_object_even_for_nan_loss(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
     for start in (1, 3):
         with MetricsLog(path, header={"plan": "p"}, every=0, steps=4, silent=True) as log:

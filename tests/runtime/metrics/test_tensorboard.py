@@ -1,4 +1,4 @@
-"""Figures of a run are there for TensorBoard, those of a training that resumes too."""
+"""Figures for TensorBoard, of new and resumed runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ fsdp on dp_shard {{ layers.* = unit, root = unit }}
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard itself reads, by title."""
+    """Scalars as TensorBoard reads them, by title."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder))
@@ -33,7 +33,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(item.step, item.value) for item in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_the_figures_of_steps_and_validations_are_shown_once_for_each_step(gloo, data, tmp_path):
+def test_step_and_validation_figures_are_written_once(gloo, data, tmp_path):
     pytest.importorskip("tensorboard")
     text = lowered(PLAN).text
     options = {"out": tmp_path, "tensorboard": True, "evaluate_every": 2, "evaluate_batches": 1, "save_every": 1}
@@ -50,7 +50,7 @@ def test_the_figures_of_steps_and_validations_are_shown_once_for_each_step(gloo,
     assert {"learning rate", "speed/seconds of a step", "memory/peak bytes of rank 0"} <= found.keys()
 
 
-def test_without_the_package_a_run_ends_with_a_code(monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_is_an_error_with_a_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(RunError, match=r"RUN051") as raised:
         check_installed()

@@ -11,7 +11,7 @@ from torch import nn
 from legoai.runtime.offloading import offload
 
 
-def test_activations_go_to_host_memory_and_weights_do_not(monkeypatch):
+def test_only_activations_go_to_host_memory(monkeypatch):
     monkeypatch.setattr(offload, "HOST", torch.device("cpu", 0))  # another device than `cpu` to all who ask
     near, moved = offload._to_host, []
     monkeypatch.setattr(offload, "_to_host", lambda tensor: moved.append(tensor.shape) or near(tensor))

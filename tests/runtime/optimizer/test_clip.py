@@ -38,7 +38,7 @@ def norm_and_clipped(program: dict) -> tuple[float, dict[str, torch.Tensor]]:
     return norm, gradients
 
 
-def test_norm_and_clipping_are_those_of_torch_on_one_process(gloo):
+def test_norm_and_clipping_equal_torch_on_one_process(gloo):
     norm, clipped = gloo(1)(norm_and_clipped, {})[0]
     expected_norm = gloo(1)(torch_norm)[0]
     assert norm == pytest.approx(expected_norm, rel=1e-12) and norm > 1
@@ -58,7 +58,7 @@ def torch_norm() -> float:
     return float(nn.utils.clip_grad_norm_(copy.copy(list(model.parameters())), 0.5))
 
 
-def test_a_small_gradient_is_left_alone_to_the_bit():
+def test_small_gradient_is_unchanged_bitwise():
     parameter = nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([0.1, 0.2, 0.3])
     clip_gradients([{"params": [parameter]}], max_norm=1.0, total_norm=0.37)

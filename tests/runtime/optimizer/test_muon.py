@@ -94,7 +94,7 @@ def by_torch(**options) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "options", [{}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}], ids=str
 )
-def test_parts_are_updated_as_whole_matrices_are(name: str, options: dict, gloo):
+def test_sharded_matrices_are_updated_as_whole_ones(name: str, options: dict, gloo):
     wanted = by_torch(**options)
     counts = []
     for parameters, count in gloo(4)(trained, name, **options):
@@ -109,7 +109,7 @@ def test_parts_are_updated_as_whole_matrices_are(name: str, options: dict, gloo)
 
 
 def under_fully_shard() -> list[torch.Tensor]:
-    """Of linear layers whose rows tensor parallelism has cut before `fully_shard` does."""
+    """Linear layers with rows sharded by tensor parallelism and then by `fully_shard`."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
     layers = nn.Sequential(*(nn.Linear(6, 8, bias=False) for _ in range(5))).double()
     for layer, item in zip(layers, model(), strict=False):
@@ -123,7 +123,7 @@ def under_fully_shard() -> list[torch.Tensor]:
     return found
 
 
-def test_rows_that_two_axes_cut_are_put_together_in_order(gloo):
+def test_rows_sharded_on_two_axes_are_gathered_in_order(gloo):
     wanted = by_torch()
     for parameters in gloo(4)(under_fully_shard):
         # The gradients of the first five are those of the whole list, which draws them in this order.
@@ -131,7 +131,7 @@ def test_rows_that_two_axes_cut_are_put_together_in_order(gloo):
             assert torch.equal(own, torchs)
 
 
-def test_plain_matrices_are_updated_as_torch_does():
+def test_plain_matrices_are_updated_as_by_torch():
     parameters = list(model())
     found, count = steps(Muon(parameters, **CONSTANTS), parameters)
     assert count == len(SHAPES)
@@ -147,7 +147,7 @@ def shared_by_replicas() -> list[torch.Tensor]:
     return steps(optimizer, parameters)[0]
 
 
-def test_replicas_that_share_the_state_share_the_work(gloo):
+def test_replicas_with_sharded_state_share_the_work(gloo):
     for parameters in gloo(4)(shared_by_replicas):
         assert all(map(torch.equal, parameters, by_torch()))
 
@@ -162,7 +162,7 @@ def combined() -> CombinedOptimizer:
     return CombinedOptimizer(torch.optim.AdamW(parameters.rest(), lr=0.1), Muon(matrices))
 
 
-def test_several_optimizers_are_one_for_schedules_and_saved_state():
+def test_combined_optimizer_has_one_schedule_and_state_dict():
     optimizer = combined()
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.02] and optimizer.defaults["lr"] == 0.1
     everything = [item for group in optimizer.param_groups for item in group["params"]]

@@ -24,7 +24,7 @@ def groups_of(program: dict) -> list[tuple[int, set[tuple[str, ...] | None]]]:
     ]
 
 
-def test_a_group_never_mixes_meshes(gloo):
+def test_parameter_group_has_one_mesh(gloo):
     norms, matrices = 2 * programs.LAYERS, 7 * programs.LAYERS
     assert gloo(4)(groups_of, {"dp_shard": 2, "tp": 2, "sequence_parallel": False})[0] == [
         (norms + 3, {("dp_shard",)}),
@@ -47,27 +47,27 @@ def sizes(groups: list[dict]) -> list[tuple[list[int], float | None]]:
     return [([p.ndim for p in group["params"]], group.get("weight_decay")) for group in groups]
 
 
-def test_what_is_not_taken_is_left_and_frozen_parameters_are_in_no_group():
+def test_rest_group_excludes_taken_and_frozen_parameters():
     parameters = ParameterGroups(stacked().named_parameters())
     assert sizes(parameters) == [([2, 2, 1, 1], None)]
     assert sizes(parameters.take("1.*.bias", "1.1.weight", weight_decay=0.0)) == [([1, 1], 0.0)]
     assert sizes(parameters.rest()) == [([2, 2], None)]
 
 
-def test_a_star_is_one_segment():
+def test_star_matches_one_path_segment():
     parameters = ParameterGroups(stacked().named_parameters())
     assert sizes(parameters.take("*.weight")) == [([2], None)]
     assert sizes(parameters.take("*.*.weight")) == [([2, 1], None)]
 
 
-def test_names_are_those_of_the_plain_model():
+def test_names_ignore_wrappers():
     model = stacked()
     model[1] = checkpoint_wrapper(model[1])
     parameters = ParameterGroups(model.named_parameters())
     assert sizes(parameters.take("1.0.weight", weight_decay=0.5)) == [([2], 0.5)]
 
 
-def test_a_stage_without_parameters_of_a_group_has_an_empty_one_that_optimizers_take():
+def test_optimizers_accept_empty_parameter_groups():
     parameters = ParameterGroups(stacked().named_parameters())
     groups = [*parameters.take("not.here", weight_decay=0.0), *parameters.take("*.*", "*.*.*"), *parameters.rest()]
     assert sizes(groups) == [([], 0.0), ([2, 2, 1, 1], None), ([], None)]
@@ -81,7 +81,7 @@ def test_a_stage_without_parameters_of_a_group_has_an_empty_one_that_optimizers_
         made.step()
 
 
-def test_the_rate_that_is_told_is_that_of_parameters_without_one_of_their_own():
+def test_logged_learning_rate_is_that_of_the_default_group():
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": 8.0}, {"params": [nn.Parameter(torch.zeros(1))]}]
     optimizer = torch.optim.SGD(groups, lr=2.0)
     assert learning_rate(optimizer, None) == 2.0

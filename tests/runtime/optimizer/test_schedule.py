@@ -22,13 +22,13 @@ def rates(count: int, **schedule) -> list[float]:
     return seen
 
 
-def test_a_linear_decay_goes_straight_to_the_floor_and_stays():
+def test_linear_decay_reaches_the_floor_and_stays():
     assert rates(9, warmup=2, steps=6, decay="linear", floor=0.5) == pytest.approx(
         [1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 1.0, 1.0]
     )
 
 
-def test_a_cosine_decay_is_half_way_in_the_middle():
+def test_cosine_decay_is_half_in_the_middle():
     seen = rates(12, warmup=0, steps=10, decay="cosine", floor=0.0)
     assert seen[0] == 2.0 and seen[5] == pytest.approx(1.0) and seen[10] == seen[11] == 0.0
     assert seen[3] == pytest.approx(1.0 + math.cos(math.pi * 0.3))
@@ -46,12 +46,12 @@ def test_a_constant_schedule_stays_at_the_peak():
         ({"decay": "sudden"}, "decay must be one of constant, linear, cosine"),
     ],
 )
-def test_a_schedule_says_what_it_takes(change, message):
+def test_invalid_schedule_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         rates(1, **{"warmup": 1, "steps": 10} | change)
 
 
-def test_setting_the_step_is_having_stepped():
+def test_setting_the_step_equals_stepping():
     def schedule() -> torch.optim.lr_scheduler.LambdaLR:
         parameters = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.1}]
         return warmup_schedule(torch.optim.SGD(parameters, lr=1.0), warmup=3, steps=20)

@@ -72,7 +72,7 @@ def updates(kind: str, axes: dict[str, int], steps: int = 3) -> dict:
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("axes", [{"dp_replicate": 4}, {"dp_replicate": 2, "tp": 2}], ids=str)
-def test_slices_are_updated_as_whole_parameters_are_and_each_state_is_kept_once(gloo, kind: str, axes: dict[str, int]):
+def test_slices_are_updated_as_whole_parameters_with_single_state(gloo, kind: str, axes: dict[str, int]):
     kept = gloo(4)(updates, kind, axes)
     states = 2 if kind == "adamw" else 1
     copies = axes.get("tp", 1)
@@ -124,5 +124,5 @@ def loaded() -> None:
         assert not torch.equal(ends[0][name], start[name].full_tensor())
 
 
-def test_a_loaded_optimizer_continues_as_the_one_that_was_saved(gloo):
+def test_loaded_optimizer_continues_as_the_saved_one(gloo):
     gloo(2)(loaded)

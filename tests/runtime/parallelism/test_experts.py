@@ -1,4 +1,4 @@
-"""Rows that travel to experts on other ranks come back as if the experts had been at home."""
+"""Rows routed to experts on other ranks equal those of local experts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _at_home(whole: Experts, rank: int, routing: list[list[int]], *, keep: bool 
 
 @pytest.mark.parametrize("ep", [2, 4])
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_rows_reach_their_experts_and_come_back(name: str, ep: int, gloo):
+def test_rows_are_routed_to_experts_and_back(name: str, ep: int, gloo):
     assert max(gloo(4)(travel, ROUTINGS[name], ep)) < 1e-12
 
 
@@ -105,10 +105,10 @@ def test_rows_beyond_the_capacity_of_a_rank_are_dropped_in_order(factor: float, 
             assert bool((grad[place] == 0).all()) == dropped
 
 
-def test_dropped_tokens_are_the_last_ones_of_their_expert():
+def test_tokens_over_capacity_are_dropped_from_the_end():
     torch.manual_seed(0)
     layer = MoE(CONFIG).double()
-    tokens = torch.randn(1, 1, CONFIG.dim, dtype=torch.float64).expand(1, 12, -1)  # all tokens choose alike
+    tokens = torch.randn(1, 1, CONFIG.dim, dtype=torch.float64).expand(1, 12, -1)  # all tokens choose the same experts
     whole = layer(tokens)
     limit_capacity(layer.experts, capacity_factor=1.0)  # 12 tokens, 2 choices, 8 experts: room for 3
     limited = layer(tokens)
@@ -126,5 +126,5 @@ def low_precision() -> float:
     return float((result - expected).detach().abs().max())
 
 
-def test_in_bf16_the_grouped_kernel_gives_the_same_rows(gloo):
+def test_bf16_grouped_kernel_gives_equal_rows(gloo):
     assert max(gloo(4)(low_precision)) == 0.0

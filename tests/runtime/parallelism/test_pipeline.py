@@ -14,7 +14,7 @@ BLOCKS = 4
 
 
 class Chain(nn.Module):
-    """Linear blocks between two others, as a stage of which the modules that others hold are missing."""
+    """Linear blocks between two other layers, as a stage without the modules of other stages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def chain(stage: int | None = None) -> Chain:
     return model
 
 
-def test_a_stage_holds_what_it_is_given_under_the_names_of_the_model():
+def test_stage_holds_its_modules_under_model_names():
     whole = {name for name, _ in chain().named_parameters()}
     held = [{name for name, _ in chain(index).named_parameters()} for index in range(4)]
     assert held[1] == {"blocks.1.weight", "blocks.1.bias"}
@@ -48,7 +48,7 @@ def test_a_stage_holds_what_it_is_given_under_the_names_of_the_model():
     assert sum(map(len, held)) == len(whole)
 
 
-def test_stages_one_behind_the_other_are_the_model():
+def test_stages_in_sequence_equal_the_model():
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     through = x
     for index in range(4):
@@ -56,14 +56,14 @@ def test_stages_one_behind_the_other_are_the_model():
     assert torch.equal(through, chain()(x))
 
 
-def test_lists_of_modules_keep_the_names_of_what_is_left():
+def test_module_lists_keep_the_names_of_remaining_modules():
     model = nn.ModuleDict({"inner": nn.ModuleList(nn.Linear(1, 1) for _ in range(3)), "other": nn.Linear(1, 1)})
     keep_modules(model, ["inner.2"])
     assert [name for name, _ in model.named_parameters()] == ["inner.2.weight", "inner.2.bias"]
     assert len(list(model["inner"])) == 1
 
 
-def test_several_stages_of_a_rank_are_one_module_by_name():
+def test_stages_of_one_rank_form_one_module_by_name():
     stages = [chain(0), chain(3)]
     union = StagesOfRank(stages)
     expected = [name for name, _ in chain().named_parameters() if not name.startswith(("blocks.1", "blocks.2"))]
@@ -140,7 +140,7 @@ def run_order(name: str, factor: float | None) -> dict:
 
 @pytest.mark.parametrize("factor", [None, 0.5])
 @pytest.mark.parametrize("name", ORDERS)
-def test_an_order_gives_the_gradients_of_the_whole_model(name: str, factor: float | None, gloo):
+def test_order_of_actions_gives_the_gradients_of_the_model(name: str, factor: float | None, gloo):
     model = chain()
     x, y = inputs()
     scale = None if factor is None else torch.tensor(factor, dtype=torch.float64)

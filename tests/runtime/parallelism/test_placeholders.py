@@ -68,7 +68,7 @@ def made(number: int | None = None, kind: type[Whole] = Whole) -> Whole:
     return model
 
 
-def test_stages_one_behind_the_other_are_the_model():
+def test_stages_in_sequence_equal_the_model():
     tokens = torch.randint(VOCABULARY, (2, 5))
     through = tokens
     for number in range(3):
@@ -90,14 +90,14 @@ def test_gradients_reach_every_stage():
         torch.testing.assert_close(held[name].grad, parameter.grad, rtol=0, atol=1e-14)
 
 
-def test_a_stage_holds_its_modules_under_the_names_of_the_model():
+def test_stage_holds_its_modules_under_model_names():
     stage = made(1)
     assert [name for name, _ in stage.named_parameters()] == ["blocks.1.inner.weight", "blocks.1.inner.bias"]
     assert isinstance(stage.head, Placeholder) and not is_held(stage.blocks[0]) and is_held(stage.angles)
     assert [name for name, _ in held_children(stage.blocks)] == ["1"]
 
 
-def test_stages_of_one_rank_are_one_module_without_placeholders():
+def test_stages_of_one_rank_form_one_module_without_placeholders():
     stages = [made(0), made(2)]
     union = StagesOfRank(stages)
     names = [name for name, _ in made().named_parameters() if not name.startswith("blocks.1")]
@@ -105,7 +105,7 @@ def test_stages_of_one_rank_are_one_module_without_placeholders():
     assert union.get_parameter("tokens.weight") is stages[0].tokens.weight
 
 
-def test_a_model_whose_modules_give_more_than_one_tensor_is_told_with_a_code():
+def test_modules_with_several_outputs_are_refused_with_a_code():
     hidden = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     with pytest.raises(RunError, match=r"RUN045.*stage 2 of 3 fails and its first module does not take what arrived"):
         made(2, Pairs)(hidden)

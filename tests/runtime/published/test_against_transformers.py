@@ -34,7 +34,7 @@ def _alone() -> None:
 
 
 def read(folder: Path, case: Case, *, others: bool = False) -> tuple[torch.nn.Module, list[str], list[str]]:
-    """A built-in model with a folder's weights, what was left out, and what was warned of."""
+    """A built-in model with a folder's weights, the skipped tensors, and the warnings."""
     model, warned = case.own(), list[str]()
     left = load_published(folder, weights(model), WholeModel.of(model), others=others, warn=warned.append)
     return model, left, warned
@@ -54,7 +54,7 @@ def assert_alike(one: torch.Tensor, other: torch.Tensor, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_ways_logits_are_the_same_and_weights_come_back_to_the_bit(name: str, tmp_path: Path):
+def test_import_and_export_give_equal_logits_and_weights(name: str, tmp_path: Path):
     case = CASES[name]
     case.published().save_pretrained(tmp_path / "hub", max_shard_size="30KB")
     reference = published.loaded(tmp_path / "hub")
@@ -74,7 +74,7 @@ def test_both_ways_logits_are_the_same_and_weights_come_back_to_the_bit(name: st
     assert not (tmp_path / "exported.tmp").exists()
 
 
-def test_experts_as_transformers_holds_them_in_memory_are_read_too(tmp_path: Path):
+def test_fused_expert_weights_are_read(tmp_path: Path):
     case = CASES["mixtral"]
     model = case.published()
     model.save_pretrained(tmp_path / "hub")
@@ -84,7 +84,7 @@ def test_experts_as_transformers_holds_them_in_memory_are_read_too(tmp_path: Pat
     assert all(torch.equal(a, b) for a, b in zip(apart.parameters(), together.parameters(), strict=True))
 
 
-def test_a_file_without_its_output_layers_prefix_is_read_as_that_of_gpt2_on_the_hub(tmp_path: Path):
+def test_gpt2_base_model_file_is_read(tmp_path: Path):
     case = CASES["gpt2"]
     model = case.published()
     model.save_pretrained(tmp_path / "whole")
@@ -94,7 +94,7 @@ def test_a_file_without_its_output_layers_prefix_is_read_as_that_of_gpt2_on_the_
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), base.parameters(), strict=True))
 
 
-def test_numbers_in_bf16_become_those_of_the_model_and_back(tmp_path: Path):
+def test_bf16_weights_are_converted_and_exported_back(tmp_path: Path):
     case = CASES["llama"]
     case.published().to(torch.bfloat16).save_pretrained(tmp_path / "hub")
     model, _, _ = read(tmp_path / "hub", case)
@@ -105,7 +105,7 @@ def test_numbers_in_bf16_become_those_of_the_model_and_back(tmp_path: Path):
     assert published.config_of(tmp_path / "exported")["torch_dtype"] == "bfloat16"
 
 
-def test_what_changes_the_function_is_refused_and_other_numbers_are_told(tmp_path: Path):
+def test_config_differences_are_refused_or_reported(tmp_path: Path):
     from legoai.runtime import RunError, RunErrorCode
 
     CASES["llama"].published().save_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_what_changes_the_function_is_refused_and_other_numbers_are_told(tmp_pat
     assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
 
 
-def test_old_configs_say_the_same_in_other_words(tmp_path: Path):
+def test_older_config_fields_are_understood(tmp_path: Path):
     case = CASES["llama, stretched as Llama 3.1"]
     case.published().save_pretrained(tmp_path)
     fields = published.config_of(tmp_path)
@@ -132,7 +132,7 @@ def test_old_configs_say_the_same_in_other_words(tmp_path: Path):
     assert "rope_scaling = none" in warning
 
 
-def test_what_is_beside_published_weights_is_copied(tmp_path: Path):
+def test_files_beside_the_weights_are_copied(tmp_path: Path):
     case, hub = CASES["llama"], tmp_path / "hub"
     case.published().save_pretrained(hub)
     (hub / "tokenizer.json").write_text("{}", encoding="utf-8")
@@ -145,7 +145,7 @@ def test_what_is_beside_published_weights_is_copied(tmp_path: Path):
     shutil.rmtree(tmp_path / "exported")
 
 
-def test_a_model_of_transformers_is_compared_with_the_published_config_too(tmp_path: Path):
+def test_transformers_model_is_compared_with_the_published_config(tmp_path: Path):
     from legoai.runtime import RunError
     from legoai.specs.models.huggingface import language_model
 
@@ -165,7 +165,7 @@ def test_a_model_of_transformers_is_compared_with_the_published_config_too(tmp_p
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("I/O error: no space left")])
-def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+def test_failed_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     import safetensors.torch
 
     from legoai.runtime import RunError, RunErrorCode

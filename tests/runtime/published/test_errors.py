@@ -70,7 +70,7 @@ def with_tensor(folder: Path, name: str, value: torch.Tensor | None, *, file: Pa
     (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
-def test_a_file_that_is_missing_is_named(hub: Path):
+def test_missing_weight_file_is_named(hub: Path):
     file = file_of(hub, Q)
     file.unlink()
     refused(RunErrorCode.WEIGHTS_MISSING, rf"{file.name} is missing, which has \d+ of the tensors", hub)
@@ -86,7 +86,7 @@ def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes
 
 
 @pytest.mark.parametrize(
-    ("index", "said"),
+    ("index", "message"),
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
@@ -98,19 +98,19 @@ def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes
         ('{"weight_map": {"a": 3}}', "names 3"),
     ],
 )
-def test_a_damaged_index_is_told(hub: Path, index: str, said: str):
+def test_damaged_index_is_refused(hub: Path, index: str, message: str):
     (hub / INDEX).write_text(index, encoding="utf-8")
-    refused(RunErrorCode.WEIGHTS_CORRUPT, said, hub)
+    refused(RunErrorCode.WEIGHTS_CORRUPT, message, hub)
 
 
-def test_an_index_that_looks_for_what_a_file_has_not(hub: Path):
+def test_index_naming_an_absent_tensor_is_refused(hub: Path):
     index = json.loads((hub / INDEX).read_text(encoding="utf-8"))
     index["weight_map"]["model.extra"] = file_of(hub, Q).name
     (hub / INDEX).write_text(json.dumps(index), encoding="utf-8")
     refused(RunErrorCode.WEIGHTS_CORRUPT, r"looks for model\.extra in .*, which does not have it", hub)
 
 
-def test_files_that_the_index_does_not_name_are_left_alone(hub: Path):
+def test_files_outside_the_index_are_ignored(hub: Path):
     save_file({"other": torch.ones(1)}, hub / "consolidated.safetensors")
     assert read(hub) == []
 
@@ -123,7 +123,7 @@ def test_pickles_are_not_read(hub: Path, tmp_path: Path):
     assert "save_pretrained" in error.help
 
 
-def test_another_shape_names_both(hub: Path):
+def test_shape_mismatch_names_both_shapes(hub: Path):
     with_tensor(hub, Q, torch.ones(32, 48))
     error = refused(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
@@ -135,7 +135,7 @@ def test_another_shape_names_both(hub: Path):
     assert read(hub, others=True) == ["layers.1.attention.wq.weight"]
 
 
-def test_another_vocabulary_is_told(hub: Path):
+def test_vocabulary_mismatch_is_refused(hub: Path):
     model = CASE._replace(config=_llama(vocab_size=300)).own()
     refused(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
@@ -145,7 +145,7 @@ def test_another_vocabulary_is_told(hub: Path):
     )
 
 
-def test_what_is_missing_and_what_is_left_over_are_told(hub: Path):
+def test_missing_and_extra_tensors_are_named(hub: Path):
     last = file_of(hub, Q)
     with_tensor(hub, Q, None)
     refused(RunErrorCode.WEIGHTS_OTHER_MODEL, rf"has no {Q}, which is layers\.1\.attention\.wq\.weight", hub)
@@ -156,12 +156,12 @@ def test_what_is_missing_and_what_is_left_over_are_told(hub: Path):
     assert read(hub, others=True) == []
 
 
-def test_tables_that_models_compute_are_no_weights(hub: Path):
+def test_computed_buffers_in_a_file_are_ignored(hub: Path):
     with_tensor(hub, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4), file=file_of(hub, Q))
     assert read(hub) == []
 
 
-def test_fewer_layers_than_the_file_has_are_refused(hub: Path):
+def test_fewer_layers_than_in_the_file_are_refused(hub: Path):
     model = CASE._replace(config=_llama(n_layers=1)).own()
     refused(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
@@ -173,7 +173,7 @@ def test_fewer_layers_than_the_file_has_are_refused(hub: Path):
     assert not any(bool(parameter.isnan().any()) for parameter in model.parameters())
 
 
-def test_a_tied_model_is_not_read_into_one_that_is_not_and_the_other_way_round(tmp_path: Path, hub: Path):
+def test_tied_and_untied_models_do_not_mix(tmp_path: Path, hub: Path):
     tied = CASE._replace(fields={**CASE.fields, "tie_word_embeddings": True}, config=_llama(tie_embeddings=True))
     tied.published().save_pretrained(tmp_path / "tied")
     assert "lm_head.weight" not in tensors_of(tmp_path / "tied")
@@ -189,11 +189,11 @@ def test_quantized_weights_are_refused(hub: Path, dtype: torch.dtype):
     refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"q_proj\.weight of .* is in (I8|F8_E4M3)", hub)
 
 
-def test_a_model_without_a_map_is_refused(hub: Path):
+def test_model_without_a_weight_map_is_refused(hub: Path):
     refused(RunErrorCode.NO_WEIGHT_MAP, "those of Linear is not known", hub, nn.Linear(2, 2))
 
 
-def test_the_package_is_asked_for(hub: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_names_the_extra(hub: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     error = refused(RunErrorCode.NO_SAFETENSORS, "needs the package `safetensors`", hub)
     assert "legoai[safetensors]" in error.help

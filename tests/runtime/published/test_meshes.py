@@ -1,4 +1,4 @@
-"""Published weights under plans: each rank has its part, to the bit, and reads no more than that."""
+"""Published weights on meshes: each rank reads exactly its shard."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def alone(gloo, hubs, data) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_each_rank_starts_with_its_part_and_reads_no_more(name, gloo, hubs, data, alone):
+def test_each_rank_reads_only_its_shard(name, gloo, hubs, data, alone):
     family, model, body = PLANS[name]
     ranks = math.prod(
         int(part.split("=")[1]) for part in body.split("(")[1].split(")")[0].split(",") if "ep " not in part
@@ -132,7 +132,7 @@ def test_each_rank_starts_with_its_part_and_reads_no_more(name, gloo, hubs, data
         assert max(result["read"] for result in results) < 0.8 * alone[family]["read"]
 
 
-def test_a_plan_says_with_what_it_starts_and_a_run_that_resumes_has_its_own(gloo, hubs, data, tmp_path):
+def test_planned_weights_start_a_run_and_checkpoints_resume_it(gloo, hubs, data, tmp_path):
     pool = gloo(2)
     body = f'weights (huggingface = "{hubs["llama"]}")\n{PLANS["fsdp"][2]}'
     text = program(LLAMA, body)
@@ -146,7 +146,7 @@ def test_a_plan_says_with_what_it_starts_and_a_run_that_resumes_has_its_own(gloo
     assert all(torch.equal(value, first["parameters"][name]) for name, value in again["parameters"].items())
 
 
-def test_an_error_on_one_rank_ends_all_of_them_with_the_same(gloo, hubs, data, tmp_path, monkeypatch):
+def test_error_on_one_rank_ends_all_ranks(gloo, hubs, data, tmp_path, monkeypatch):
     with pytest.raises(RunError, match="the shape"):
         gloo(2)(started, program(LLAMA.replace("dim = 32", "dim = 64"), PLANS["fsdp"][2]), data,
                 load_weights=hubs["llama"])  # fmt: skip

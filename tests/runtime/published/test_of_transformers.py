@@ -1,4 +1,4 @@
-"""Models of `transformers` with the weights of their files, and files with theirs: the same tensors and names."""
+"""Models of `transformers`: weights from files and back, with the same tensors and names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _alone() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_models_files_are_read_and_written_as_its_own_library_does(name: str, tmp_path: Path):
+def test_weight_files_round_trip_as_in_transformers(name: str, tmp_path: Path):
     kind, fields = MODELS[name]
     found = getattr(transformers, kind)
     model = found(found.config_class(**fields))

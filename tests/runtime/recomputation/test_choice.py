@@ -43,7 +43,7 @@ def size(items: Items, places: frozenset[int]) -> int:
 
 
 @pytest.mark.parametrize("tens", range(30))
-def test_greedy_and_knapsack_against_every_set(tens: int):
+def test_greedy_and_knapsack_are_bounded_by_brute_force(tens: int):
     for seed in range(10 * tens, 10 * tens + 10):
         items, budget = instance(seed)
         best = best_of(items, budget)
@@ -57,7 +57,7 @@ def test_greedy_and_knapsack_against_every_set(tens: int):
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("tens", range(20))
-def test_the_integer_program_is_the_best_of_every_set(tens: int, monkeypatch: pytest.MonkeyPatch):
+def test_integer_program_equals_brute_force(tens: int, monkeypatch: pytest.MonkeyPatch):
     # Else the better of the other two methods would stand in for it.
     monkeypatch.setattr(recompute_choice, "_greedy", lambda *_: frozenset())
     monkeypatch.setattr(recompute_choice, "_knapsack", lambda *_: frozenset())
@@ -80,7 +80,7 @@ def test_equal_items_share_a_variable(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("by", ["knapsack", pytest.param("ilp", marks=NEEDS_SOLVER)])
-def test_a_large_choice_keeps_to_its_budget(by: str):
+def test_large_choice_stays_within_its_budget(by: str):
     draw = random.Random(0)
     items = tuple((draw.randrange(1, 2**28), draw.random() * 1e12) for _ in range(150))
     budget = sum(bytes_ for bytes_, _ in items) // 3
@@ -91,7 +91,7 @@ def test_a_large_choice_keeps_to_its_budget(by: str):
         assert worth(items, less) <= worth(items, more)
 
 
-def test_a_solver_that_fails_is_an_error_with_a_code(monkeypatch: pytest.MonkeyPatch):
+def test_solver_failure_is_an_error_with_a_code(monkeypatch: pytest.MonkeyPatch):
     def fails(*_, **__):
         raise SolverFailedError("no license")
 
@@ -101,7 +101,7 @@ def test_a_solver_that_fails_is_an_error_with_a_code(monkeypatch: pytest.MonkeyP
         choose.__wrapped__(((7, 3.0), (5, 2.0)), 10, by="ilp")
 
 
-def test_a_choice_that_was_not_finished_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_unfinished_choice_gives_a_warning(monkeypatch: pytest.MonkeyPatch):
     from legoai.runtime.linear_program import Solution
 
     def stops(*_, **__):

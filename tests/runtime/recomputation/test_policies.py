@@ -28,7 +28,7 @@ METHODS = ["greedy", "knapsack", pytest.param("ilp", marks=NEEDS_SOLVER)]
 
 
 class Block(nn.Module):
-    """Attention, a gated feed-forward, dropout before and behind it, and an operator that works in place."""
+    """Attention, a gated feed-forward, dropout before and after it, and an in-place operator."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def held(module: nn.Module) -> int:
 
 @pytest.mark.parametrize("names", [(), ("attention",), ("matmul",), ("alternate_matmul", "aten.native_layer_norm")])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_gradients_are_those_without_checkpointing(names: tuple[str, ...], dropout: float):
+def test_gradients_equal_those_without_checkpointing(names: tuple[str, ...], dropout: float):
     plain = gradients(block(dropout))
     kept = gradients(checkpoint_wrapper(block(dropout), context_fn=keep_outputs(*names)))
     assert_close(kept, plain, rtol=0, atol=0)
@@ -95,14 +95,14 @@ def test_gradients_are_those_without_checkpointing(names: tuple[str, ...], dropo
 @pytest.mark.parametrize("by", METHODS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("amount", AMOUNTS)
-def test_gradients_under_a_budget_are_those_without_checkpointing(amount: float, by: str, dropout: float):
+def test_gradients_under_a_budget_equal_those_without_checkpointing(amount: float, by: str, dropout: float):
     plain = gradients(block(dropout))
     kept = gradients(checkpoint_wrapper(block(dropout), checkpoint_fn=RecomputeWithin(amount, by=by)))
     assert_close(kept, plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
-def test_a_budget_beside_autocast_counts_the_same_calls_in_every_forward(amount: float):
+def test_budget_under_autocast_counts_equal_calls_in_every_forward(amount: float):
     def steps(module: nn.Module) -> list[torch.Tensor]:
         module, x = module.float(), inputs().float()
         for _ in range(2):
@@ -118,7 +118,7 @@ def test_a_budget_beside_autocast_counts_the_same_calls_in_every_forward(amount:
 
 @pytest.fixture
 def small_heap() -> Iterator[None]:
-    """What is there before is left out of what the garbage collector looks through for tensors."""
+    """Excludes existing objects from the garbage collector, which the tests search for tensors."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -127,7 +127,7 @@ def small_heap() -> Iterator[None]:
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("by", METHODS)
 @pytest.mark.parametrize("amount", AMOUNTS)
-def test_a_share_of_the_memory_is_kept_to_within_one_operator(amount: float, by: str):
+def test_fractional_budget_is_met_within_one_operator(amount: float, by: str):
     full = held(checkpoint_wrapper(block()))
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # Python then sees what is saved
         everything = held(block())
@@ -143,7 +143,7 @@ def test_a_share_of_the_memory_is_kept_to_within_one_operator(amount: float, by:
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_bytes_are_kept_as_bytes():
+def test_byte_budget_is_respected():
     budget = 100_000
     kept = held(checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(budget, by="knapsack")))
     assert budget // 2 < kept - torch.get_rng_state().nbytes <= budget
@@ -167,13 +167,13 @@ def test_a_larger_budget_recomputes_less():
     assert counts[0] > counts[1] > counts[2]
 
 
-def test_what_is_changed_in_place_is_not_kept():
+def test_tensors_changed_in_place_are_not_saved():
     calls = {item.call[0].name() for item in measure(block(), inputs()).operators}
     assert "aten::gelu" not in calls
     assert {"aten::addmm", "aten::native_layer_norm", "aten::_scaled_dot_product_flash_attention_for_cpu"} <= calls
 
 
-def test_views_and_what_nothing_needs_again_are_no_choice():
+def test_views_and_unneeded_outputs_are_no_candidates():
     calls = [item.call for item in measure(block(), inputs()).operators]
     names = [operator.name() for operator, _ in calls]
     assert not {"aten::view", "aten::t", "aten::permute", "aten::transpose.int"} & set(names)
@@ -202,20 +202,20 @@ def kept_calls(module: RecomputeWithin) -> list[str]:
 
 @pytest.mark.parametrize("by", METHODS)
 @pytest.mark.parametrize("amount", [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
-def test_random_operators_are_kept_together_or_not_at_all(amount: float, by: str):
+def test_random_operators_are_saved_together_or_not_at_all(amount: float, by: str):
     chosen = RecomputeWithin(amount, by=by)
     kept = gradients(checkpoint_wrapper(Dropped(), checkpoint_fn=chosen))
     assert_close(kept, gradients(Dropped()), rtol=0, atol=0)
     assert kept_calls(chosen).count("native_dropout") in (0, 2)
 
 
-def test_random_operators_are_kept_where_there_is_room():
+def test_random_operators_are_saved_if_the_budget_allows():
     chosen = RecomputeWithin(2**30, by="knapsack")
     gradients(checkpoint_wrapper(Dropped(), checkpoint_fn=chosen))
     assert kept_calls(chosen).count("native_dropout") == 2
 
 
-def test_no_random_operator_is_kept_where_one_of_them_cannot_be():
+def test_no_random_operator_is_saved_if_one_cannot_be():
     chosen = RecomputeWithin(2**30, by="knapsack")
     kept = gradients(checkpoint_wrapper(Dropped(in_place=True), checkpoint_fn=chosen))
     assert_close(kept, gradients(Dropped(in_place=True)), rtol=0, atol=0)
@@ -224,7 +224,7 @@ def test_no_random_operator_is_kept_where_one_of_them_cannot_be():
 
 
 @pytest.mark.parametrize("by", METHODS)
-def test_on_real_tensors_the_kept_operators_are_those_of_the_policy(by: str):
+def test_operators_saved_in_a_real_run_equal_the_policy(by: str):
     class Computed(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -249,14 +249,14 @@ def test_on_real_tensors_the_kept_operators_are_those_of_the_policy(by: str):
     assert {name: spared[name] for name in spared if name != "detach"} == Counter(kept_calls(chosen))
 
 
-def test_an_integer_program_without_a_solver_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch):
+def test_missing_solver_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("legoai.runtime.linear_program.find_spec", lambda _: None)
     with pytest.raises(RunError, match=r"RUN046.*by = ilp.*\n.*legoai\[solvers\]"):
         RecomputeWithin(0.5, by="ilp")
     RecomputeWithin(0.5, by="knapsack")
 
 
-def test_measuring_leaves_the_random_state_alone():
+def test_measuring_preserves_the_rng_state():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     measure(block(0.3), x := inputs())
@@ -265,14 +265,14 @@ def test_measuring_leaves_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_measuring_leaves_no_memory_behind():
+def test_measuring_leaks_no_memory():
     module, x = block(), inputs()
     before = live_bytes()
     measure(module, x)
     assert live_bytes() == before
 
 
-def test_attention_is_random_only_where_it_drops():
+def test_attention_is_random_only_with_dropout():
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     assert not is_random(flash, (None, None, None), {})
     assert not is_random(flash, (None, None, None, 0.0), {})
@@ -282,20 +282,20 @@ def test_attention_is_random_only_where_it_drops():
     assert not is_random(torch.ops.aten.mm.default, (), {})
 
 
-def test_names_are_found_with_and_without_their_overloads():
+def test_operator_names_match_with_and_without_overload():
     assert operators("aten.mm.default") == {torch.ops.aten.mm.default}
     assert torch.ops.aten.mm.default in operators("aten.mm")
     assert torch.ops.aten.mm.out not in operators("aten.mm")
 
 
 @pytest.mark.parametrize("name", ["aten.nm", "aten.mm.defualt", "aten", "nowhere.mm", "aten.mm.default.more", ""])
-def test_a_name_of_no_operator_is_said_at_the_start(name: str):
+def test_unknown_operator_name_is_an_error_at_the_start(name: str):
     with pytest.raises(RunError, match=rf'RUN043.*no operator "{name}"'):
         keep_outputs("matmul", name)
 
 
 @pytest.mark.parametrize("name", ["aten.relu_", "aten.bernoulli_.float", "aten.native_dropout", "aten.rand_like"])
-def test_what_changes_its_input_or_is_random_cannot_be_kept(name: str):
+def test_in_place_and_random_operators_cannot_be_saved(name: str):
     with pytest.raises(RunError, match=r"RUN043.*(in place|random numbers), and what it computes cannot be kept"):
         keep_outputs(name)
 

@@ -25,7 +25,7 @@ def contexts(*, freely: bool) -> Callable[[], tuple]:
 
 
 def gradient(differently: Callable[[torch.Tensor], torch.Tensor], *, freely: bool = True, backwards: int = 1):
-    """The gradient of a product that is kept and a sine that is not, where recomputation does something else too."""
+    """Gradient of a saved product and a recomputed sine, with other operators in recomputation."""
     torch.manual_seed(0)
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     calls = 0
@@ -57,11 +57,11 @@ def one_invocation_more(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("differently", [another_operator, one_invocation_more])
-def test_operators_that_are_not_kept_may_run_in_recomputation_alone(differently):
+def test_unsaved_operators_may_differ_in_recomputation(differently):
     torch.testing.assert_close(gradient(differently), gradient(same, freely=False), rtol=0, atol=0)
 
 
-def test_torch_refuses_them_by_the_words_that_are_looked_for():
+def test_torch_error_text_for_other_operators_is_known():
     if torch.__version__.startswith("2.12"):
         assert gradient(another_operator, freely=False) is not None  # asks the policy, and computes
         return
@@ -69,8 +69,8 @@ def test_torch_refuses_them_by_the_words_that_are_looked_for():
         gradient(another_operator, freely=False)
 
 
-def test_a_kept_operator_that_only_recomputation_runs_is_an_error():
-    """The first product of recomputation gets the output that was kept; for the second there is none."""
+def test_saved_operator_run_only_in_recomputation_is_an_error():
+    """The first product of recomputation gets the saved output; the second has none."""
 
     def one_product_more(x: torch.Tensor) -> torch.Tensor:
         (x.detach() @ x.detach()).sum()
@@ -80,7 +80,7 @@ def test_a_kept_operator_that_only_recomputation_runs_is_an_error():
         gradient(one_product_more)
 
 
-def test_what_is_kept_can_be_read_once():
+def test_saved_outputs_can_be_read_once():
     with pytest.raises(RuntimeError, match="backward an extra time"):
         gradient(same, backwards=2)
 

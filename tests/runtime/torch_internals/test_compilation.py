@@ -1,4 +1,4 @@
-"""What the patches of compilation do; each test fails without the patches that name it."""
+"""Effects of the patches of compilation; each test fails without the patches that name it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Half(nn.Module):
         return nn.functional.silu(self.last(self.inner(x)))
 
 
-def test_checkpoints_tag_their_own_operators_alone():
+def test_checkpoints_tag_only_their_own_operators():
     products = [item.phase for item in kernels(meta(Half)) if item.op == "aten.mm"]
     # Of the product outside, forward and two gradients; of the one inside, its forward a second time.
     assert (products.count("forward"), products.count("backward")) == (2, 5)
@@ -139,7 +139,7 @@ def _properties(name: str) -> tuple[DeviceProperties, DeviceProperties]:
     ("name", "multiprocessors", "capability"),
     [("a100_sxm80", 108, 80), ("h100_sxm", 132, 90), ("h100_sxm96", 132, 90), ("h200", 132, 90), ("b200", 148, 100)],
 )
-def test_inductor_is_told_the_properties_of_the_device(name, multiprocessors, capability):
+def test_inductor_gets_the_properties_of_the_device(name, multiprocessors, capability):
     seen, expected = _properties(name)
     assert seen == expected == DeviceProperties(
         type="cuda", index=0, multi_processor_count=multiprocessors, cc=capability, major=capability // 10,
@@ -152,7 +152,7 @@ def test_every_gpu_of_the_catalogue_can_compile():
     assert len(found) >= 5 and all(item.multi_processor_count > 0 for item in found)
 
 
-def test_a_long_sum_is_split_by_the_multiprocessors_of_the_plans_device():
+def test_long_reduction_is_split_by_device_multiprocessors():
     # Inductor cuts a sum into pieces so that each multiprocessor has some, and adds these in a second kernel.
     parts = {}
     for name in ("a100_sxm80", "b200"):
@@ -161,7 +161,7 @@ def test_a_long_sum_is_split_by_the_multiprocessors_of_the_plans_device():
     assert parts["a100_sxm80"] != parts["b200"]
 
 
-def test_a_device_that_does_not_state_its_capability_is_named():
+def test_device_without_a_capability_is_refused():
     def mine(**stated) -> Device:
         known = device("h100_sxm")
         values = {name: getattr(known, name) for name in Device.fields_}
@@ -175,7 +175,7 @@ def test_a_device_that_does_not_state_its_capability_is_named():
         gpu.properties_of(None)
 
 
-def test_products_are_joined_with_their_collectives():
+def test_products_are_fused_with_their_collectives():
     before = torch.distributed.is_nccl_available()
     with as_with_nccl():
         assert torch.distributed.is_nccl_available()
@@ -199,5 +199,5 @@ def _asynchronous() -> list[bool]:
         return [*inside, config._micro_pipeline_tp, _symmetric_memory.is_symm_mem_enabled_for_group(name)]
 
 
-def test_symmetric_memory_is_forgotten():
+def test_symmetric_memory_state_is_reset():
     assert simulated.in_a_fork(asynchronous) == [True, True, False, False] * 2

@@ -107,7 +107,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["asks for nothing else", "is one of a plan"])
-def test_dynamo_is_as_it_was_after_a_simulation_that(case):
+def test_dynamo_state_is_restored_after_simulation(case):
     _check(case)
 
 
@@ -115,7 +115,7 @@ def test_dynamo_is_as_it_was_after_a_simulation_that(case):
 @pytest.mark.parametrize(
     "case", ["imports a part of it", "asks for more of it", "compiles", "fails", "begins when it is there"]
 )
-def test_dynamo_is_as_it_was_after_a_simulation_that_also(case):
+def test_dynamo_state_is_restored_after_slow_simulation(case):
     _check(case)
 
 

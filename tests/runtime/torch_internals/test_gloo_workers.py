@@ -1,4 +1,4 @@
-"""The leaving of a process group waits for gloo's worker threads, and for nothing that could take long."""
+"""Destroying a process group waits for gloo's worker threads, with a timeout."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ def end_of(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @linux
-def test_a_process_ends_well_while_a_worker_is_late():
+def test_process_exits_cleanly_with_a_late_worker():
     ended = end_of(LATE.format(change=""))
     assert (ended.returncode, ended.stdout) == (0, "let go\n"), ended.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python lets the threads be")
-def test_python_ends_such_a_process_by_a_signal_where_nobody_waits():
+def test_process_without_waiting_is_terminated_by_a_signal():
     change = "from legoai.runtime import process_group as module; module.wait_for_gloo_workers = lambda: True"
     ended = end_of(LATE.format(change=change))
     assert ended.returncode < 0 and "terminate called" in ended.stderr
 
 
 def leave(error: BaseException | None) -> list[str]:
-    """What happens, in its order, when the group of a run is left."""
-    told: list[str] = []
+    """Calls on leaving the process group of a run, in order."""
+    calls: list[str] = []
     destroy = dist.destroy_process_group
 
     def destroyed() -> None:
-        told.append("destroy")
+        calls.append("destroy")
         destroy()
 
     def waited() -> bool:
-        told.append("wait" if not dist.is_initialized() else "wait too soon")
+        calls.append("wait" if not dist.is_initialized() else "wait too soon")
         return True
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def leave(error: BaseException | None) -> list[str]:
                     raise error
         except BaseException as raised:
             assert raised is error
-    return told
+    return calls
 
 
 @pytest.mark.parametrize("error", [None, ValueError("of the run"), KeyboardInterrupt()])
@@ -121,7 +121,7 @@ def pair() -> list[dist.ProcessGroupGloo]:
 
 
 def waits() -> tuple[int, list[bool]]:
-    """The workers of two groups that have their name, and what a wait finds while one waits for another rank."""
+    """Number of named workers of two groups, and results of a wait while one worker waits for another rank."""
     groups, until = pair(), time.monotonic() + 60
     while len(gloo_workers._workers()) < 4 and time.monotonic() < until:
         time.sleep(0.001)  # a thread names itself when it first runs
@@ -133,11 +133,11 @@ def waits() -> tuple[int, list[bool]]:
 
 
 @linux
-def test_torch_names_its_workers_so_and_one_that_waits_for_a_rank_is_not_waited_for():
+def test_workers_are_found_by_name_and_blocked_ones_skipped():
     assert in_a_fork(waits) == (4, [True, True])  # two workers of each group
 
 
-def test_busy_workers_are_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch):
+def test_busy_workers_are_awaited_with_a_timeout(monkeypatch: pytest.MonkeyPatch):
     looks: list[dict[str, tuple[str, ...]]] = []
 
     def look() -> dict[str, tuple[str, ...]]:
@@ -146,7 +146,7 @@ def test_busy_workers_are_waited_for_so_long_and_no_longer(monkeypatch: pytest.M
 
     monkeypatch.setattr(gloo_workers, "_workers", look)
     monkeypatch.setattr(gloo_workers, "_THREADS", Path("/"))
-    assert wait_for_gloo_workers() and len(looks) == 6  # of which the fifth and the last are alike
+    assert wait_for_gloo_workers() and len(looks) == 6  # of which the fifth and the last are equal
     monkeypatch.setattr(gloo_workers, "_workers", lambda: {"1": ("R (running)", "7", "0")})
     began = time.monotonic()
     assert not wait_for_gloo_workers(seconds=0.1)

@@ -17,7 +17,7 @@ from legoai.runtime.torch_internals.table import PATCHES
 
 HERE = Path(__file__).parent
 
-TOGETHER = {"test_simulation.py::test_finding_shapes_of_dtensors_is_not_recorded"}
+TOGETHER = {"test_simulation.py::test_dtensor_shape_propagation_is_not_recorded"}
 """Tests of patches of functions that call one another, so that one patch covers for another."""
 
 ALONE = {
@@ -30,13 +30,13 @@ GROUPS = {test: tuple(path for path, patch in PATCHES.items() if patch.test == t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paths", [*ALONE.values(), *GROUPS.values()], ids=[*ALONE, *GROUPS])
-def test_the_named_test_fails_without_the_patch(paths: tuple[str, ...], tmp_path: Path):
+def test_named_test_fails_without_the_patch(paths: tuple[str, ...], tmp_path: Path):
     needed = is_needed(PATCHES[paths[0]])
     status, output = run_without(paths, tmp_path)
     assert status == (pytest.ExitCode.TESTS_FAILED if needed else pytest.ExitCode.OK), output[-3000:]
 
 
-def test_a_patch_that_this_torch_does_without_is_not_placed():
+def test_patch_unneeded_by_this_torch_is_not_applied():
     older, newer = "torch.random:fork_rng", "torch:UntypedStorage.resize_"
     assert is_needed(PATCHES[newer])
     assert is_needed(PATCHES[older]) == (torch.__version__ < "2.13")
@@ -44,7 +44,7 @@ def test_a_patch_that_this_torch_does_without_is_not_placed():
         assert (torch.random.fork_rng is None) == is_needed(PATCHES[older])
 
 
-def test_a_patch_that_is_left_out_is_not_placed():
+def test_disabled_patch_is_not_applied():
     path, meta = "torch.fx.traceback:current_meta", torch.fx.traceback.current_meta
     before = torch.compile
     with left_out("torch:compile"), patched("torch:compile", None):

@@ -1,4 +1,4 @@
-"""What the patches of device meshes and of FSDP's parameters do; each test fails without the patches that name it."""
+"""Effects of the patches of device meshes and FSDP parameters; each test fails without the patches that name it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def known() -> list:
     return [names, mesh.get_coordinate(), whole.get_local_rank(), mesh["a", "c"].size(), *ranks]
 
 
-def test_ranks_of_a_mesh_are_known():
+def test_mesh_ranks_and_coordinates_are_known():
     assert simulate(known) == [
         ["a: 1 of 2", "b: 0 of 2", "c: 1 of 2"], (1, 0, 1), 5, 4, [1, 5], [5, 7], [4, 5],
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def groups() -> tuple[list[list[int]], int]:
     return sorted(ranks for ranks in found if len(ranks) < 8), dist.distributed_c10d._world.group_count
 
 
-def test_groups_of_other_ranks_are_not_made():
+def test_groups_of_other_ranks_are_not_created():
     made, counted = simulate(groups)
     assert made == [[1, 5], [4, 5], [5, 7]]
     assert counted <= 1 + len(made), "torch counts the groups that it makes for other ranks too"
@@ -130,5 +130,5 @@ def cut() -> tuple[bool, tuple[int, ...]]:
     return chunks is Chunks, tuple(model.weight.to_local().shape)
 
 
-def test_units_cut_their_own_chunk_alone():
+def test_units_compute_only_their_own_chunk():
     assert simulate(cut) == (True, (2, 16))

@@ -26,7 +26,7 @@ THREE = ["gather", "wait", "gather", "product", "wait", "gather", "product", "wa
 
 
 def order(gather: float, product: float) -> list[str]:
-    """The gathers, waits and products of three layers, where these take so many milliseconds."""
+    """The gathers, waits and products of three layers, which take the given milliseconds."""
     return in_a_fork(_order, gather, product)
 
 
@@ -53,7 +53,7 @@ def _order(gather: float, product: float) -> list[str]:
     return [NAMES[node.target] for node in module.graph.nodes if node.target in NAMES]
 
 
-def test_the_scheduler_takes_all_times_as_they_are_given():
+def test_overlap_scheduler_uses_the_given_times():
     assert order(1.0, 1.0) == THREE
     assert order(1.0, 10.0) == ["gather", "wait", "gather", "product", "wait", "product", "product"]  # of both at once
     assert order(1.0, 0.0) == ["gather", "wait", "product", "product", "product"]

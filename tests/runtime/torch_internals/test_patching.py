@@ -10,7 +10,7 @@ from legoai.runtime.torch_internals.patching import patched_attribute
 
 
 class Above:
-    def told(self) -> str:
+    def answer(self) -> str:
         return "above"
 
 
@@ -20,14 +20,14 @@ class Below(Above):
         return "own"
 
 
-def test_what_a_class_inherits_is_covered_and_not_kept():
-    with patched_attribute(Below, "told", lambda self: "instead"):
-        assert (Below().told(), Above().told()) == ("instead", "above")
-    assert "told" not in Below.__dict__
-    assert Below().told() == "above"
+def test_inherited_attribute_is_patched_and_restored():
+    with patched_attribute(Below, "answer", lambda self: "instead"):
+        assert (Below().answer(), Above().answer()) == ("instead", "above")
+    assert "answer" not in Below.__dict__
+    assert Below().answer() == "above"
 
 
-def test_what_a_class_or_module_has_comes_back_also_after_an_error():
+def test_own_attributes_are_restored_after_an_error():
     before = Below.__dict__["own"], math.pi
     with (
         pytest.raises(ValueError, match="end"),
@@ -39,6 +39,6 @@ def test_what_a_class_or_module_has_comes_back_also_after_an_error():
     assert (Below.__dict__["own"], math.pi) == before
 
 
-def test_a_name_that_is_not_there_is_an_error():
+def test_patching_a_missing_attribute_is_an_error():
     with pytest.raises(AttributeError, match="nothing"), patched_attribute(Below, "nothing", 1):
         pass

@@ -1,4 +1,4 @@
-"""What the patches of pipelines do; each test fails without the patches that name it."""
+"""Effects of the patches of pipelines; each test fails without the patches that name it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Called(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def transferred() -> tuple[list[str], list[str]]:
-    """The operators of two sends and what is recorded of them."""
+    """Operators of two sends, and their records."""
     recorder = Capture()
     with simulated_device(recorder, rank=0, world=2, kind="cuda") as fake:
         recorder.mesh = init_device_mesh(SIM, (2,), mesh_dim_names=("pp",))
@@ -95,17 +95,17 @@ def transferred() -> tuple[list[str], list[str]]:
     return called.names, [item.kind for item in recorder.records if isinstance(item, Collective)]
 
 
-def test_transfers_in_one_direction_are_no_operators():
+def test_one_way_transfers_are_not_recorded_as_operators():
     assert in_a_fork(transferred) == ([], ["send", "send"])
 
 
 def derived(program: Program) -> tuple[int, bool]:
-    """How many ranks one capture stands for, and whether the last of them is as if it had been captured."""
+    """Number of ranks that one capture represents, and whether the last derived trace equals a capture."""
     found = capture_equal_ranks(program, world=8, pp=4, coordinate=1, others=[2])
     return len(found), found[-1] == capture(program, world=8, rank=4, replay=False)
 
 
 @pytest.mark.slow
-def test_a_pass_of_a_rank_stands_for_that_of_another(tmp_path: Path):
+def test_one_rank_represents_an_equal_rank(tmp_path: Path):
     program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
     assert in_a_fork(derived, program) == (2, True)

@@ -18,7 +18,7 @@ from support.simulated import in_a_fork
 
 
 def timeouts(seconds: float) -> list[float]:
-    """Of the groups that a mesh has after it was cut, flattened and joined."""
+    """Timeouts of the groups of a mesh that was sliced, flattened and joined."""
     with process_group(Device(type="cpu"), timeout_seconds=seconds):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
         groups = [mesh.get_group(axis) for axis in ("dp_shard", "tp")]
@@ -38,7 +38,7 @@ def start_and_go_on(seconds: float) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize(("seconds", "start"), [(7.0, STARTUP_SECONDS), (STARTUP_SECONDS + 1, STARTUP_SECONDS + 1)])
-def test_a_short_timeout_holds_from_the_first_step_on(seconds: float, start: float):
+def test_short_timeout_applies_after_the_first_step(seconds: float, start: float):
     before, after = in_a_fork(start_and_go_on, seconds)
     assert set(before) == {start} and len(before) == 2
     assert set(after) == {seconds} and len(after) == 3

@@ -1,4 +1,4 @@
-"""What the patches of a simulation do; each test fails without the patches that name it."""
+"""Effects of the patches of a simulation; each test fails without the patches that name it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def constructors(_: Capture) -> list[tuple[str, tuple[int, ...]]]:
     return [(item.device.type, tuple(item.shape)) for item in made]
 
 
-def test_constructors_need_no_kernel_of_the_device():
+def test_constructors_need_no_device_kernel():
     assert simulate(constructors) == [(SIM, (2,))] * 3
 
 
@@ -58,7 +58,7 @@ def values(recorder: Capture):
     return read, [type(item) for item in recorder.records if isinstance(item, Copy | HostWaitStream)]
 
 
-def test_values_that_a_program_reads_are_recorded():
+def test_value_reads_are_recorded():
     assert simulate(values) == ([[READ_VALUE] * 3] * 2, [Copy, HostWaitStream])
 
 
@@ -79,7 +79,7 @@ def functional(recorder: Capture) -> tuple[bool, list[type]]:
     return on_its_way, [type(item) for item in recorder.records[issued:] if isinstance(item, WaitWork)]
 
 
-def test_collectives_are_waited_for_at_their_first_use():
+def test_collectives_are_awaited_at_first_use():
     assert simulate(functional, world=2) == (True, [WaitWork])
 
 
@@ -102,7 +102,7 @@ def labelled(_: Capture) -> list[str]:
     return seen.names
 
 
-def test_labels_of_the_profiler_are_no_operators():
+def test_profiler_labels_are_not_recorded():
     assert simulate(labelled) == []
 
 
@@ -118,7 +118,7 @@ def forked(_: Capture) -> int:
     return len(asked)
 
 
-def test_random_states_are_asked_of_no_other_device():
+def test_fork_rng_queries_no_other_device():
     assert simulate(forked) == 0
 
 
@@ -151,7 +151,7 @@ def cast(recorder: Capture) -> list[int]:
         return [inside, copies()]
 
 
-def test_casts_end_with_autocast():
+def test_cast_cache_ends_with_autocast():
     assert simulate(cast) == [1, 0]
 
 
@@ -166,5 +166,5 @@ def propagated(recorder: Capture) -> list[int]:
     return [item.bytes for item in recorder.records[before:] if isinstance(item, Allocate)]
 
 
-def test_finding_shapes_of_dtensors_is_not_recorded():
+def test_dtensor_shape_propagation_is_not_recorded():
     assert simulate(propagated, world=4) == [16 * 16 * 4]

@@ -32,7 +32,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
-def test_what_is_patched_is_there_as_the_table_says(patch: Patch):
+def test_patched_names_exist_as_listed(patch: Patch):
     if patch.kind == "module":
         importlib.import_module(patch.path.replace(":", "."))
     owner, name = locate(patch)
@@ -53,7 +53,7 @@ def test_what_is_patched_is_there_as_the_table_says(patch: Patch):
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
-def test_every_patch_says_why_and_names_a_test_of_this_folder(patch: Patch):
+def test_every_patch_has_a_reason_and_a_test(patch: Patch):
     file, _, function = patch.test.partition("::")
     tests = {
         node.name for node in ast.parse((HERE / file).read_text("utf-8")).body if isinstance(node, ast.FunctionDef)
@@ -85,7 +85,7 @@ def _named(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "attribute"), ATTRIBUTES.items(), ids=ATTRIBUTES)
-def test_private_attributes_that_are_read_are_there(name: str, attribute: Attribute):
+def test_listed_private_attributes_exist(name: str, attribute: Attribute):
     assert attribute.why
     for path in attribute.owners:
         module, _, owner = path.partition(":")
@@ -96,26 +96,26 @@ def test_private_attributes_that_are_read_are_there(name: str, attribute: Attrib
 
 
 @pytest.mark.parametrize("path", IN_PROGRAMS)
-def test_private_names_in_lowered_programs_are_there(path: str):
+def test_private_names_in_lowered_programs_exist(path: str):
     module, _, name = path.partition(":")
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_supported_versions_are_those_that_were_tried():
+def test_supported_torch_versions_were_tried():
     declared = (ROOT / "pyproject.toml").read_text("utf-8")
     oldest, newest = re.search(r'"torch>=([\d.]+),<=([\d.]+)"', declared).groups()
     assert TRIED[0].startswith(oldest) and TRIED[-1] == newest
     assert torch.__version__.partition("+")[0] in TRIED
 
 
-def test_only_what_is_listed_can_be_patched():
+def test_only_listed_names_can_be_patched():
     with pytest.raises(KeyError), patched("torch:ones", None):
         pass
     with pytest.raises(TypeError, match="is no method of Linear"):
         override(torch.nn.Linear(1, 1), "torch.distributed.pipelining.schedules:_PipelineSchedule.step", None)
 
 
-def test_items_of_a_mapping_are_put_back_and_new_ones_taken_out():
+def test_patched_mapping_items_are_restored():
     meta = torch.fx.traceback.current_meta
     with patched_item("torch.fx.traceback:current_meta", "new", 1):
         assert meta["new"] == 1

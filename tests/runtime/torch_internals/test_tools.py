@@ -1,4 +1,4 @@
-"""What the patches of the benchmarks do: torch's own estimators run on fake tensors and without a GPU."""
+"""Effects of the patches of the benchmarks: torch's own estimators run on fake tensors and without a GPU."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def value(tool: str, path: Path, text: str = PLAN) -> float:
     return found
 
 
-def test_the_memory_tracker_of_torch_runs_without_a_gpu(tmp_path: Path):
+def test_torch_memory_tracker_runs_without_a_gpu(tmp_path: Path):
     assert value("MemTracker", tmp_path / "one.plan") > 0
 
 
 @pytest.mark.slow
-def test_the_memory_tracker_of_fsdp_runs_without_a_gpu(tmp_path: Path):
+def test_fsdp_memory_tracker_runs_without_a_gpu(tmp_path: Path):
     sharded = PLAN.replace("cpu(devices = 1)", "cpu(devices = 2)").replace("global = 2", "global = 4")
     sharded += "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
     found = value("FSDPMemTracker", tmp_path / "one.plan", sharded)
@@ -50,5 +50,5 @@ def test_the_memory_tracker_of_fsdp_runs_without_a_gpu(tmp_path: Path):
         assert found < value("MemTracker", tmp_path / "other.plan")
 
 
-def test_the_runtime_estimator_of_torch_runs_without_a_gpu(tmp_path: Path):
+def test_torch_runtime_estimator_runs_without_a_gpu(tmp_path: Path):
     assert value("RuntimeEstimator", tmp_path / "one.plan") > 0

@@ -1,4 +1,4 @@
-"""What FSDP's units keep of gradients."""
+"""Gradient buffers of FSDP units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def summed(param: torch.dtype | None, reduce: torch.dtype | None) -> list[torch.dtype | None]:
-    """What is kept of a gradient after two backwards that do not reduce it: as computed, and its sum."""
+    """Gradient buffers after two backward passes without reduction: as computed, and its sum."""
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
     dist.init_process_group("fake", rank=0, world_size=2)
     model = nn.Linear(4, 4, bias=False)
@@ -45,5 +45,5 @@ def summed(param: torch.dtype | None, reduce: torch.dtype | None) -> list[torch.
         (None, None, []),
     ],
 )
-def test_gradients_are_summed_in_another_type_only_where_that_of_the_reduction_is_another(param, reduce, kept):
+def test_gradient_accumulation_dtype_follows_the_reduction_dtype(param, reduce, kept):
     assert in_a_fork(summed, param, reduce) == kept

@@ -44,7 +44,7 @@ def damage(out: Path, step: str) -> None:
     os.truncate(out / "checkpoints" / step / "__0_0.distcp", 50)
 
 
-def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
+def test_resuming_an_earlier_step_creates_a_branch(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
     [(_, losses)] = pool(fit, steps=4, data=data, out=out, save_every=2)
     [(back, again)] = pool(fit, steps=3, data=data, out=out, resume=str(out / "checkpoints" / "step-2"), seed=7)
@@ -54,7 +54,7 @@ def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
     assert "step-4-branch-1" in saved(out)
 
 
-def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, data, tmp_path):
+def test_crash_before_the_first_branch_save_keeps_the_branch(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
     pool(fit, steps=4, data=data, out=out, save_every=2)
     pool(fit, steps=2, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))
@@ -67,7 +67,7 @@ def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, da
     assert saved(other) == {"step-3"}
 
 
-def test_a_damaged_branch_goes_on_from_where_it_began_not_from_what_was_left(gloo, data, tmp_path):
+def test_damaged_branch_resumes_from_its_start(gloo, data, tmp_path):
     pool = gloo(1)
     pool(fit, steps=4, data=data, out=tmp_path, save_every=2)
     pool(fit, steps=3, data=data, out=tmp_path, resume=str(tmp_path / "checkpoints" / "step-2"))
@@ -85,7 +85,7 @@ def fit_in_job(job: str, restarts: int, **options) -> int:
         return fit(**options)[0]
 
 
-def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path):
+def test_restarted_ranks_resume_from_the_last_checkpoint(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
     pool(fit, steps=4, data=data, out=out, save_every=2)
     back = {"data": data, "out": out, "resume": str(out / "checkpoints" / "step-2"), "save_every": 1}
@@ -102,7 +102,7 @@ def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path
     assert [pool(fit_in_job, "c", restarts, steps=restarts + 1, **new) for restarts in (0, 1)] == [[0], [1]]
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_stops_unless_told_to_start_again(gloo, data, tmp_path):
+def test_run_with_only_damaged_checkpoints_requires_restart(gloo, data, tmp_path):
     pool = gloo(1)
     [(_, losses)] = pool(fit, steps=2, data=data, out=tmp_path, save_every=1)
     for step in ("step-1", "step-2"):
@@ -114,7 +114,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_stops_unless_told_to_start_agai
     assert pool(fit, steps=2, data=data, out=tmp_path, restart=True) == [(2, [])], "it has what is good"
 
 
-def test_weights_alone_start_a_new_training(gloo, data, tmp_path):
+def test_loaded_weights_start_a_new_training(gloo, data, tmp_path):
     pool, first, second = gloo(1), tmp_path / "first", tmp_path / "second"
     [(_, losses)] = pool(fit, steps=5, data=data, out=first)
     for optimizer, place in (("SGD", first), ("AdamW", first / "checkpoints" / "step-5")):
@@ -127,7 +127,7 @@ def test_weights_alone_start_a_new_training(gloo, data, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "SGD with momentum"])
-def test_another_optimizer_is_told_in_one_line(gloo, data, tmp_path, optimizer):
+def test_other_optimizer_is_refused_in_one_line(gloo, data, tmp_path, optimizer):
     pool = gloo(1)
     pool(fit, steps=1, data=data, out=tmp_path)
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_another_optimizer_is_told_in_one_line(gloo, data, tmp_path, optimizer):
     assert resumed == 1 and len(losses) == 1
 
 
-def test_an_optimizer_that_keeps_the_same_goes_on(gloo, data, tmp_path):
+def test_optimizer_with_equal_state_resumes(gloo, data, tmp_path):
     gloo(1)(fit, steps=1, data=data, out=tmp_path)
     assert gloo(1)(fit, "Adam", steps=2, data=data, out=tmp_path)[0][0] == 1
 
@@ -154,7 +154,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_two_runs_do_not_write_into_one_folder_and_a_killed_one_lets_go(gloo, data, tmp_path):
+def test_run_folder_lock_is_released_when_its_holder_is_killed(gloo, data, tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         (tmp_path / "checkpoints" / "step-1.tmp").mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_two_runs_do_not_write_into_one_folder_and_a_killed_one_lets_go(gloo, da
     assert saved(tmp_path) == {"step-1"}
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_built(gloo, data, tmp_path):
+def test_unwritable_folder_is_reported_before_construction(gloo, data, tmp_path):
     (tmp_path / "file").write_text("")
     started = time.monotonic()
     with pytest.raises(RunError, match=r"--out .*file/run: nothing can be written there") as caught:

@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def outcome(history: History) -> dict:
-    """What a run came to, as plain numbers: losses, gradient norms and whole parameters by their plain names."""
+    """Result of a run in plain values: losses, gradient norms and whole parameters by name."""
     model = history.training.model
     parameters = {
         name.replace("_checkpoint_wrapped_module.", ""): (p.full_tensor() if isinstance(p, DTensor) else p)
@@ -79,14 +79,14 @@ MESHES = {
 @pytest.mark.parametrize(
     "name", some_slow(MESHES, "tp4 with sequence parallel", "tp4 without sequence parallel", "fsdp2 x tp2", "fsdp4")
 )
-def test_a_mesh_trains_as_one_process_does(gloo, alone, data, name):
+def test_training_on_a_mesh_equals_one_process(gloo, alone, data, name):
     ranks = gloo(4)(fit, MESHES[name], {"steps": STEPS, "data": data})
     for rank in ranks:
         assert_close(rank, alone, 1e-10)
         assert rank["norm"] == ranks[0]["norm"], "every rank has the same bits"
 
 
-def test_the_gradient_is_clipped_in_these_runs(alone):
+def test_gradients_of_the_reference_run_are_clipped(alone):
     assert max(alone["norm"]) > 1.0
 
 
@@ -95,14 +95,14 @@ def test_accumulation_does_not_change_the_gradient(gloo, alone, data):
     assert_close(whole, alone, 1e-10)
 
 
-def test_two_runs_are_equal_to_the_bit(gloo, data):
+def test_two_runs_are_equal_bitwise(gloo, data):
     mesh = {"dp_shard": 2, "tp": 2, "dtype": torch.float32}
     first, second = (gloo(4)(fit, mesh, {"steps": 2, "data": data}) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert_equal(one, other)
 
 
-def test_a_resumed_run_equals_one_that_was_not_stopped_to_the_bit(gloo, data, tmp_path):
+def test_resumed_run_equals_an_uninterrupted_one_bitwise(gloo, data, tmp_path):
     mesh = {"dp_shard": 2, "tp": 2, "dtype": torch.float32, "checkpoint": True}
     whole = gloo(4)(fit, mesh, {"steps": 4, "data": data})[0]
     first = gloo(4)(fit, mesh, {"steps": 2, "data": data, "out": tmp_path})[0]
@@ -136,7 +136,7 @@ def test_a_run_continues_on_another_mesh(gloo, alone, data, tmp_path, saved, res
     assert_close(joined, alone, 1e-10)
 
 
-def test_validation_reads_the_same_text_on_every_mesh_and_leaves_training_alone(gloo, alone, data):
+def test_validation_is_equal_on_every_mesh_and_does_not_affect_training(gloo, alone, data):
     options = {"steps": STEPS, "data": data, "evaluate_every": 2}
     one = gloo(1)(fit, {}, {**options, "evaluate_batches": 2})[0]
     two = gloo(4)(fit, {"dp_shard": 2, "tp": 2}, {**options, "evaluate_batches": 1})[0]
@@ -156,7 +156,7 @@ def test_validating_and_saving_in_one_step_keeps_the_run_equal(gloo, data, tmp_p
     assert_equal(plain, busy)
 
 
-def test_a_seed_gives_other_weights_and_another_order(gloo, alone, data):
+def test_seed_changes_weights_and_order(gloo, alone, data):
     other = gloo(1)(fit, {}, {"steps": STEPS, "data": data, "seed": 1})[0]
     assert other["loss"][0] != alone["loss"][0]
 
@@ -189,19 +189,19 @@ def explode(on_nan: str, data: str) -> dict:
     return fit({"dp_shard": 2, "tp": 2, "lr": 1e300}, {"steps": STEPS, "data": data, "on_nan": on_nan})
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(gloo, data):
+def test_non_finite_loss_stops_the_run(gloo, data):
     with pytest.raises(RunError, match=r"step \d: loss .*not made") as caught:
         gloo(4)(explode, "stop", data)
     assert caught.value.code == RunErrorCode.NOT_FINITE
 
 
-def test_an_update_that_is_not_finite_can_be_skipped(gloo, data):
+def test_non_finite_update_can_be_skipped(gloo, data):
     run = gloo(4)(explode, "skip", data)[0]
     assert len(run["loss"]) == STEPS
     assert any(loss != loss or norm != norm for loss, norm in zip(run["loss"], run["norm"], strict=True))
 
 
-def test_a_mesh_that_is_not_the_world_is_told_with_both_sizes(gloo, data):
+def test_mesh_of_another_world_size_is_refused_with_both_sizes(gloo, data):
     with pytest.raises(RunError, match=r"needs 2 processes, and 4 were started") as caught:
         gloo(4)(fit, {"dp_shard": 2}, {"steps": 1, "data": data})
     assert "dp_shard = 2" in caught.value.message and "--nproc-per-node 2" in caught.value.help
@@ -210,13 +210,13 @@ def test_a_mesh_that_is_not_the_world_is_told_with_both_sizes(gloo, data):
     assert caught.value.code == RunErrorCode.WORLD_SIZE
 
 
-def test_a_batch_that_the_mesh_does_not_divide_is_told(gloo, data):
+def test_undivisible_batch_is_refused(gloo, data):
     with pytest.raises(RunError, match=r"global batch of 8 .* micro batch 3") as caught:
         gloo(1)(fit, {"micro_batch": 3}, {"steps": 1, "data": data})
     assert caught.value.code == RunErrorCode.BATCH
 
 
-def test_another_model_is_refused_and_can_be_loaded_in_part(gloo, data, tmp_path):
+def test_other_model_is_refused_and_can_be_loaded_partially(gloo, data, tmp_path):
     gloo(1)(fit, {"tied": True}, {"steps": 1, "data": data, "out": tmp_path})
     with pytest.raises(RunError, match="of another model") as caught:
         gloo(1)(fit_deeper, {"steps": 2, "data": data, "out": tmp_path})
@@ -240,7 +240,7 @@ def test_resume_never_does_not_mix_two_runs(gloo, data, tmp_path):
         gloo(1)(fit, {}, {"steps": 2, "data": data, "out": tmp_path, "resume": "never"})
 
 
-def test_resume_takes_the_path_of_a_run_or_of_a_checkpoint(gloo, alone, data, tmp_path):
+def test_resume_accepts_a_run_or_checkpoint_path(gloo, alone, data, tmp_path):
     gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "a", "save_every": 1})
     for path in (tmp_path / "a" / "checkpoints" / "step-3", tmp_path / "a"):
         run = gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "b", "resume": str(path)})[0]
@@ -266,7 +266,7 @@ def fit_with_an_undeterministic_kernel(data: str, deterministic: bool) -> None:
         pass  # the hook's output is no logits
 
 
-def test_deterministic_refuses_kernels_that_are_not(gloo, data):
+def test_deterministic_mode_refuses_nondeterministic_kernels(gloo, data):
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
         gloo(1)(fit_with_an_undeterministic_kernel, data, True)
     gloo(1)(fit_with_an_undeterministic_kernel, data, False)
@@ -276,12 +276,12 @@ def world() -> int:
     return dist.get_world_size()
 
 
-def test_fit_leaves_the_callers_process_group_alone(gloo, data):
+def test_fit_keeps_the_callers_process_group(gloo, data):
     gloo(4)(fit, {"dp_shard": 4}, {"steps": 1, "data": data})
     assert gloo(4)(world) == [4] * 4
 
 
-def test_a_program_without_torchrun_trains_alone(data, tmp_path: Path):
+def test_program_without_torchrun_trains_on_one_process(data, tmp_path: Path):
     programs.trainer(dtype=torch.float32).main(
         ["--steps", "2", "--data", data, "--out", str(tmp_path), "--device", "cpu"]
     )
@@ -289,10 +289,10 @@ def test_a_program_without_torchrun_trains_alone(data, tmp_path: Path):
     assert (tmp_path / "checkpoints" / "step-2" / "meta.json").exists()
 
 
-def test_a_finished_run_says_that_nothing_is_left(data, tmp_path: Path, capsys):
+def test_finished_run_reports_no_remaining_steps(data, tmp_path: Path, capsys):
     program = programs.trainer(dtype=torch.float32)
     for _ in range(2):
         program.main(["--steps", "1", "--data", data, "--out", str(tmp_path), "--device", "cpu"])
-    told = capsys.readouterr().err
-    assert told.count("step 1/1") == 1
-    assert "resumed from" in told and "nothing is left; raise --steps" in told
+    printed = capsys.readouterr().err
+    assert printed.count("step 1/1") == 1
+    assert "resumed from" in printed and "nothing is left; raise --steps" in printed

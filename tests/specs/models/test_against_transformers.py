@@ -96,7 +96,7 @@ SCALINGS = {
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_llama(scaling, biased):
+def test_llama_logits_equal_transformers(scaling, biased):
     ours_scaled, theirs_scaled = SCALINGS[scaling]
     config = LlamaConfig(
         dim=64,
@@ -135,7 +135,7 @@ def test_llama(scaling, biased):
 
 
 @pytest.mark.parametrize(("name", "options"), [("Qwen2", {"qkv_bias": True}), ("Qwen3", {"qk_norm": True})])
-def test_llama_with_heads_of_their_own_width_is_qwen(name, options):
+def test_llama_with_explicit_head_dim_equals_qwen(name, options):
     config = LlamaConfig(
         dim=64,
         n_layers=2,
@@ -175,7 +175,7 @@ MIXTURE = {
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
-def test_mixtral(name):
+def test_mixtral_logits_equal_transformers(name):
     """Qwen3's mixture has norms of heads, heads of their own width and, here, biases and tied embeddings."""
     others = name == "Qwen3Moe"
     options = {"head_dim": 24, "qk_norm": True, "attention_bias": True, "tie_embeddings": True} if others else {}
@@ -216,7 +216,7 @@ def test_mixtral(name):
     assert_same_logits(ours, theirs, torch.randint(100, (2, 30)), error=FP32_NORM)
 
 
-def test_gpt2():
+def test_gpt2_logits_equal_transformers():
     config = GPTConfig(dim=64, n_layers=2, n_heads=4, hidden_dim=256, vocab_size=100, max_seq_len=64)
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -262,7 +262,7 @@ VIT_BLOCK = (
 )
 
 
-def test_vit():
+def test_vit_logits_equal_transformers():
     config = ViTConfig(
         dim=64, n_layers=2, n_heads=4, hidden_dim=96, patch_size=8, image_size=32, n_classes=10, norm_eps=1e-12
     )

@@ -22,7 +22,7 @@ def assert_computed_as_inspected(source: ModelSource) -> None:
 
 @pytest.mark.parametrize(("family", "preset"), list(distinct_presets()))
 @pytest.mark.parametrize("layers", [{"n_layers": 2}, pytest.param({}, marks=pytest.mark.slow)], ids=["2 layers", "all"])
-def test_a_preset(family, preset, layers):
+def test_computed_manifest_of_a_preset_equals_inspection(family, preset, layers):
     assert_computed_as_inspected(ModelSource(kind="builtin", target=family, preset=preset, arguments=layers))
 
 
@@ -85,7 +85,7 @@ DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "gpt2": gpts(), "gpt3": gpts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_dimensions_at_random(family):
+def test_computed_manifest_of_random_dimensions_equals_inspection(family):
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(DRAWN[family])
     def check(arguments: dict) -> None:

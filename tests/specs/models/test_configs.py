@@ -15,7 +15,7 @@ def error_of(*arguments) -> ConfigError:
     return caught.value
 
 
-def test_a_preset_with_overrides_is_the_preset_but_for_them():
+def test_overrides_replace_fields_of_a_preset():
     config = resolve_config("llama3", "8b", {"n_layers": 2, "rope_theta": 10_000})
     assert config == dataclasses.replace(resolve_config("llama3", "8b"), n_layers=2, rope_theta=10_000.0)
     assert type(config.rope_theta) is float, "a whole number is a fine float"
@@ -89,13 +89,13 @@ def test_every_field_is_documented():
         (("gpt2", "small", {"max_seq_len": 10**11}), "max_seq_len", ()),
     ],
 )
-def test_a_mistake_names_its_argument_and_the_legal_values(arguments, argument, legal):
+def test_config_error_names_argument_and_legal_values(arguments, argument, legal):
     error = error_of(*arguments)
     assert error.argument == argument
     assert legal is None or error.legal == legal
 
 
-def test_a_source_reads_as_a_plan_writes_it():
+def test_model_source_prints_as_plan_text():
     builtin = ModelSource(kind="builtin", target="llama3", preset="8b", arguments={"n_layers": 2})
     assert str(builtin) == 'llama3("8b", n_layers = 2)'
     python = ModelSource(kind="python", target="m:build", arguments={"b": True, "a": 'x"y', "c": 0.5})
@@ -103,7 +103,7 @@ def test_a_source_reads_as_a_plan_writes_it():
     assert hash(builtin) == hash(dataclasses.replace(builtin, arguments=dict(builtin.arguments)))
 
 
-def test_a_slip_in_the_number_of_layers_is_told_before_anything_is_built():
+def test_implausible_layer_count_is_refused_before_construction():
     assert resolve_config("llama3", "8b", {"n_layers": 1000}).n_layers == 1000
     for family, preset in (("llama3", "8b"), ("gpt2", "xl"), ("mixtral", "8x7b")):
         with pytest.raises(ConfigError, match="n_layers = 320000 is more than 1000"):

@@ -111,7 +111,7 @@ class Unusual(nn.Module):
 
 
 @pytest.mark.parametrize("build", [NanoGPT, Unusual])
-def test_every_value_is_the_constructors_to_the_bit(build):
+def test_every_initial_value_equals_the_constructor_bitwise(build):
     expected = tensors(on_cpu(build))
     model, first_values = construct(build)
     found = tensors(model)
@@ -138,7 +138,7 @@ class Looking(nn.Module):
         self.later = nn.Linear(6, 4)
 
 
-def test_functions_that_do_nothing_on_the_meta_device_fill_after_all():
+def test_initialisers_without_meta_kernels_are_replayed():
     _, first_values = construct(Looking)
 
     def value(name: str) -> torch.Tensor:
@@ -164,7 +164,7 @@ class Unfilled(nn.Module):
         self.full = nn.Parameter(torch.zeros(3))
 
 
-def test_what_the_constructor_leaves_is_not_held():
+def test_uninitialised_tensors_are_not_recorded():
     model, first_values = construct(Unfilled)
     held = {name for name, tensor in tensors(model).items() if first_values.holds(name, tensor.shape)}
     assert held == {"full"}
@@ -174,7 +174,7 @@ def test_what_the_constructor_leaves_is_not_held():
     assert begun[2:].isnan().all()
 
 
-def test_construction_leaves_the_random_state_and_repeats_what_is_drawn_on_the_cpu():
+def test_construction_preserves_rng_state_and_reproduces_cpu_draws():
     class Host(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -25,7 +25,7 @@ def manifest_of(family: str, preset: str) -> Manifest:
 
 
 @pytest.mark.parametrize("family", ["llama3", "gpt2", "mixtral", "vit"])
-def test_modules_and_parameters_are_torchs_own_in_order(family):
+def test_modules_and_parameters_equal_torch_in_order(family):
     preset = "small" if family == "gpt2" else "tiny"
     source = builtin(family, preset)
     module, name = FAMILIES[family].module, FAMILIES[family].class_name
@@ -50,7 +50,7 @@ def steps(info) -> list[tuple[str, str, tuple[int, ...]]]:
     return [tuple(step) for step in info.flow]
 
 
-def test_llama_says_what_the_placement_rules_ask():
+def test_llama_manifest_has_attributes_for_placement_rules():
     manifest = manifest_of("llama3", "8b")
     info = manifest.modules["layers.31.attention"]
     assert (info.kind, info.attributes) == ("attention", {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128})
@@ -69,7 +69,7 @@ def test_llama_says_what_the_placement_rules_ask():
     assert list(kinds.values()) == ["model", "container", "block", "norm", "feed_forward"]
 
 
-def test_a_block_flows_through_norm_and_sublayer_and_is_added_to_the_residual_stream():
+def test_block_flow_has_norms_sublayers_and_residual_additions():
     manifest = manifest_of("llama3", "tiny")
     block = manifest.modules["layers.2"]
     assert steps(block) == [
@@ -103,7 +103,7 @@ def test_a_block_flows_through_norm_and_sublayer_and_is_added_to_the_residual_st
     ]
 
 
-def test_a_mixture_of_experts_shows_router_and_experts():
+def test_mixture_of_experts_manifest_has_router_and_experts():
     manifest = manifest_of("mixtral", "8x7b")
     assert manifest.modules["layers.0.feed_forward"].kind == "moe"
     assert manifest.modules["layers.0.feed_forward"].attributes == {"n_experts": 8, "top_k": 2}
@@ -129,7 +129,7 @@ def test_an_unknown_path_is_a_key_error():
             modules[path]
 
 
-def test_text_form_gives_the_same_manifest_back():
+def test_manifest_json_round_trip():
     manifest = manifest_of("vit", "tiny")
     assert Manifest.from_json(manifest.to_json()) == manifest
 
@@ -171,7 +171,7 @@ class Uneven(nn.Module):
         return {"result": x}
 
 
-def test_blocks_are_grouped_by_what_they_are():
+def test_blocks_are_grouped_by_structure():
     with torch.device("meta"):
         manifest = describe(Uneven(), "uneven")
     [blocks] = manifest.block_lists
@@ -180,7 +180,7 @@ def test_blocks_are_grouped_by_what_they_are():
     assert manifest.modules["blocks.3.up"].attributes["out_features"] == 16
 
 
-def test_flow_follows_parameters_keywords_and_in_place_operations():
+def test_flow_records_parameters_keywords_and_in_place_operations():
     with torch.device("meta"):
         manifest = describe(Uneven(), "uneven")
     assert steps(manifest.modules[""]) == [
@@ -269,7 +269,7 @@ class Second(nn.Module):
         return x if self.calls == 1 else nn.functional.dropout(x)
 
 
-def test_modules_whose_own_forward_draws_random_numbers_are_known():
+def test_modules_with_random_forward_are_marked():
     with torch.device("meta"):
         manifest = describe(Random(), "random")
     assert manifest.flow_error is None
@@ -277,7 +277,7 @@ def test_modules_whose_own_forward_draws_random_numbers_are_known():
     assert drawing == {"dropout", "uncalled", "drops", "noisy", "borrows", "twice", "heads"}
 
 
-def test_the_compiler_is_imported_before_operators_are_watched():
+def test_compiler_is_imported_before_operators_are_recorded():
     code = """
 import sys
 import torch
@@ -302,7 +302,7 @@ assert manifest.flow_error is None and manifest.modules[""].random
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_model_whose_forward_cannot_be_followed_still_has_its_modules():
+def test_model_with_untraceable_forward_has_modules():
     with torch.device("meta"):
         manifest = describe(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "picture")
     assert "forward failed on the meta device" in manifest.flow_error
@@ -310,7 +310,7 @@ def test_a_model_whose_forward_cannot_be_followed_still_has_its_modules():
     assert list(manifest.modules) == ["", "0", "1"]
 
 
-def test_computing_the_largest_manifest_is_quick_and_needs_no_torch():
+def test_largest_manifest_is_computed_quickly_without_torch():
     code = """
 import sys, time
 from legoai.specs.models.load import load_manifest

@@ -97,7 +97,7 @@ def in_this_process():
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_factory_is_announced_run_once_and_remembered_until_its_sources_change(workplace):
+def test_factory_manifest_is_cached_until_its_sources_change(workplace):
     manifest = workplace.load("python", "factories.models:build", depth=3)
     assert manifest.parameter_count == 10 * 8 + 3 * (8 * 8 + 8)
     assert manifest.vocab_size == 10
@@ -136,7 +136,7 @@ def test_a_factory_may_be_an_attribute_of_a_class(workplace):
     ],
 )
 @pytest.mark.usefixtures("in_this_process")
-def test_what_a_factory_does_wrong_is_told_in_one_sentence(workplace, target, arguments, kind, words):
+def test_factory_error_is_one_sentence(workplace, target, arguments, kind, words):
     assert_error(workplace, target, arguments, kind, words)
 
 
@@ -147,7 +147,7 @@ def test_what_a_factory_does_wrong_is_told_in_one_sentence(workplace, target, ar
         ("factories.models:vanishes", "inspection_failed", "status 3"),
     ],
 )
-def test_what_a_factory_does_wrong_comes_through_its_process(workplace, target, kind, words):
+def test_factory_error_is_passed_from_its_process(workplace, target, kind, words):
     assert_error(workplace, target, {}, kind, words)
 
 
@@ -160,7 +160,7 @@ def assert_error(workplace, target, arguments, kind, words):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_missing_import_of_the_factory_is_the_factorys_failure(workplace):
+def test_missing_import_is_reported_as_a_factory_error(workplace):
     workplace.write("factories/broken.py", "import no_such_package")
     error = workplace.error("python", "factories.broken:build")
     assert error.kind == "factory_raised"
@@ -190,7 +190,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def test_a_factory_that_takes_too_long_is_ended(workplace):
+def test_factory_exceeding_the_timeout_is_killed(workplace):
     pid_file = workplace.directory / "pid"
     started = time.monotonic()
     error = workplace.error("python", "factories.models:sleeps", timeout=8.0, pid_file=str(pid_file))
@@ -199,7 +199,7 @@ def test_a_factory_that_takes_too_long_is_ended(workplace):
     assert not is_running(wait_for_pid(pid_file))
 
 
-def test_an_interrupt_ends_the_inspection_too(workplace):
+def test_interrupt_kills_the_inspection_process(workplace):
     pid_file = workplace.directory / "pid"
     code = f"""
 from legoai.specs.models.load import load_manifest
@@ -222,7 +222,7 @@ except KeyboardInterrupt:
     assert not is_running(inspected)
 
 
-def test_a_built_in_model_of_other_dimensions_starts_no_process_and_fills_no_cache(workplace):
+def test_built_in_model_needs_no_process_and_no_cache(workplace):
     def load(**arguments):
         return load_manifest(
             ModelSource(kind="builtin", target="llama3", preset="tiny", arguments=arguments),
@@ -238,7 +238,7 @@ def test_a_built_in_model_of_other_dimensions_starts_no_process_and_fills_no_cac
     assert not workplace.cache.exists()
 
 
-def test_the_cache_is_in_the_users_cache_directory(monkeypatch, tmp_path):
+def test_cache_is_in_the_user_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_directory() == tmp_path / "legoai" / "manifests"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -247,7 +247,7 @@ def test_the_cache_is_in_the_users_cache_directory(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_cache_that_cannot_be_written_is_done_without(workplace):
+def test_unwritable_cache_is_ignored(workplace):
     workplace.cache.write_text("a file, not a directory")
     assert workplace.load("python", "factories.models:build").parameter_count == 224
 
@@ -274,7 +274,7 @@ LLAMA = {
 }
 
 
-def test_a_hugging_face_config_is_built_and_followed(workplace):
+def test_hugging_face_config_is_built_and_traced(workplace):
     pytest.importorskip("transformers")
     workplace.write("config.json", json.dumps(LLAMA))
     manifest = workplace.load("huggingface", "config.json", num_hidden_layers=2)
@@ -306,7 +306,7 @@ def test_a_hugging_face_config_is_built_and_followed(workplace):
     ],
 )
 @pytest.mark.usefixtures("in_this_process")
-def test_what_is_wrong_with_a_config_is_told_in_one_sentence(workplace, text, arguments, kind, words):
+def test_config_file_error_is_one_sentence(workplace, text, arguments, kind, words):
     if kind == "unknown_architecture" or arguments:
         pytest.importorskip("transformers")
     if text is not None:
@@ -316,7 +316,7 @@ def test_what_is_wrong_with_a_config_is_told_in_one_sentence(workplace, text, ar
     assert words in error.message
 
 
-def test_a_missing_transformers_is_told_with_its_cure(workplace):
+def test_missing_transformers_error_names_the_install_command(workplace):
     workplace.write("transformers.py", "raise ImportError('not here')")
     workplace.write("config.json", json.dumps(LLAMA))
     error = workplace.error("huggingface", "config.json")

@@ -24,7 +24,7 @@ def token_by_token(moe: MoE, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-def test_output_and_gradients_equal_the_loop(top_k):
+def test_output_and_gradients_equal_a_loop_over_experts(top_k):
     torch.manual_seed(0)
     moe = MoE(resolve_config("mixtral", "tiny", {"dim": 16, "hidden_dim": 24, "top_k": top_k})).double()
     for parameter in moe.parameters():
@@ -43,7 +43,7 @@ def test_output_and_gradients_equal_the_loop(top_k):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
-def test_experts_that_no_token_visits_do_no_harm():
+def test_experts_without_tokens_keep_gradients_finite():
     torch.manual_seed(0)
     moe = MoE(resolve_config("mixtral", "tiny", {"top_k": 1})).double()
     x = torch.randn(1, 1, 128, dtype=torch.float64, requires_grad=True)
@@ -53,7 +53,7 @@ def test_experts_that_no_token_visits_do_no_harm():
     assert torch.isfinite(x.grad).all()
 
 
-def test_the_bf16_kernel_computes_what_the_loop_computes():
+def test_bf16_kernel_equals_the_loop():
     torch.manual_seed(0)
     sizes = torch.tensor([3, 0, 5])
     x = torch.randn(8, 16, dtype=torch.bfloat16)

@@ -47,12 +47,12 @@ def count(family: str, preset: str) -> int:
 
 
 @pytest.mark.parametrize(("family", "preset"), PUBLISHED)
-def test_parameter_count_is_the_published_one(family, preset):
+def test_parameter_count_equals_the_published_count(family, preset):
     assert count(family, preset) == PUBLISHED[family, preset]
 
 
 @pytest.mark.parametrize("preset", GPT3_MILLIONS)
-def test_gpt3_parameter_count_is_the_papers(preset):
+def test_gpt3_parameter_count_equals_the_paper(preset):
     assert count("gpt3", preset) / 1e6 == pytest.approx(GPT3_MILLIONS[preset], abs=0.6, rel=1e-4)
 
 
@@ -84,7 +84,7 @@ def test_no_logit_depends_on_a_later_token(family):
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_positions_tell_a_rank_which_part_of_the_sequence_it_holds(family):
+def test_forward_accepts_token_positions(family):
     model = build(family, **SMALL[family]).double()
     tokens = torch.randint(256, (2, 8))
     assert torch.equal(model(tokens), model(tokens, torch.arange(8)))
@@ -92,7 +92,7 @@ def test_positions_tell_a_rank_which_part_of_the_sequence_it_holds(family):
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_stages_run_one_after_another_are_the_whole_model(family):
+def test_stages_in_sequence_equal_the_whole_model(family):
     torch.manual_seed(0)
     model = build(family, **SMALL[family]).double()
     tokens = torch.randint(256, (2, 8))
@@ -110,7 +110,7 @@ def test_stages_run_one_after_another_are_the_whole_model(family):
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_every_module_with_parameters_or_buffers_can_make_them(family):
+def test_every_module_can_initialise_its_parameters_and_buffers(family):
     for path, module in build(family, **SMALL[family]).named_modules():
         if module._parameters:
             assert callable(getattr(module, "reset_parameters", None)), path
@@ -119,7 +119,7 @@ def test_every_module_with_parameters_or_buffers_can_make_them(family):
 
 
 @pytest.mark.parametrize("family", [*SMALL, "vit"])
-def test_parameters_made_one_module_at_a_time_are_independent_of_the_order(family):
+def test_initialisation_by_module_is_independent_of_order(family):
     def initialised(reverse: bool) -> dict[str, torch.Tensor]:
         with torch.device("meta"):
             model = build(family, **SMALL.get(family, {"preset": "tiny"}))
@@ -136,7 +136,7 @@ def test_parameters_made_one_module_at_a_time_are_independent_of_the_order(famil
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_first_weights_make_a_uniform_guess():
+def test_initial_weights_give_uniform_predictions():
     torch.manual_seed(0)
     model = build("llama3", "tiny")
     tokens = torch.randint(256, (4, 64))
@@ -160,7 +160,7 @@ def exact_table(model: Llama) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.complex128)
 
 
-def test_the_rotary_table_is_exact_however_the_model_came_to_its_device_and_dtype():
+def test_rotary_table_is_exact_after_device_and_dtype_changes():
     def fresh(device: str) -> Llama:
         with torch.device(device):
             return build("llama3", "tiny", max_seq_len=64)

@@ -15,10 +15,10 @@ from legoai.specs.models.reads import Images, Tokens
 class Vision(nn.Module):
     """What a factory gives, with what its author says of it."""
 
-    def __init__(self, **said: object) -> None:
+    def __init__(self, **fields: object) -> None:
         super().__init__()
         self.head = nn.Conv2d(3, 7, 4)
-        for name, value in said.items():
+        for name, value in fields.items():
             setattr(self, name, value)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -32,21 +32,21 @@ def read_by(model: nn.Module):
 SAID = {"kind": "images", "channels": 3, "height": 8, "width": 6, "classes": 7}
 
 
-def test_an_author_says_what_a_model_reads():
+def test_author_declares_the_model_inputs():
     manifest = describe(Vision(reads=SAID).to("meta"), "theirs")
     assert manifest.reads == Images(channels=3, height=8, width=6, classes=7)
     assert manifest.flow_error is None, "its forward was followed with such images"
     assert manifest.forward == ("images",)
 
 
-def test_what_timm_models_carry_is_understood():
+def test_timm_pretrained_config_gives_the_inputs():
     # The form of `timm.models.create_model(...).pretrained_cfg`.
     found = read_by(Vision(pretrained_cfg={"input_size": (3, 32, 16), "num_classes": 1000}, num_classes=7))
     assert found == Images(channels=3, height=32, width=16, classes=7)
     assert read_by(Vision(num_classes=7)) == Tokens()
 
 
-def test_an_authors_mistake_is_an_error():
+def test_invalid_input_declaration_is_an_error():
     with pytest.raises(ManifestError, match="Vision: `reads` of kind images has the fields"):
         read_by(Vision(reads={**SAID, "depth": 3}))
 
@@ -57,24 +57,24 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_mo
       "d_ff": 32, "num_layers": 1, "vocab_size": 64, "n_positions": 4}  # fmt: skip
 
 
-def test_a_class_of_unknown_purpose_says_nothing():
+def test_class_of_unknown_task_has_no_inputs():
     with torch.device("meta"):
         assert read_by(transformers_model(BERT)) is None
 
 
-def test_relative_positions_reach_any_distance():
+def test_relative_positions_have_no_maximum_length():
     with torch.device("meta"):
         manifest = describe(transformers_model(T5), "theirs")
     assert manifest.max_seq_len is None
     assert manifest.reads is not None and manifest.reads.kind == "two_texts"
 
 
-def test_a_language_model_is_one():
+def test_non_causal_class_is_no_language_model():
     with torch.device("meta"), pytest.raises(ManifestError, match="T5ForConditionalGeneration is no causal"):
         language_model(T5)
 
 
-def test_an_attention_can_be_chosen():
+def test_attention_implementation_can_be_chosen():
     with torch.device("meta"):
         chosen = [
             transformers_model(T5, attn_implementation=name).config._attn_implementation for name in ("eager", "sdpa")

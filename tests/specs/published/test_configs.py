@@ -64,12 +64,12 @@ def found(config: Any, fields: dict[str, Any]) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_presets_compute_what_was_published(name: str):
+def test_presets_match_published_configs(name: str):
     family, preset, fields = PUBLISHED[name]
     assert found(resolve_config(family, preset), fields) == {}
 
 
-def test_what_a_config_leaves_out_has_its_usual_value():
+def test_missing_config_fields_take_usual_values():
     config = resolve_config("llama3", "8b", {"rope_scaling": 1.0})
     llama_2 = {"model_type": "llama", "num_attention_heads": 32, "rms_norm_eps": 1e-05}
     assert found(config, llama_2) == {"num_key_value_heads": True, "rope_theta": False}
@@ -93,7 +93,7 @@ def test_what_a_config_leaves_out_has_its_usual_value():
         ({"eos_token_id": 7, "initializer_range": 3.0, "torch_dtype": "bfloat16"}, {}),
     ],
 )  # fmt: skip
-def test_what_shapes_do_not_show_is_compared(changed: dict[str, Any], which: dict[str, bool]):
+def test_fields_beyond_shapes_are_compared(changed: dict[str, Any], which: dict[str, bool]):
     assert found(resolve_config("llama3", "8b"), {**LLAMA_31, **changed}) == which
 
 
@@ -108,7 +108,7 @@ def test_what_shapes_do_not_show_is_compared(changed: dict[str, Any], which: dic
         (GPTConfig, {"bias": False}),
     ],
 )
-def test_what_no_class_computes_is_refused(kind: type, given: dict[str, Any]):
+def test_config_without_a_published_class_is_refused(kind: type, given: dict[str, Any]):
     family = {LlamaConfig: "llama3", MixtralConfig: "mixtral", GPTConfig: "gpt2"}[kind]
     preset = "small" if family == "gpt2" else "tiny"
     with pytest.raises(NotPublishedError):

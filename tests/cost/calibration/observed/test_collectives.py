@@ -22,7 +22,7 @@ def of(traces: Sequence[GpuTrace], folder: Path, per_host: int = 8) -> Collectiv
     return collective_times(step, devices_per_host=per_host)
 
 
-def test_of_a_collective_the_rank_that_waits_for_none_counts(tmp_path: Path) -> None:
+def test_collective_time_is_that_of_the_last_rank(tmp_path: Path) -> None:
     ranks = [GpuTrace(rank) for rank in range(2)]
     for trace, lasts in zip(ranks, ([30.0, 80.0, 31.0], [90.0, 33.0, 32.0]), strict=True):
         trace.call(*ADD)
@@ -37,7 +37,7 @@ def test_of_a_collective_the_rank_that_waits_for_none_counts(tmp_path: Path) -> 
     assert found.seconds["reduce_scatter", here, 8192] == pytest.approx([33e-6], abs=1e-8)
 
 
-def test_the_groups_of_a_mesh_are_counted_by_themselves_and_placed_on_hosts(tmp_path: Path) -> None:
+def test_groups_of_a_mesh_are_measured_by_placement(tmp_path: Path) -> None:
     groups = [("0", range(4)), ("1", (0, 1)), ("2", (2, 3)), ("3", (0, 2)), ("4", (1, 3))]
     ranks = [GpuTrace(rank, 4, groups) for rank in range(4)]
     for rank, trace in enumerate(ranks):
@@ -52,7 +52,7 @@ def test_the_groups_of_a_mesh_are_counted_by_themselves_and_placed_on_hosts(tmp_
     assert not found.waited
 
 
-def test_one_rank_alone_says_so(tmp_path: Path) -> None:
+def test_trace_of_one_rank_gives_waiting_times_only(tmp_path: Path) -> None:
     trace = GpuTrace(1)
     trace.call(*ADD)
     trace.collective("broadcast", (1024, 1024), 10.0)
@@ -60,7 +60,7 @@ def test_one_rank_alone_says_so(tmp_path: Path) -> None:
     assert not found.seconds and set(found.waited) == {("broadcast", Placement(2, 1, 2), 4096)}
 
 
-def test_ranks_of_a_large_group_are_found_by_its_name_or_by_its_stride(tmp_path: Path) -> None:
+def test_ranks_of_a_large_group_come_from_name_or_stride(tmp_path: Path) -> None:
     group = ("7", range(0, 64, 2))
     trace = GpuTrace(0, 64, [("7", group[1])])
     trace.call(*ADD)
@@ -74,7 +74,7 @@ def test_ranks_of_a_large_group_are_found_by_its_name_or_by_its_stride(tmp_path:
     assert set(of([trace], tmp_path).waited) == {("all_reduce", Placement(32, 8, 4), 4096)}
 
 
-def test_what_is_not_known_is_left_out_and_named(tmp_path: Path) -> None:
+def test_unknown_collectives_are_skipped_and_listed(tmp_path: Path) -> None:
     trace = GpuTrace(0, 4)
     trace.call(*ADD)
     trace.collective("recv", (1024, 1024), 10.0)
@@ -92,7 +92,7 @@ def test_what_is_not_known_is_left_out_and_named(tmp_path: Path) -> None:
     }
 
 
-def test_ranks_that_disagree_on_the_order_are_left_out(tmp_path: Path) -> None:
+def test_ranks_with_different_orders_are_skipped(tmp_path: Path) -> None:
     ranks = [GpuTrace(rank) for rank in range(2)]
     for trace, sizes in zip(ranks, ((1024, 2048), (2048, 2048)), strict=True):
         trace.call(*ADD)
@@ -118,7 +118,7 @@ def of_gloo(groups: Sequence[tuple[str, tuple[int, ...]]], per_host: int) -> Col
     return collective_times(step, devices_per_host=per_host)
 
 
-def test_over_gloo_a_group_is_told_by_its_ranks_or_by_what_it_gathers() -> None:
+def test_gloo_group_is_identified_by_ranks_or_gathered_shapes() -> None:
     one = of_gloo([("0", (0, 1))], 4)
     here = Placement(2, 1, 2)
     assert one.seconds == {

@@ -22,7 +22,7 @@ def micro(found: KernelTimes) -> dict[object, list[float]]:
     return {work: pytest.approx([1e6 * time for time in seconds], abs=0.05) for work, seconds in found.seconds.items()}
 
 
-def test_a_product_takes_what_its_kernels_take_by_shape_and_rate(tmp_path: Path) -> None:
+def test_product_times_are_grouped_by_shape_and_rate(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.call("aten::mm", [[64, 32], [32, 16]], [BF16, BF16], 7.5)
     trace.call("aten::mm", [[64, 32], [32, 16]], [BF16, BF16], 9.0, 2.0)  # a sum over k in pieces, and their sum
@@ -36,7 +36,7 @@ def test_a_product_takes_what_its_kernels_take_by_shape_and_rate(tmp_path: Path)
     assert micro(times(trace, tmp_path)) == {mm: [7.5, 11.0, 4.0], add: [5.0], bmm: [6.0]}
 
 
-def test_float8_products_are_of_their_rate(tmp_path: Path) -> None:
+def test_float8_products_have_the_float8_rate(tmp_path: Path) -> None:
     trace = GpuTrace()
     fp8 = "c10::Float8_e4m3fn"
     trace.call(
@@ -48,7 +48,7 @@ def test_float8_products_are_of_their_rate(tmp_path: Path) -> None:
     assert isinstance(work, Product) and (work.m, work.n, work.k, work.rate) == (64, 16, 32, "fp8")
 
 
-def test_attention_is_told_by_kernel_direction_and_mask(tmp_path: Path) -> None:
+def test_attention_is_grouped_by_kernel_direction_and_mask(tmp_path: Path) -> None:
     trace = GpuTrace()
     heads = [2, 8, 128, 64]
     trace.call(
@@ -71,7 +71,7 @@ def test_attention_is_told_by_kernel_direction_and_mask(tmp_path: Path) -> None:
     assert found[forward] == pytest.approx([40e-6], abs=1e-8) and found[backward] == pytest.approx([90e-6], abs=1e-8)
 
 
-def test_what_moves_bytes_is_told_by_kind_and_views_take_nothing(tmp_path: Path) -> None:
+def test_movement_is_grouped_by_kind_and_views_are_free(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.call("aten::view", [[64, 64], []], [FP32, "ScalarList"], values=["", "[4096]"])
     trace.call("aten::add", [[64, 64], [64, 64], []], [FP32, FP32, "Scalar"], 3.0, values=["", "", "1"])
@@ -83,7 +83,7 @@ def test_what_moves_bytes_is_told_by_kind_and_views_take_nothing(tmp_path: Path)
     }
 
 
-def test_an_operator_that_is_made_of_others_is_one_kernel_where_it_launches_itself(tmp_path: Path) -> None:
+def test_composite_operator_is_one_kernel_if_it_launches_itself(tmp_path: Path) -> None:
     shapes = [[8, 128], [], [128], []]
     types, values = [FP32, "ScalarList", FP32, "Scalar"], ["", "[128]", "", "1e-05"]
     trace = GpuTrace()
@@ -96,7 +96,7 @@ def test_an_operator_that_is_made_of_others_is_one_kernel_where_it_launches_itse
     assert isinstance(work, Movement) and work.kind == "elementwise"
 
 
-def test_a_kernel_beside_a_collective_is_kept_apart(tmp_path: Path) -> None:
+def test_kernels_overlapping_collectives_are_separate(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.collective("allreduce", (2**20, 2**20), 500.0, beside=True)
     trace.call("aten::mm", [[64, 32], [32, 16]], [BF16, BF16], 12.0)
@@ -107,13 +107,13 @@ def test_a_kernel_beside_a_collective_is_kept_apart(tmp_path: Path) -> None:
     assert alone == pytest.approx([7.5e-6], abs=1e-8) and beside == pytest.approx([12e-6], abs=1e-8)
 
 
-def test_a_kernel_finds_its_operator_by_number_where_its_launch_is_missing(tmp_path: Path) -> None:
+def test_kernel_without_a_launch_is_matched_by_external_id(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.call("aten::mm", [[64, 32], [32, 16]], [BF16, BF16], 7.5, external_only=True)
     assert list(micro(times(trace, tmp_path)).values()) == [[7.5]]
 
 
-def test_what_a_trace_tells_too_little_of_is_left_out_and_named(tmp_path: Path) -> None:
+def test_ambiguous_operators_are_skipped_and_listed(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.call("aten::_to_copy", [[640]] + [[]] * 6, [FP32, "Scalar", "", "", "", "Scalar", ""], 2.0)  # to which dtype?
     trace.call("aten::_foreach_add_", [[], []], ["TensorList", "Scalar"], 3.0, values=["", "1"])
@@ -127,7 +127,7 @@ def test_what_a_trace_tells_too_little_of_is_left_out_and_named(tmp_path: Path) 
     assert "aten::cat" not in times(trace, tmp_path).unknown, "a run of one dtype tells that of lists"
 
 
-def test_of_torch_before_it_wrote_numbers_only_products_are_taken(tmp_path: Path) -> None:
+def test_traces_without_concrete_inputs_give_products_only(tmp_path: Path) -> None:
     trace = GpuTrace()
     trace.call("aten::mm", [[64, 32], [32, 16]], [FP32, FP32], 7.5)
     trace.call("aten::sum", [[64, 32], [], [], []], [FP32, "", "Scalar", ""], 3.0)
@@ -138,7 +138,7 @@ def test_of_torch_before_it_wrote_numbers_only_products_are_taken(tmp_path: Path
     assert [type(work) for work in found.seconds] == [Product] and set(found.unknown) == {"aten::sum"}
 
 
-def test_names_of_a_trace_call_nothing_but_operators_on_shapes(tmp_path: Path) -> None:
+def test_trace_names_never_execute_code(tmp_path: Path) -> None:
     trace = GpuTrace()
     path = tmp_path / "made"
     trace.call(
@@ -149,7 +149,7 @@ def test_names_of_a_trace_call_nothing_but_operators_on_shapes(tmp_path: Path) -
     assert not times(trace, tmp_path).seconds and not path.exists()
 
 
-def test_the_host_issues_operators_by_turns(tmp_path: Path) -> None:
+def test_host_times_separate_python_and_dispatch(tmp_path: Path) -> None:
     trace = GpuTrace()
     for _ in range(3):
         trace.call("aten::mm", [[64, 32], [32, 16]], [BF16, BF16], 7.5)
@@ -174,7 +174,7 @@ def test_the_host_issues_operators_by_turns(tmp_path: Path) -> None:
     assert found["python"] == pytest.approx([48.5e-6] * 2, abs=1e-7)
 
 
-def test_intervals() -> None:
+def test_intervals_merge_and_overlap() -> None:
     assert merged([(3, 4), (0, 1), (1, 2), (3.5, 6)]) == [(0, 2), (3, 6)]
     cases = {(2, 3): False, (2, 3.1): True, (5, 5.5): True, (6, 7): False, (-1, 0): False, (-1, 9): True}
     assert {one: overlaps(one, [(0, 2), (3, 6)]) for one in cases} == cases

@@ -25,7 +25,7 @@ def small() -> GpuTrace:
 
 @pytest.mark.parametrize("name", ["step-3-rank-1.json", "step-3-rank-1.json.gz"])
 @pytest.mark.parametrize("chunk", [7, 2**20])
-def test_a_trace_is_read_in_pieces_of_any_length(
+def test_trace_is_read_with_any_chunk_size(
     name: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_files, "_CHUNK", chunk)
@@ -39,7 +39,7 @@ def test_a_trace_is_read_in_pieces_of_any_length(
     assert {launch.correlation for launch in found.launches} == {kernel.correlation for kernel in found.kernels}
 
 
-def test_events_of_other_kinds_and_broken_fields_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_events_and_broken_fields_are_skipped(tmp_path: Path) -> None:
     trace = small()
     whole = len(read_trace(trace.write(tmp_path / "a.json")).calls)
     trace.events += [
@@ -64,7 +64,7 @@ def test_events_of_other_kinds_and_broken_fields_are_passed_over(tmp_path: Path)
     assert len(found.calls) == whole + 1 and found.calls[-1].arguments is None
 
 
-def test_a_trace_that_is_not_whole_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+def test_truncated_trace_is_refused_with_a_remedy(tmp_path: Path) -> None:
     text = small().text()
     for at in (len(text) // 3, len(text) // 2, text.index('"traceName"') - 10):
         (tmp_path / "cut.json").write_text(text[:at])
@@ -79,7 +79,7 @@ def test_a_trace_that_is_not_whole_is_refused_and_says_what_to_do(tmp_path: Path
         read_trace(tmp_path / "flipped.json.gz")
 
 
-def test_damage_in_the_middle_ends_the_reading_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_trace_stops_the_reader_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_files, "_CHUNK", 64)
     monkeypatch.setattr(trace_files, "_LONGEST", 4096)
     text = small().text().replace('"cat": "cpu_op"', '"cat" "cpu_op"', 1) + " " * 10_000
@@ -99,13 +99,13 @@ def test_damage_in_the_middle_ends_the_reading_soon(tmp_path: Path, monkeypatch:
         (json.dumps({"traceEvents": [{"ph": "X", "cat": "gpu", "name": "x", "ts": 1, "dur": 1}]}), "no operators"),
     ],
 )
-def test_another_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_file_that_is_no_trace_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(TraceError, match=re.escape(said)):
         read_trace(tmp_path / "other.json")
 
 
-def test_a_trace_without_shapes_is_refused_unless_it_has_collectives(tmp_path: Path) -> None:
+def test_trace_without_shapes_requires_collectives(tmp_path: Path) -> None:
     without = GpuTrace(shapes=False)
     without.call(*MM, 7.5)
     with pytest.raises(TraceError, match=r"no shapes of operands.*--profile-step N"):

@@ -54,7 +54,7 @@ def every(problem: BucketProblem) -> list[tuple[int, ...]]:
     return [counts for buckets in range(1, count + 1) for counts in splits(count, buckets) if problem.fits(counts)]
 
 
-def test_the_programme_agrees_with_every_bucketing():
+def test_dynamic_program_equals_brute_force():
     better = infeasible = 0
     for seed in range(250):
         problem = drawn(seed)
@@ -83,7 +83,7 @@ def uniform(count: int, *, forward: float, backward: float, **changes: object) -
     return BucketProblem(**(given | changes))
 
 
-def test_communication_slows_what_computes_first():
+def test_communication_slows_the_next_computation():
     works = Work((1.0, 1.5), ((2.0, 4.0), (3.0, 3.0)))
     problem = BucketProblem(
         units=[Unit(works, Work(), 1)] * 2, gather=float, gather_again=float, reduce=float
@@ -95,7 +95,7 @@ def test_communication_slows_what_computes_first():
     assert [problem.window(seconds, both.forward) for seconds in (3.0, 7.0, 10.0, 12.0)] == [1.0, 3.0, 3.0, 4.0]
 
 
-def test_algorithm_1_grows_a_bucket_while_it_is_hidden():
+def test_algorithm_1_grows_a_bucket_while_communication_is_hidden():
     # 1 + 1 are hidden by nothing; then 1 + n by 4 seconds of each unit that computes.
     assert of_forward(uniform(14, forward=4.0, backward=0.0)) == (1, 3, 10)
     # Behind the last unit 5 seconds compute. Beside its 4 units, of which nothing is reduced yet, 1 + n take up to 24;
@@ -106,7 +106,7 @@ def test_algorithm_1_grows_a_bucket_while_it_is_hidden():
     assert of_backward(wide) == (33, 23, 4)
 
 
-def test_algorithm_1_stops_where_there_is_no_more_room():
+def test_algorithm_1_stops_at_the_memory_limit():
     problem = uniform(9, forward=100.0, backward=100.0, gathered_bytes=1.0)
     tight = BucketProblem(
         units=[Unit(Work.of(100.0), Work.of(100.0), 1, forward_room=4.0)] * 9,
@@ -116,14 +116,14 @@ def test_algorithm_1_stops_where_there_is_no_more_room():
     assert of_forward(tight) == (1, 3, 1, 3, 1)
 
 
-def test_nothing_is_merged_for_overlap_where_nothing_overlaps():
+def test_algorithm_1_merges_nothing_without_overlap():
     problem = uniform(6, forward=9.0, backward=9.0, overlaps=False)
     assert algorithm_1(problem) == (1,) * 6
     assert least_added(problem) == (6,)  # each collective has its latency, and all of it is exposed
     assert problem.added((6,)) == pytest.approx(7 + 7 + 13)
 
 
-def test_a_deep_model_is_decided_in_seconds():
+def test_deep_model_is_solved_in_seconds():
     problem = uniform(60, forward=3.0, backward=6.0)
     found = least_added(problem)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Buckets of a plan: what a simulation tells of its units foresees other buckets, and solving tries them."""
+"""Costs of buckets: one simulation predicts those of other buckets, and the solver simulates the predicted ones."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def solution() -> Solution:
 
 
 @pytest.mark.slow
-def test_solved_buckets_are_simulated_beside_the_listed_ones(solution: Solution):
+def test_solved_buckets_are_simulated_with_the_listed_ones(solution: Solution):
     values = {solution.plan.holes[0].choices[item.choices[0]] for item in solution.result.evaluated}
     assert {"bucket(module)", "bucket(group)"} < values
     assert solution.result.status == "bounded"
     assert solution.best is not None
     assert solution.best.figures.step_time == min(item.figures.step_time for item in solution.result.evaluated)
-    [told] = document(solution, None)["buckets"]
-    assert told["line"] == 8
-    assert told["least"]["added_s"] <= told["algorithm_1"]["added_s"]
-    assert told["least"]["value"] in values
-    assert told["least"]["step_time_s"] is not None
+    [bucket] = document(solution, None)["buckets"]
+    assert bucket["line"] == 8
+    assert bucket["least"]["added_s"] <= bucket["algorithm_1"]["added_s"]
+    assert bucket["least"]["value"] in values
+    assert bucket["least"]["step_time_s"] is not None
     assert "Algorithm 1" in terminal(solution)
 
 
-def test_one_simulation_foresees_how_much_other_buckets_take(solution: Solution):
+def test_one_simulation_predicts_the_cost_of_other_buckets(solution: Solution):
     plan, found = solution.plan, solution.result
     by_value = {plan.holes[0].choices[item.choices[0]]: item for item in found.evaluated}
     module = by_value["bucket(module)"]
@@ -71,7 +71,7 @@ def test_one_simulation_foresees_how_much_other_buckets_take(solution: Solution)
     assert Figures.read(module.figures.document()).units == module.figures.units
 
 
-def test_a_rule_with_a_domain_is_searched_as_it_is():
+def test_bucket_rule_with_a_domain_is_searched_unchanged():
     [hole] = opened(PLAN.replace("= auto }", "= auto in [bucket(module), bucket([1, 3])] }")).holes
     assert not hole.buckets
     assert hole.choices == ("bucket(module)", "bucket([1, 3])")

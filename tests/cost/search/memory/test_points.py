@@ -1,4 +1,4 @@
-"""What equal blocks were observed to hold tells the memory of plans that treat them otherwise."""
+"""Memory of mixed treatments, predicted from observed plans that treat all blocks equally."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seen(batch: int, unit: str, treatment: str) -> tuple[MemoryPoints, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [16, 64])
-def test_the_peak_of_divided_blocks_follows_from_those_of_equal_ones(batch: int):
+def test_peak_of_mixed_treatments_follows_from_uniform_ones(batch: int):
     none, peak = seen(batch, "unit", "none")
     full, _ = seen(batch, "unit", "full")
     kept, _ = seen(batch, "unit(reshard = after_backward)", "none")

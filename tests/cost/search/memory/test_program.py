@@ -1,4 +1,4 @@
-"""The program of memory chooses what brute force chooses, and never loses to the greedy choice."""
+"""Integer program of memory against brute force and the greedy choice."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def followed(problem: MemoryProblem, of_block: list[Pair], way: int) -> tuple[fl
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("tens", range(25))
-def test_brute_force_agrees(tens: int):
+def test_memory_program_equals_brute_force(tens: int):
     for seed in range(10 * tens, 10 * tens + 10):
         problem = drawn(seed)
         best, choice = math.inf, problem.solve()
@@ -125,7 +125,7 @@ def test_brute_force_agrees(tens: int):
             assert problem.time(greedy) >= best - 1e-6
 
 
-def test_greedy_fails_where_the_first_step_leads_nowhere():
+def test_greedy_choice_recovers_from_a_bad_first_step():
     """It takes the cheaper of two treatments first, and can then not free enough."""
     fast = PairCosts(0.0, 10.0, 0.0, 100.0, 100.0, 0.0)
     some = PairCosts(1.0, 6.0, 0.0, 60.0, 60.0, 0.0)

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline were observed to hold tells the memory of plans that treat each by itself."""
+"""Memory of separately treated pipeline stages, predicted from observed plans that treat all stages equally."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def seen(holes: MemoryHoles, values: Values) -> Figures:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "stages"), [("1F1B", 2), ("Interleaved1F1B", 4)])
-def test_memory_and_time_of_stages_follow_from_those_of_equal_blocks(schedule: str, stages: int):
+def test_stage_memory_and_time_follow_from_uniform_treatments(schedule: str, stages: int):
     plan = OpenPlan(lint(TEXT.format(schedule=schedule), "test.plan", directory=Path()), directory=Path())
     holes = MemoryHoles(plan)
     analysis = plan.candidate((0, 0)).analysis

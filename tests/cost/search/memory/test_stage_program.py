@@ -1,4 +1,4 @@
-"""The program of stages chooses what brute force chooses, and never loses to the greedy choice."""
+"""Integer program of a pipeline's stages against brute force and the greedy choice."""
 
 from __future__ import annotations
 
@@ -167,15 +167,15 @@ def followed(problem: StagedMemoryProblem, division: StagedDivision) -> tuple[fl
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("tens", range(25))
-def test_brute_force_agrees(tens: int):
+def test_stage_program_equals_brute_force(tens: int):
     for seed in range(10 * tens, 10 * tens + 10):
         problem = drawn(seed)
         best, choice = math.inf, problem.solve()
         every = list(divisions(problem))
-        told = random.Random(seed).sample(every, min(40, len(every)))
+        chosen = random.Random(seed).sample(every, min(40, len(every)))
         for division in every:
             seconds, excess = followed(problem, division)
-            if division in told:
+            if division in chosen:
                 assert problem.time(division) == pytest.approx(seconds)
                 assert problem.excess(division) == pytest.approx(excess)
             if excess <= 0.0:

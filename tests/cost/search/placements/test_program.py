@@ -1,4 +1,4 @@
-"""The integer program of placements: what brute force finds on random graphs, and what pruning leaves."""
+"""Integer program of placements against brute force on random graphs, and its pruning."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def brute_force(graph: PlacementGraph, forbidden: list, most_bytes: float | None
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 400), marks=pytest.mark.slow)])
-def test_the_program_finds_what_brute_force_finds_on_hundreds_of_graphs(seeds: range):
+def test_placement_program_equals_brute_force_on_random_graphs(seeds: range):
     feasible = 0
     for seed in seeds:
         graph, forbidden, most_bytes = drawn(seed)
@@ -95,7 +95,7 @@ def test_the_program_finds_what_brute_force_finds_on_hundreds_of_graphs(seeds: r
 
 
 def chain(blocks: int, *, labels: str = "xyz") -> PlacementGraph:
-    """Blocks of a class behind one another, two equal layers in each, and a layer that adds both."""
+    """Consecutive equal blocks, each with two equal layers and a layer that adds both."""
     graph = PlacementGraph()
     last = graph.add(Node(None, (Strategy(None, (), "a"), Strategy(None, (), "b", 1e-5))))
     for _ in range(blocks):
@@ -112,7 +112,7 @@ def chain(blocks: int, *, labels: str = "xyz") -> PlacementGraph:
     return graph
 
 
-def test_equal_nodes_are_one_and_dominated_strategies_none():
+def test_equal_nodes_are_merged_and_dominated_strategies_removed():
     """The second layer of each pair goes with the first, so that the program is not twice as large."""
     found = place(chain(1, labels="x"))
     assert found.seconds == pytest.approx(2e-6)
@@ -124,14 +124,14 @@ def test_equal_nodes_are_one_and_dominated_strategies_none():
     assert (merged.variables, merged.seconds) == (1, pytest.approx(3.0))
 
 
-def test_a_long_chain_is_solved_in_a_moment():
+def test_long_chain_is_solved_quickly():
     """Sixty blocks that share their labels: pruned, built and solved without branching worth its name."""
     found: Placed = place(chain(60))
     assert found.status == "optimal"
     assert found.seconds == pytest.approx(120e-6)
 
 
-def test_what_no_neighbour_gives_is_infeasible_without_a_solver():
+def test_missing_input_label_is_infeasible_without_a_solver():
     graph = PlacementGraph()
     first = graph.add(Node(None, (Strategy(None, (), "a"),)))
     graph.add(Node(None, (Strategy(None, ("b",), "a"),)), [first])

@@ -58,7 +58,7 @@ class Model:
         self.open = {path: lines[rule.origin.span] for path, rule in winners.items() if path not in self.decided}
 
     def seconds(self, choices: dict[int, dict], *, followed: bool = True) -> float | None:
-        """Of the best of these styles; None where none agree."""
+        """Seconds of the best of these styles; None if none agree."""
         manifest = self.analysis.manifest
         assert manifest is not None
         graph = GraphBuilder(manifest, self.decided, self.open, choices, self.costs, followed=followed).build()
@@ -119,7 +119,7 @@ REST = {
 
 @pytest.mark.parametrize("sequence", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("part", some_slow(PARTS, "feed_forward", "attention"))
-def test_every_assignment_of_a_small_model_is_legal_where_the_analysis_says_so(
+def test_legal_assignments_equal_those_of_the_layout_analysis(
     part: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """All styles of a part of a model: those with a solution are those without a mismatch, and the best is found."""
@@ -145,7 +145,7 @@ MODELS = ['llama3("8b")', 'llama3("70b")', 'gpt3("13b", vocab_size = 50304)', 'm
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("length", "ranks"), [pytest.param(512, 2, marks=pytest.mark.slow), (2048, 8)])
-def test_no_standard_layout_costs_less(model: str, length: int, ranks: int):
+def test_chosen_styles_cost_no_more_than_standard_layouts(model: str, length: int, ranks: int):
     """The styles that are chosen are legal, and cost no more than those of the family's standard layouts."""
     plan = opened("shard auto on tp", model=model, length=length, ranks=ranks)
     found = Placements(plan, BoundsOf().machine).complete((None,) * len(plan.holes))
@@ -171,7 +171,7 @@ def chosen(plan: OpenPlan) -> dict[str, str]:
     return {hole.what: hole.choices[index] for hole, index in zip(plan.holes, found, strict=True) if index is not None}
 
 
-def test_long_sequences_take_what_megatron_does():
+def test_long_sequences_choose_the_megatron_layout():
     """Tensor and sequence parallel, with the loss on shards of the vocabulary (Korthikanti et al. 2022)."""
     styles = chosen(opened("shard auto on tp", length=8192))
     block = {path.removeprefix("shard layers.*."): style for path, style in styles.items() if "layers" in path}
@@ -186,7 +186,7 @@ def test_long_sequences_take_what_megatron_does():
     assert styles["shard output"] == "colwise(input = shard(1), loss_parallel = true)"
 
 
-def test_lint_has_the_last_word_on_what_the_ranks_do_not_divide():
+def test_undivisible_dims_are_left_unsharded():
     """Heads that eight ranks cannot share stay together, and a sequence that they cannot share stays whole."""
     styles = chosen(opened("shard auto on tp", model='llama3("8b", n_heads = 12, n_kv_heads = 12, dim = 3072)'))
     assert "colwise" not in styles["shard layers.*.attention.wq"]
@@ -203,8 +203,8 @@ def test_decided_rules_and_requirements_hold():
     assert Placements(tight, BoundsOf().machine).complete((None,) * len(tight.holes)) is None
 
 
-def test_memory_decides_where_it_binds():
-    """What is whole on every rank costs memory: under a limit that it would break, layers are cut."""
+def test_memory_limit_changes_the_styles():
+    """Replicated layers cost memory: under a limit that they exceed, layers are sharded."""
     shard = "shard on tp { output = auto, norm = auto }\noptimizer adamw(lr = 3e-4)"
     shapes = {"length": 64, "ranks": 8}
     free = opened(shard, **shapes)
@@ -226,7 +226,7 @@ def test_one_rank_needs_no_styles():
     assert set(found) == {0}
 
 
-def test_sums_that_backward_hides_cost_nothing():
+def test_hidden_reductions_cost_nothing():
     found = {}
     for option in ("", ", overlap"):
         open_rules = "layers.*.attention.wo = auto, layers.*.feed_forward.w2 = auto, norm = auto"

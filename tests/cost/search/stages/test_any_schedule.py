@@ -1,4 +1,4 @@
-"""What is said of every schedule holds for the order in which each of torch's takes its actions."""
+"""Bounds for an open schedule hold for each of torch's schedules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def analysed(
 
 
 @pytest.mark.parametrize(("schedule", "ranks"), list(itertools.product(SINGLE_STAGE + MULTI_STAGE, (2, 4))))
-def test_a_rank_holds_what_is_said_of_every_schedule(schedule: str, ranks: int):
+def test_held_micro_batches_bound_every_schedule(schedule: str, ranks: int):
     stages = 1 if schedule in SINGLE_STAGE else 2
     for batches in (ranks, ranks + 1, 2 * ranks, 2 * ranks + 1, 3 * ranks, 4 * ranks, 7 * ranks):
         try:
@@ -57,7 +57,7 @@ def test_a_rank_holds_what_is_said_of_every_schedule(schedule: str, ranks: int):
 
 
 @pytest.mark.parametrize("layers", [13, 16])
-def test_an_open_schedule_is_bounded_by_the_least_of_all(layers: int):
+def test_open_schedule_bound_is_below_every_schedule(layers: int):
     bounds = BoundsOf()
     whatever = bounds(analysed(4, 8, "auto", layers=layers))
     each = [bounds(analysed(4, 8, one, layers=layers)) for one in SINGLE_STAGE + MULTI_STAGE]
@@ -65,21 +65,21 @@ def test_an_open_schedule_is_bounded_by_the_least_of_all(layers: int):
     assert whatever.memory <= min(one.memory for one in each)
 
 
-def test_the_output_layer_counts_in_the_last_stage_of_every_schedule():
+def test_output_layer_counts_in_the_last_stage():
     """Its products are a twelfth of the whole model's, and all of them one rank's."""
     seconds = BoundsOf().layers.of_layers(analysed(4, 32, "auto"))
     whole = 32 * sum(one.forward + one.backward for one in seconds.values())
     assert BoundsOf()(analysed(4, 32, "auto")).step_time > 1.15 * whole / 4
 
 
-def test_what_finds_no_room_under_any_schedule_is_recomputed():
+def test_memory_limit_adds_recomputation_for_an_open_schedule():
     free = BoundsOf()(analysed(4, 16, "auto", length=8192)).step_time
     limited = BoundsOf()(analysed(4, 16, "auto", "require peak_memory <= 12GiB", length=8192)).step_time
     assert limited > 1.05 * free
 
 
 @pytest.mark.parametrize(("schedule", "least"), [("ZBVZeroBubble", 1.01), ("Interleaved1F1B", 1.001)])
-def test_stages_that_differ_count_with_their_own_blocks(schedule: str, least: float):
+def test_uneven_stages_count_their_own_blocks(schedule: str, least: float):
     """Twelve blocks on eight stages: a stage of one has room for what a rank with three blocks must recompute."""
     more, room = "checkpoint { layers.* = auto }", "\nrequire peak_memory <= 8GiB"
     free = BoundsOf()(analysed(4, 16, schedule, more, length=8192, layers=12)).step_time

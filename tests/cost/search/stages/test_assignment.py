@@ -1,4 +1,4 @@
-"""Assignment of blocks to stages: brute force agrees, and the graph of actions takes what torch's schedules take."""
+"""Assignment of blocks to stages against brute force, and the action graph against torch's schedules."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def graph(schedule: str, *, ranks: int, micro_batches: int, passes: int = 1) -> 
 
 @pytest.mark.parametrize("schedule", [name for name, (each, _) in SCHEDULES.items() if each > 1])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 8), (4, 8)])
-def test_the_longest_path_is_the_time_of_torchs_order(schedule: str, ranks: int, micro_batches: int):
+def test_longest_path_equals_the_time_of_the_torch_schedule(schedule: str, ranks: int, micro_batches: int):
     records = multi_stage(schedule, ranks=ranks, stages_of_rank=2, micro_batches=micro_batches)
     times = simulate_ranks(records, price, Host(dispatch_seconds=0.0))
     found = graph(schedule, ranks=ranks, micro_batches=micro_batches)
@@ -76,20 +76,20 @@ def test_the_longest_path_is_the_time_of_torchs_order(schedule: str, ranks: int,
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_equal_stages_take_what_the_closed_form_says(schedule: str, ranks: int, passes: int):
-    """Of several passes the second begins where the first leaves the ranks, so that it fills no pipeline anew."""
+def test_equal_stages_take_the_closed_form_time(schedule: str, ranks: int, passes: int):
+    """The second of several passes starts as the first leaves the ranks, so that the pipeline is not filled again."""
     found = graph(schedule, ranks=ranks, micro_batches=8, passes=passes)
     seconds, _ = found.longest([SECONDS] * ranks)
     once = (8 + ranks - 1) * (SECONDS["F"] + SECONDS["B"])
     assert seconds == once if passes == 1 else once < seconds <= passes * once
 
 
-def test_what_is_under_way_is_what_the_schedules_promise():
+def test_micro_batches_in_flight_equal_the_schedule():
     most = [list(rank) for rank in graph("1F1B", ranks=4, micro_batches=8).held]
     assert most == [[({rank: 4 - rank}, {rank}, {rank}, {})] for rank in range(4)]
 
 
-def test_micro_batches_wait_between_the_halves_of_their_backward():
+def test_micro_batches_between_backward_halves_are_counted():
     """The last rank takes no second half before the pipeline is full; a first stage has no first half."""
     found = graph("InterleavedZeroBubble", ranks=4, micro_batches=8).held
     assert [max(sum(moment.halved.values()) for moment in rank) for rank in found] == [1, 2, 3, 4]
@@ -99,7 +99,7 @@ def test_micro_batches_wait_between_the_halves_of_their_backward():
     assert all(not moment.halved for rank in graph("Interleaved1F1B", ranks=4, micro_batches=8).held for moment in rank)
 
 
-def test_gradients_are_summed_from_the_first_backward_of_a_pass_to_its_last():
+def test_unreduced_gradients_live_from_first_to_last_backward():
     first, second = graph("GPipe", ranks=2, micro_batches=8).held
     assert first == (({0: 8}, set(), {0}, {}), ({0: 7}, {0}, {0}, {}))
     assert second == (({1: 8}, set(), {1}, {}), ({1: 7}, {1}, {1}, {}))
@@ -108,7 +108,7 @@ def test_gradients_are_summed_from_the_first_backward_of_a_pass_to_its_last():
     assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}, {}),)
 
 
-def test_torch_gathers_the_stages_of_the_next_actions():
+def test_gathered_stages_equal_those_of_torch():
     from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
 
     names = ["0F0", "2F0", "4F0", "6F0", "6B0", "0F1", "4B0", "2B0", "2F1", "0B0", "2B1", "0B1"]
@@ -126,7 +126,7 @@ def test_torch_gathers_the_stages_of_the_next_actions():
     assert _gathered(actions, 2, 3) == at
 
 
-def test_ranks_that_wait_for_each_other_are_refused():
+def test_deadlocked_order_is_refused():
     with pytest.raises(ValueError, match="wait for each other"):
         ActionGraph([[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]], 1)
 
@@ -185,7 +185,7 @@ def compared(seed: int) -> tuple[str, float, float]:
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 400), marks=pytest.mark.slow)])
-def test_brute_force_agrees(seeds: range):
+def test_stage_assignment_equals_brute_force(seeds: range):
     statuses = set()
     for seed in seeds:
         status, seconds, least = compared(seed)
@@ -197,7 +197,7 @@ def test_brute_force_agrees(seeds: range):
 
 
 @NEEDS_SOLVER
-def test_ends_that_take_a_block_each_cost_their_stages_one():
+def test_embedding_and_loss_replace_a_block_of_the_end_stages():
     """126 layers with an embedding and a loss of one each: split as Llama 3.1 405B was, one layer less at the ends."""
     one = Block({"F": 1.0, "B": 2.0}, 3.0)
     found = StageProblem(
@@ -243,7 +243,7 @@ def split(plan: OpenPlan, counts: tuple[int, ...]) -> Analysis:
 @NEEDS_SOLVER
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"])
 @pytest.mark.parametrize("treatment", ["none", "full", "every(2)"])
-def test_the_bound_of_a_plan_whose_split_is_open_is_below_that_of_every_split(schedule: str, treatment: str):
+def test_open_split_bound_is_below_every_split(schedule: str, treatment: str):
     plan, bounds = opened(schedule, treatment), BoundsOf()
     whole = plan.candidate([None]).analysis
     assert whole is not None
@@ -256,7 +256,7 @@ def test_the_bound_of_a_plan_whose_split_is_open_is_below_that_of_every_split(sc
 
 
 @NEEDS_SOLVER
-def test_where_no_split_fits_the_bound_says_so():
+def test_bound_is_infinite_if_no_split_fits():
     """Parameters and the state of the optimizer of 6 layers take 8 GB on two ranks, and no split leaves less."""
     text = SPLIT.format(schedule="1F1B", treatment="none") + "require peak_memory <= 1GB\n"
     whole = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path()).candidate([None]).analysis
@@ -266,8 +266,8 @@ def test_where_no_split_fits_the_bound_says_so():
 
 @NEEDS_SOLVER
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_seen_of_one_split_tells_of_every_other(seed: int):
-    """From the actions, kernels and memory of a split that were made up, the times of all splits are found again."""
+def test_one_observed_split_gives_the_times_of_all_splits(seed: int):
+    """Synthetic actions, kernels and memory of one split give the times of all splits."""
     draw = random.Random(seed)
     plan, bounds = opened("1F1B", "none"), BoundsOf()
     seen = split(plan, (4, 2))
@@ -316,7 +316,7 @@ def _of_16() -> ActionGraph:
 
 
 def simulated(counts: tuple[int, ...], others: list[tuple[int, ...]]) -> list[tuple[float, float, float, float]]:
-    """Of other splits: seconds and bytes of the fullest rank, as they are simulated and as one split tells them."""
+    """Seconds and bytes of the fullest rank under other splits, simulated and predicted from one split."""
     plan, bounds = opened("1F1B", "none"), BoundsOf()
     seen = split(plan, counts)
     assert seen.manifest is not None
@@ -330,17 +330,17 @@ def simulated(counts: tuple[int, ...], others: list[tuple[int, ...]]) -> list[tu
         analysis = split(plan, other)
         assert analysis.manifest is not None
         whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
-        told = first.step_time + learnt.time(other) - learnt.time(counts)
+        predicted = first.step_time + learnt.time(other) - learnt.time(counts)
         besides = [1e12 - moment.room for moments in learnt.moments for moment in moments]
         blocks = [count * moment.held[rank] for rank, count in enumerate(other) for moment in learnt.moments[rank]]
-        bytes_told = max(map(float.__add__, besides, blocks))
-        found.append((whole.step_time, told, whole.peak_active, bytes_told))
+        predicted_bytes = max(map(float.__add__, besides, blocks))
+        found.append((whole.step_time, predicted, whole.peak_active, predicted_bytes))
     return found
 
 
 @pytest.mark.slow
-def test_one_simulated_split_tells_what_others_take():
-    """What follows the last action is taken to stay: the optimizer's part of a block does not move with it."""
-    for seconds, told, size, bytes_told in in_a_fork(simulated, (3, 3), [(4, 2), (2, 4)]):
-        assert told == pytest.approx(seconds, rel=0.03)
-        assert bytes_told == pytest.approx(size, rel=0.005)
+def test_one_simulated_split_predicts_the_others():
+    """The time after the last action is taken as constant: the optimizer's part of a block does not move with it."""
+    for seconds, predicted, size, predicted_bytes in in_a_fork(simulated, (3, 3), [(4, 2), (2, 4)]):
+        assert predicted == pytest.approx(seconds, rel=0.03)
+        assert predicted_bytes == pytest.approx(size, rel=0.005)

@@ -1,4 +1,4 @@
-"""Halves of a backward take what is said of them, and recompute more than a whole one."""
+"""Bounds of split backward passes, which recompute more than whole ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[
         pytest.param("InterleavedZeroBubble", "every(2)", marks=pytest.mark.slow),
     ],
 )
-def test_halves_take_no_less_than_is_said(schedule: str, treatment: str):
+def test_backward_halves_take_no_less_than_their_bounds(schedule: str, treatment: str):
     said, simulated, bound, step = in_a_fork(halves, schedule, treatment)
     for stage, took in enumerate(said):
         for kind, seconds in took.items():
@@ -71,7 +71,7 @@ def test_halves_take_no_less_than_is_said(schedule: str, treatment: str):
     assert 0.2 * step.memory < bound.memory <= step.memory
 
 
-def test_gradients_that_second_halves_read_leave_less_room():
+def test_saved_gradients_of_second_halves_reduce_the_room():
     """The last rank of two has two micro batches between the halves of their backward, the first one has one."""
     more = "loss chunked(16)\nrequire peak_memory <= 8GiB"
     analysis = analysed("InterleavedZeroBubble", "auto", more, sequences=32, length=16384)
@@ -82,7 +82,7 @@ def test_gradients_that_second_halves_read_leave_less_room():
     assert none_first <= first < last > none_last
 
 
-def test_a_block_is_recomputed_once_in_each_half():
+def test_block_is_recomputed_once_in_each_half():
     analysis, bounds = analysed("ZBVZeroBubble", "full"), BoundsOf()
     once = bounds._again(analysis)
     assert once and by_second_half(analysis, once) == once
@@ -92,8 +92,8 @@ def test_a_block_is_recomputed_once_in_each_half():
     assert apart.step_time > together.step_time
 
 
-def test_blocks_are_recomputed_as_a_whole_where_backward_is_in_halves():
-    """Selective treatments cannot be combined with such a schedule, so that what finds no room costs far more."""
+def test_split_backward_recomputes_full_blocks():
+    """Selective treatments cannot be combined with such a schedule, so that a memory limit costs far more."""
 
     def slower(schedule: str) -> float:
         short, ample = (

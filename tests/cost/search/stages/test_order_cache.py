@@ -1,4 +1,4 @@
-"""Orders of schedules that are kept on disk."""
+"""Cache of schedule orders on disk."""
 
 import json
 
@@ -25,14 +25,14 @@ def file(tmp_path, monkeypatch):
     return found
 
 
-def test_an_order_is_listed_once(file):
+def test_cached_order_is_not_listed_again(file):
     assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == LISTED
 
 
 @pytest.mark.parametrize(
     "other", [("LoopedBFS", HELD, 1), ("Interleaved1F1B", (*HELD, (4, 5)), 1), ("Interleaved1F1B", HELD, 2)]
 )
-def test_that_of_another_schedule_is_not_taken(file, other):
+def test_cached_order_of_another_schedule_is_ignored(file, other):
     assert kept_or_listed(*other, lambda: ()) == ()
 
 
@@ -49,7 +49,7 @@ def test_that_of_another_schedule_is_not_taken(file, other):
         3,
     ],
 )
-def test_one_that_is_damaged_is_listed_again(file, rows):
+def test_damaged_cached_order_is_listed_again(file, rows):
     file.write_text(json.dumps(rows))
     assert kept_or_listed("Interleaved1F1B", HELD, 1, lambda: LISTED) == LISTED
     assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == LISTED

@@ -195,7 +195,7 @@ def trains_right(plans: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.timeout(120)
 def test_the_linter_and_pytorch_agree_on_every_variation(gloo: Callable[[int], Any]) -> None:
     cases = list(variations())
-    said = []
+    reported = []
     treatments = []
     for _, styles in cases:
         linted = lint(
@@ -204,14 +204,14 @@ def test_the_linter_and_pytorch_agree_on_every_variation(gloo: Callable[[int], A
             directory=Path(),
         )
         assert linted.plan is not None
-        said.append([item.code for item in linted.diagnostics if item.code in LAYOUT_CODES])
+        reported.append([item.code for item in linted.diagnostics if item.code in LAYOUT_CODES])
         shard = linted.plan.shard_on("tp")
         assert shard is not None
         treatments.append({rule.path: rule.treatment for rule in shard.rules})
     ranks = gloo(2)(trains_right, treatments)
     assert "right" in ranks[0]
     wrong = []
-    for (name, _), found, *verdicts in zip(cases, said, *ranks, strict=True):
+    for (name, _), found, *verdicts in zip(cases, reported, *ranks, strict=True):
         if name in STRICTER:
             assert found == ["LP412"]
             assert verdicts == ["right", "right"]

@@ -22,7 +22,7 @@ PLANS = ROOT / "plans"
 
 
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.plan")), ids=lambda path: path.stem)
-def test_the_worked_plans_have_no_diagnostics_about_placements(path: Path) -> None:
+def test_worked_plans_have_no_placement_diagnostics(path: Path) -> None:
     linted = lint(path.read_text(encoding="utf-8"), str(path), directory=PLANS)
     found = [f"{item.code} {item.message}" for item in linted.diagnostics if item.code.startswith(("LP3", "LP4"))]
     assert found == []
@@ -72,13 +72,13 @@ def test_learned_positions_have_the_layout_of_the_tokens() -> None:
         ("mlp.up", "rowwise(output = shard(1))", "expects `shard(-1)`, and `shard(1)` arrives"),
     ],
 )
-def test_dims_of_what_learned_positions_are_added_to_are_known(module: str, style: str, says: str) -> None:
+def test_layout_mismatch_with_learned_positions_is_reported(module: str, style: str, says: str) -> None:
     styles = {**GPT_SEQUENCE, f"layers.*.{module}": style}
     found = [item.message for item in diagnostics(plan(styles, 'model gpt3("2.7b")')) if item.code == "LP412"]
     assert any(says in message for message in found), found
 
 
-def test_features_that_attention_leaves_in_parts_are_not_a_part_of_the_sequence() -> None:
+def test_attention_output_sharded_by_feature_differs_from_sequence_sharding() -> None:
     styles = {
         "layers.*.attention.wo": "colwise",
         "layers.*.attention": "outputs(from = shard(1), to = replicate)",
@@ -104,18 +104,18 @@ def test_both_lines_and_the_fix_are_reported() -> None:
     assert found.fix.edits[0].replacement == "shard(1)"
 
 
-def test_an_undecided_layout_is_not_judged() -> None:
+def test_undecided_layout_has_no_layout_diagnostics() -> None:
     for hole in ("colwise(output = auto)", "auto", "colwise(input = shard(auto))"):
         assert layout_codes(plan({**WHOLE_SEQUENCE, "output": hole})) == set()
 
 
-def test_one_rank_has_no_pieces() -> None:
+def test_axis_of_one_rank_shards_nothing() -> None:
     text = plan({"output": "colwise"})
     assert layout_codes(text) == {"LP419"}
     assert layout_codes(text.replace("dp_shard = 4, tp = 2", "dp_shard = 8, tp = 1")) == set()
 
 
-def test_equal_blocks_are_followed_once_and_unlike_rules_apart() -> None:
+def test_equal_blocks_are_propagated_once_and_blocks_with_other_rules_separately() -> None:
     text = HEAD.replace("tiny", "405b")
     styles = {**SEQUENCE_PARALLEL, "layers.100.attention.wo": "rowwise"}
     linted = lint(text + plan(styles), "x.plan", directory=Path())
@@ -151,7 +151,7 @@ def test_equal_blocks_are_followed_once_and_unlike_rules_apart() -> None:
         (Tensor(state="unknown"), Replicated(), None),
     ],
 )
-def test_layouts_agree_as_far_as_shapes_are_known(tensor: Tensor, layout: Any, expected: bool | None) -> None:
+def test_layout_agreement_depends_on_known_shapes(tensor: Tensor, layout: Any, expected: bool | None) -> None:
     assert agrees(tensor, layout) is expected
 
 
@@ -169,6 +169,22 @@ def meta(build: Callable[[], Any]) -> Any:
 
     with torch.device("meta"):
         return build()
+
+
+def embedded(attention: Callable[[], Any]) -> Any:
+    """An embedding and an attention, on the meta device."""
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok = nn.Embedding(64, 32)
+            self.attention = attention()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.attention(self.tok(tokens))
+
+    return meta(Model)
 
 
 def fused_attention(norm: bool) -> Any:
@@ -194,19 +210,10 @@ def fused_attention(norm: bool) -> Any:
                 q, k, v = (part.view(b, t, -1, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
             return self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, -1))
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tok = nn.Embedding(64, 32)
-            self.attention = Attention()
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.attention(self.tok(tokens))
-
-    return meta(Model)
+    return embedded(Attention)
 
 
-def test_a_fused_layer_cannot_be_cut_in_contiguous_pieces() -> None:
+def test_fused_layer_refuses_contiguous_sharding() -> None:
     styles = {"attention.qkv": Colwise(), "attention.wo": Rowwise()}
     assert follow(fused_attention(norm=False), styles) == [("fused", "attention")]
     assert (
@@ -243,22 +250,13 @@ def attention_with(part: str) -> Any:
                 q = q * getattr(self, part)
             return self.wo(F.scaled_dot_product_attention(q, k, q).transpose(1, 2).reshape(b, t, -1))
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tok = nn.Embedding(64, 32)
-            self.attention = Attention()
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.attention(self.tok(tokens))
-
-    return meta(Model)
+    return embedded(Attention)
 
 
 @pytest.mark.parametrize(
     ("part", "found"), [("copied", True), ("gate", True), ("scale", True), ("table", False), ("none", False)]
 )
-def test_weights_for_all_heads_do_not_get_the_gradient_of_some(part: str, found: bool) -> None:
+def test_weight_over_all_heads_with_sharded_heads_is_reported(part: str, found: bool) -> None:
     styles = {"attention.wq": Colwise(), "attention.wk": Colwise(), "attention.wo": Rowwise()}
     assert follow(attention_with(part), styles) == ([("piece", "attention")] if found else [])
     assert follow(attention_with(part), {}) == []
@@ -298,7 +296,7 @@ def test_a_mixture_of_experts_follows_its_router() -> None:
          "LP410", "has 1 output"),
     ],
 )  # fmt: skip
-def test_what_a_module_takes_and_gives_is_said_in_one_rule(style: str, code: str, words: str) -> None:
+def test_inputs_and_outputs_of_a_module_are_declared_in_one_rule(style: str, code: str, words: str) -> None:
     """The attention ends in `rowwise(output = shard(1))`, so that its output is no whole tensor."""
     text = f"{HEAD}{plan({**SEQUENCE_PARALLEL, 'layers.*.attention': style})}"
     found = [item for item in lint(text, "x.plan", directory=Path()).diagnostics if item.severity == "error"]
@@ -306,7 +304,7 @@ def test_what_a_module_takes_and_gives_is_said_in_one_rule(style: str, code: str
     assert any(words in item for item in messages), messages
 
 
-def test_a_path_with_a_star_is_one_name_and_its_verb_agrees() -> None:
+def test_message_verb_agrees_with_the_number_of_paths() -> None:
     styles = {path: style for path, style in SEQUENCE_PARALLEL.items() if "norm" not in path}
     found = lint(f"{HEAD}{plan(styles)}", "x.plan", directory=Path()).diagnostics
     messages = [item.message for item in found if item.code == "LP414"]
@@ -316,7 +314,7 @@ def test_a_path_with_a_star_is_one_name_and_its_verb_agrees() -> None:
         assert verb == ("have" if " and " in names else "has"), text
 
 
-def test_a_dtensor_is_said_to_come_from_the_style_that_made_it() -> None:
+def test_mixed_dtensor_diagnostic_names_the_style_that_produced_it() -> None:
     styles = {"layers.*.feed_forward.w1": "colwise(loss_parallel = true)"}
     assert codes(plan(styles)) & {"LP413", "LP420"} == {"LP413"}  # its consequence
     accepted = {path: f"{style}  # legoai: ignore[LP413]" for path, style in styles.items()}

@@ -32,7 +32,7 @@ fsdp on dp_replicate, dp_shard {
 """
 
 
-def test_a_unit_is_resharded_as_its_rule_says_or_as_pytorch_does_by_default() -> None:
+def test_unit_reshard_comes_from_its_rule_or_the_pytorch_default() -> None:
     units = fsdp.fsdp_units(analysis_of(UNITS))
     assert list(units) == ["", "layers.0", "layers.1", "layers.1.attention", "layers.2", "layers.3", "output"]
     assert (units[""].rule, units[""].reshard) == (None, "after_backward")
@@ -52,7 +52,7 @@ def test_the_deepest_unit_owns_a_parameter(parameter: str, unit: str) -> None:
     assert fsdp.owner(analysis_of(UNITS), parameter) == unit
 
 
-def test_axes_of_one_rank_are_no_axes_of_the_mesh_unless_they_shard() -> None:
+def test_axis_of_one_rank_is_in_the_mesh_only_if_it_shards() -> None:
     found = analysis_of(UNITS)
     assert mesh.mesh_axes(found) == mesh.data_axes(found) == ("dp_replicate", "dp_shard")
     assert (mesh.replicating_axes(found), mesh.sharded_axes(found)) == (("dp_replicate",), ("dp_shard",))
@@ -61,12 +61,12 @@ def test_axes_of_one_rank_are_no_axes_of_the_mesh_unless_they_shard() -> None:
     assert (mesh.mesh_axes(alone), mesh.shard_ranks(alone)) == (("dp_shard",), 1)
 
 
-def test_a_fact_is_computed_once() -> None:
+def test_analysis_facts_are_computed_once() -> None:
     found = analysis_of(UNITS)
     assert fsdp.fsdp_units(found) is fsdp.fsdp_units(found)
 
 
-def test_units_share_a_bucket_and_the_first_of_them_is_gathered_ahead() -> None:
+def test_bucketed_units_are_prefetched_by_their_first_unit() -> None:
     found = analysis_of(
         "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit, output = unit }\n"
         "comm (prefetch = units(forward = 1)) { layers.{0..2} = bucket(group), layers.3 = bucket(module) }"
@@ -76,6 +76,6 @@ def test_units_share_a_bucket_and_the_first_of_them_is_gathered_ahead() -> None:
     assert list(unsupported(found)) == []
 
 
-def test_what_is_not_supported_stands_in_the_plan_that_it_came_from() -> None:
+def test_unsupported_configuration_is_reported_at_its_plan_line() -> None:
     [diagnostic] = unsupported(analysis_of("mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true)"))
     assert (diagnostic.code, diagnostic.label.span.file, diagnostic.label.span.line) == ("LP010", "u.plan", 7)

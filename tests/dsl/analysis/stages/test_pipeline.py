@@ -28,7 +28,7 @@ def analysis_of(body: str, *, mesh: str = "pp = 2, dp_shard = 4", directory: Pat
     return linted.analysis
 
 
-def test_blocks_are_dealt_evenly_and_the_ends_go_to_the_first_and_the_last_stage() -> None:
+def test_blocks_are_split_evenly_with_embedding_first_and_output_last() -> None:
     found = crossings.cuts(analysis_of("pipeline on pp", mesh="pp = 4, dp_shard = 2"))
     assert isinstance(found, crossings.Cuts)
     assert found.stages == (
@@ -49,7 +49,7 @@ def test_blocks_are_dealt_evenly_and_the_ends_go_to_the_first_and_the_last_stage
         ("LoopedBFS, stages = 6", 6, ((0, 2, 4), (1, 3, 5))),
     ],
 )
-def test_stages_are_laid_on_ranks_as_the_schedule_wants(
+def test_stages_are_assigned_to_ranks_by_the_schedule(
     schedule: str, count: int, ranks: tuple[tuple[int, ...], ...]
 ) -> None:
     analysis = analysis_of(f"pipeline on pp (schedule = {schedule})")
@@ -76,20 +76,20 @@ def test_an_order_file_with_unequal_numbers_of_stages_is_not_supported(tmp_path:
 @pytest.mark.parametrize(
     "split", ["[layers.9]", "[layers.2, layers.4]", "[tok_embeddings]", "[layers]", "[layers.2.attention]"]
 )
-def test_split_points_that_make_no_stages(split: str) -> None:
+def test_invalid_split_points_give_no_stages(split: str) -> None:
     analysis = analysis_of(f"pipeline on pp (split = {split})")
     assert pipeline.first_modules(analysis) is None
     assert crossings.cuts(analysis) is None
     assert crossings.crossing_shapes(analysis) == {}
 
 
-def test_a_module_is_found_in_the_stage_that_holds_it() -> None:
+def test_stage_of_returns_the_stage_of_a_module() -> None:
     analysis = analysis_of("pipeline on pp (split = [layers.2])")
     found = [pipeline.stage_of(analysis, path) for path in ("tok_embeddings", "layers.1.attention", "layers.2", "")]
     assert found == [0, 0, 1, None]
 
 
-def test_what_crosses_has_its_local_shape() -> None:
+def test_tensors_between_stages_have_local_shapes() -> None:
     whole = analysis_of("pipeline on pp")
     assert set(crossings.crossing_shapes(whole).values()) == {(2, 64, 128)}
     sharded = analysis_of(
@@ -104,7 +104,7 @@ def test_what_crosses_has_its_local_shape() -> None:
     assert set(crossings.crossing_shapes(sharded).values()) == {(2, 32, 128)}
 
 
-def test_a_norm_in_pieces_sends_them_where_they_are_plain() -> None:
+def test_sharded_norm_output_crosses_stages_as_a_plain_tensor() -> None:
     rules = (
         "shard on tp {{\n  tok_embeddings = rowwise(output = shard(1))\n  norm = {norm}\n"
         "  layers.* = inputs(from = shard(1), to = replicate, then = outputs(from = replicate, to = shard(1)))\n"
@@ -118,7 +118,7 @@ def test_a_norm_in_pieces_sends_them_where_they_are_plain() -> None:
 @pytest.mark.parametrize(
     ("microbatches", "each", "passes"), [("", 4, 1), (" (microbatches = 2)", 2, 2), (" (microbatches = 3)", 3, None)]
 )
-def test_micro_batches_of_a_rank_of_a_pass_and_passes(microbatches: str, each: int, passes: int | None) -> None:
+def test_micro_batches_are_counted_per_rank_and_per_pass(microbatches: str, each: int, passes: int | None) -> None:
     plan = analysis_of(f"pipeline on pp{microbatches}").plan
     assert batch.samples_at_once(plan) == 8
     assert batch.micro_batches(plan) == 4

@@ -33,7 +33,9 @@ def counts(known: SplitPoints, first: tuple[str, ...]) -> list[int]:
         (1, 1, 1, [12]),
     ],
 )
-def test_weights_take_blocks_from_the_ends(stages: int, embedding: float, loss: float, shared: list[int]):
+def test_embedding_and_loss_weights_reduce_blocks_of_the_end_stages(
+    stages: int, embedding: float, loss: float, shared: list[int]
+):
     known = points()
     assert counts(known, known.even(stages, embedding=embedding, loss=loss)) == shared
 
@@ -70,6 +72,6 @@ mesh (pp = 2)
     ("split", "named"),
     [("[1, 3]", "[layers.1]"), ("even(loss = 2)", "[layers.3]"), ("even(embedding = 2)", "[layers.1]")],
 )
-def test_it_is_the_program_of_named_split_points(split: str, named: str):
+def test_numeric_split_lowers_to_the_program_of_named_split_points(split: str, named: str):
     texts = [without_hash(lowered(f"{HEAD}pipeline on pp (split = {item})\n")) for item in (split, named)]
     assert texts[0] == texts[1]

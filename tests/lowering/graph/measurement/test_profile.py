@@ -48,7 +48,7 @@ PROFILE = Profile(
 )
 
 
-def test_passes_are_applied_again_with_what_the_first_steps_measure(gloo, tmp_path: Path):
+def test_passes_are_reapplied_with_measured_times(gloo, tmp_path: Path):
     data, cache = tmp_path / "data.txt", tmp_path / "cache"
     data.write_text("what is measured changes no number; " * 400)
 
@@ -64,7 +64,7 @@ def test_passes_are_applied_again_with_what_the_first_steps_measure(gloo, tmp_pa
 
     [(before, order), (after, new_order)] = measured[0]["graphs"]
     assert order == simulated["graphs"][0][1] and new_order != order
-    # What the last rank holds beyond its values leaves no room for all units to stay, and all ranks know.
+    # The additional memory of the last rank leaves no room for all units to stay, and all ranks take it into account.
     assert before["gathers again"] == 0 < after["gathers again"] <= 4
     assert measured[1]["graphs"] == measured[0]["graphs"]
     first, told = measured[0]["events"]
@@ -88,7 +88,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileKey:
     return ProfileKey.of(resolved(PLAN).digest, ranks=2, device="cpu")
 
 
-def test_a_profile_is_kept_under_its_key(key: ProfileKey):
+def test_profile_is_cached_under_its_key(key: ProfileKey):
     plan = resolved(PLAN)
     assert saved_profile(key) is None and not digest_of(key)
     assert "no run of this plan has measured" in next(of_profile(plan, "cpu"))
@@ -113,7 +113,7 @@ def test_a_profile_is_kept_under_its_key(key: ProfileKey):
         lambda text: text.replace('"torch": "', '"torch": "0'),
     ],
 )
-def test_what_is_damaged_or_stale_is_told_and_not_used(damage, key: ProfileKey):
+def test_damaged_or_stale_profile_is_reported_and_ignored(damage, key: ProfileKey):
     path = keep_profile(key, PROFILE)
     assert path is not None
     path.write_text(damage(path.read_text()))
@@ -141,7 +141,7 @@ def test_a_profile_of_another_device_or_graph_is_stale(key: ProfileKey):
         assert (found == profile, problem in told) == (not problem, True)
 
 
-def test_a_transfer_takes_its_share_of_the_nearest_sizes():
+def test_transfer_ratio_is_interpolated_between_sizes():
     known = PROFILE.collectives["all_gather 1"]
     assert [ratio_at(known, size) for size in (1, 1024, 2048, 4096, 10**9)] == [3.0, 3.0, 2.5, 2.0, 2.0]
 
@@ -168,7 +168,7 @@ def scheduled(text: str, times: float) -> list[str]:
 
 
 @pytest.mark.slow
-def test_torch_schedules_by_measured_times():
+def test_torch_scheduler_uses_measured_times():
     body = "mesh (dp_shard = 2)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
     plan = HEAD + "batch (global = 8, micro = 2, seq_len = 16)\n" + body
     text = lowered(plan + "comm (profile = measured) { layers.* = bucket(compiler) }\n").text

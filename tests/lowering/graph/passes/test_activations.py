@@ -39,9 +39,9 @@ PRODUCTS = ("aten.mm", "aten._scaled_dot_product_flash_attention_for_cpu")
 
 
 def simulated(text: str) -> tuple[Counter, int, list[list[tuple[str, int]]]]:
-    """How often a step runs products, and collectives of `tp` outside of backward, by phase and module.
+    """Counts of products, and of collectives of `tp` outside of backward, by phase and module.
 
-    Beside it its peak, and what was chosen within budgets.
+    Also the peak, and the operators chosen within budgets.
     """
     chosen: list[list[tuple[str, int]]] = []
 
@@ -63,7 +63,7 @@ def simulated(text: str) -> tuple[Counter, int, list[list[tuple[str, int]]]]:
     return found, memory(trace).peak, chosen
 
 
-def test_the_operators_that_the_eager_backend_keeps_are_kept():
+def test_operators_saved_by_the_eager_backend_are_saved():
     eager, eager_peak, eager_choice = in_a_fork(simulated, lowered(HEAD + BODY).text)
     graph, peak, choice = in_a_fork(simulated, lowered(HEAD + BODY.replace("eager", "graph")).text)
     assert choice == eager_choice and len(choice) == 2 and all(choice)
@@ -104,7 +104,7 @@ def recomputed(graph: StepGraph) -> set[str]:
     return {node.target.__name__ for node in graph.graph.nodes if is_recomputed(node)} - {"detach.default"}
 
 
-def test_backward_reads_what_is_kept_and_computes_nothing_again_for_nobody():
+def test_backward_reads_saved_outputs_without_dead_recomputation():
     given = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     graph = traced(Products(changes=False), *given)
     before = graph.module(*given)
@@ -116,7 +116,7 @@ def test_backward_reads_what_is_kept_and_computes_nothing_again_for_nobody():
     assert all(torch.equal(one, other) for one, other in zip(before, graph.module(*given), strict=True))
 
 
-def test_what_is_changed_in_place_is_not_kept():
+def test_tensors_changed_in_place_are_not_saved():
     given = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
     with pytest.raises(ChangedInPlaceError, match="in place, which is kept"):
         keep_activations(traced(Products(changes=True), *given))

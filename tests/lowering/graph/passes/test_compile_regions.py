@@ -32,7 +32,7 @@ COMM = "comm (reorder = true)\n"
 
 
 def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL, more: str = "") -> tuple[dict, dict]:
-    """What the same training gives under the eager backend, and compiled under the graph's."""
+    """Results of one training under the eager backend, and compiled under the graph backend."""
     data = folder / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
     ranks = 4 if "tp" in body or "pp" in body else 2
@@ -48,7 +48,7 @@ def agree_to_the_bit(eager: dict, graph: dict) -> None:
         assert torch.equal(value, eager["parameters"][parameter]), parameter
 
 
-def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, tmp_path: Path):
+def test_regions_between_host_copies_agree_bitwise(gloo, tmp_path: Path):
     agree_to_the_bit(*both(
         f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",
         "root = aot_eager", gloo, tmp_path, more="offload (activations = all)\n",
@@ -56,7 +56,7 @@ def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, 
 
 
 @pytest.mark.slow
-def test_operators_of_regions_of_experts_agree_to_the_bit(gloo, tmp_path: Path):
+def test_regions_of_experts_agree_bitwise(gloo, tmp_path: Path):
     agree_to_the_bit(*both(f"{BODY}checkpoint {{ layers.1 = full }}\n", "layers.* = aot_eager", gloo, tmp_path, SPARSE))
 
 
@@ -75,7 +75,7 @@ def test_operators_of_regions_of_experts_agree_to_the_bit(gloo, tmp_path: Path):
         "experts in shards",
     ],
 )
-def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
+def test_inductor_regions_train_as_the_eager_backend(name: str, gloo, tmp_path: Path):
     body, compiled = {
         "plain": (BODY, "layers.* = inductor"),
         "checkpointed": (f"{BODY}checkpoint {{ layers.* = full }}\n", "layers.* = inductor"),

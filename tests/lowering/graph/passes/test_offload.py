@@ -27,7 +27,7 @@ def call_of(node: fx.Node) -> str:
 
 
 def copies(graph: StepGraph) -> tuple[int, list[str], Counter[str]]:
-    """Bytes that could leave, what is wrong with the places of copies, and how many of each call there are."""
+    """Bytes that could be offloaded, misplaced copies, and counts of each call."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
     place, blocks, wrong = {node: index for index, node in enumerate(nodes)}, Blocks(graph), list[str]()
     backward = next(index for index, node in enumerate(nodes) if (p := place_of(node)) and p.phase != "forward")
@@ -48,7 +48,7 @@ def copies(graph: StepGraph) -> tuple[int, list[str], Counter[str]]:
     return sum(saved.bytes for saved in saved_activations(graph)), wrong, Counter(map(call_of, nodes))
 
 
-def test_all_that_forward_saves_leaves_and_is_back_a_block_ahead():
+def test_saved_activations_are_offloaded_and_back_a_block_ahead():
     more = "checkpoint { layers.{0, 1} = full, layers.2 = selective([matmul]) }\n"
     found = in_a_fork(after_each_pass, lowered(HEAD + BODY + more + ALL).text, copies)
     before, _, none = found["overlap_communication"]
@@ -69,7 +69,7 @@ def leaving(graph: StepGraph) -> dict[str, int]:
     return found or {"": sum(saved.bytes for saved in saved_activations(graph))}
 
 
-def test_so_many_bytes_leave_evenly_over_the_blocks():
+def test_byte_limited_offload_is_even_over_blocks():
     text = lowered(f"{HEAD}{BODY}offload (activations = bytes(400KB))\n").text
     assert "partial(offload_activations, most=400000)" in text
     found = in_a_fork(after_each_pass, text, leaving)
@@ -91,7 +91,7 @@ def simulated(text: str) -> tuple[int, dict[str, int], set[int]]:
     return memory(trace).peak, dict(moved), streams
 
 
-def test_the_device_holds_less_and_copies_run_on_streams_of_their_own():
+def test_offload_lowers_memory_on_separate_copy_streams():
     head = HEAD.replace("cpu(devices = 4)", "h100_sxm")
     body = BODY.replace("seq_len = 16", "seq_len = 256")
     kept, _, _ = in_a_fork(simulated, lowered(head + body).text)

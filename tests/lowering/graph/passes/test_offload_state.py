@@ -34,7 +34,7 @@ def held(curve: list[int], fragments: list[Fragment], frees: list, backs: list[i
     return found
 
 
-def test_what_leaves_is_needed_late_and_back_as_early_as_there_is_room():
+def test_offloaded_state_returns_as_early_as_memory_allows():
     for seed in range(300):
         chosen = random.Random(seed)
         top = chosen.randint(2, 8)
@@ -71,7 +71,7 @@ def plain_run() -> tuple[Trace, int]:
 
 
 def moved(trace: Trace) -> Counter[str]:
-    """Bytes that copies beside computation move in the last step, by direction."""
+    """Bytes of asynchronous copies in the last step, by direction."""
     span, found = trace.steps[-1], Counter[str]()
     for item in trace.records[span.start : span.stop]:
         if isinstance(item, Copy) and item.stream:
@@ -80,7 +80,7 @@ def moved(trace: Trace) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
+def test_only_state_above_the_limit_is_offloaded():
     plain, beside = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
     numbers = 39 * 512  # of Adam's steps, which stay
@@ -95,7 +95,7 @@ def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
     assert memory(trace).peak <= limit
 
 
-def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
+def test_full_state_offload_copies_each_way_once_per_step():
     plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
     plain, _ = plain_run()
     trace, _ = in_a_fork(taken, lowered(plan).text)
@@ -105,7 +105,7 @@ def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
     assert memory(trace).start == memory(plain).start
 
 
-def test_as_many_activations_leave_as_exceed_the_limit():
+def test_only_activations_above_the_limit_are_offloaded():
     plain, _ = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
     adaptive, both = "offload (activations = adaptive)\n", "offload (activations = adaptive, optimizer = adaptive)\n"
@@ -122,7 +122,7 @@ def test_as_many_activations_leave_as_exceed_the_limit():
 
 
 def ends_of_copies(text: str) -> dict[str, list[str]]:
-    """What is done with each fragment, in the order of the graph."""
+    """Operations on each fragment, in graph order."""
     found: dict[str, list[str]] = {}
 
     def look(_: str, graph: StepGraph) -> None:
@@ -136,7 +136,7 @@ def ends_of_copies(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_a_fragment_is_freed_behind_its_copy_where_activations_leave_too():
+def test_fragment_is_freed_after_its_copy_beside_activation_offload():
     plan = f"{BODY_OF_GPUS}offload (activations = all, optimizer = all)\n"
     found = in_a_fork(ends_of_copies, lowered(plan).text)
     once = ["state_to_host", "free_state", "state_to_device", "wait_for_state"]

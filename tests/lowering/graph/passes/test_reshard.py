@@ -35,7 +35,7 @@ def gathers_twice(text: str) -> list[tuple[int, int, Counter[tuple[tuple[int, ..
     return [gathers(text) for _ in range(2)]
 
 
-def test_backward_gathers_of_two_ranks_what_forward_leaves_there():
+def test_backward_gathers_from_the_partial_reshard_group():
     text = lowered(OF_FOUR.replace("= unit", "= unit(reshard = 2)")).text
     assert "reshard_after_forward=2" in text
     first, second = in_a_fork(gathers_twice, text)

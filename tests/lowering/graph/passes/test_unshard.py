@@ -47,7 +47,7 @@ def under_limits(graph: StepGraph) -> str:
     return json.dumps(found)
 
 
-def test_smaller_units_stay_first_and_of_equal_ones_what_backward_frees_first():
+def test_smallest_and_first_freed_units_stay_unsharded():
     found = json.loads(in_a_fork(after_each_pass, lowered(HEAD + SPLIT).text, under_limits)["overlap_communication"])
     (_, least, *_), (_, whole, stay, kept), *between = found
     assert stay == kept and len(stay) == 9 and least < whole
@@ -65,7 +65,7 @@ def test_smaller_units_stay_first_and_of_equal_ones_what_backward_frees_first():
 
 
 @pytest.mark.slow
-def test_a_step_of_one_micro_batch_keeps_units_for_its_backward_alone():
+def test_one_micro_batch_keeps_units_for_backward_only():
     body = HEAD + BODY.replace("global = 8", "global = 4")
     found = json.loads(in_a_fork(after_each_pass, lowered(body).text, under_limits)["overlap_communication"])
     (_, least, stay_least, _), (_, whole, stay, _), *_ = found
@@ -86,7 +86,7 @@ def taken(text: str) -> tuple[int, int, int]:
     return memory(trace).peak, peaks[-1], gathers
 
 
-def test_what_stays_takes_as_much_as_the_graph_knows_and_never_more_than_the_limit():
+def test_unsharded_units_stay_within_the_memory_limit():
     least, in_graph, gathers = in_a_fork(taken, lowered(f"{ON_GPUS}require peak_memory <= 1MiB\n").text)
     assert gathers == 18  # in each of two micro batches five units, and four again
     assert 0 <= in_graph - least < 8 * 512
@@ -96,7 +96,7 @@ def test_what_stays_takes_as_much_as_the_graph_knows_and_never_more_than_the_lim
     assert gathers == 8  # five units; and one layer, which did not fit, three times more
 
 
-def test_a_curve_with_changes_is_that_of_what_lives():
+def test_memory_curve_equals_live_tensor_sums():
     chosen = random.Random(0)
     for _ in range(100):
         places = chosen.randint(1, 12)

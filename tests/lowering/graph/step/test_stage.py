@@ -34,7 +34,7 @@ KINDS = {"all_gather": GATHERS, "reduce_scatter": SCATTERS}
 
 
 def of_last_stage(text: str) -> dict[str, Seen]:
-    """What is seen of the graph of each action of the last stage."""
+    """Properties of the graph of each action of the last stage."""
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     try:
         namespace: dict = {"__name__": "program"}
@@ -47,7 +47,7 @@ def of_last_stage(text: str) -> dict[str, Seen]:
 
 
 class Seen(NamedTuple):
-    """Gathers, reductions, outputs, phases and number of products, and what forward has left that nothing reads."""
+    """Gathers, reductions, outputs, phases and products of a graph, and unread outputs of forward."""
 
     gathers: int
     reductions: int
@@ -75,7 +75,7 @@ def seen(graph: fx.Graph) -> Seen:
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_each_action_of_a_stage_does_its_part_of_the_graph(recomputed: bool):
+def test_each_stage_action_has_its_part_of_the_graph(recomputed: bool):
     checkpoint = "checkpoint { layers.* = full }\n" if recomputed else ""
     found = in_a_fork(of_last_stage, lowered(HEAD + BODY + checkpoint).text)
     communication = {name: item[:2] for name, item in found.items() if any(item[:2])}
@@ -90,7 +90,7 @@ def test_each_action_of_a_stage_does_its_part_of_the_graph(recomputed: bool):
     assert found["reduction"].outputs == parameters
 
 
-def test_units_that_reshard_after_forward_are_gathered_in_each_action():
+def test_resharded_units_are_gathered_in_each_action():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit")
     found = in_a_fork(of_last_stage, lowered(HEAD + body).text)
     communication = {name: item[:2] for name, item in found.items() if any(item[:2])}
@@ -103,7 +103,7 @@ def test_units_that_reshard_after_forward_are_gathered_in_each_action():
 
 
 def ahead(text: str) -> dict[str, int]:
-    """How many gathers the last stage starts before its first product, by action."""
+    """Number of gathers that the last stage starts before its first product, by action."""
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     try:
         namespace: dict = {"__name__": "program"}
@@ -119,7 +119,7 @@ def ahead(text: str) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def test_gathers_of_each_action_start_as_early_as_a_limit_allows():
+def test_stage_gathers_start_as_early_as_the_limit_allows():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit, root = unit")
     early = body.replace("reorder = true", "reorder = true, prefetch = proactive(limit = 1GiB)")
     by_one = {"forward": 2, "later_forward": 2, "backward": 1, "later_backward": 1}
@@ -128,7 +128,7 @@ def test_gathers_of_each_action_start_as_early_as_a_limit_allows():
     assert in_a_fork(ahead, lowered(HEAD + early).text) == all_of_them
 
 
-def test_the_halves_of_a_split_backward_do_their_parts():
+def test_split_backward_halves_have_their_parts():
     found = in_a_fork(of_last_stage, lowered(HEAD + SPLIT).text)
     assert list(found) == [
         "forward", "later_forward", "input_backward", "weight_backward", "later_weight_backward", "reduction"
@@ -143,7 +143,7 @@ def test_the_halves_of_a_split_backward_do_their_parts():
     assert found["weight_backward"].outputs == found["reduction"].outputs
 
 
-def test_each_stage_of_a_rank_is_written_as_text():
+def test_each_stage_graph_is_printed():
     body = BODY.replace("1F1B", "Interleaved1F1B")
     found = in_a_fork(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
     passes = ("trace", "deduplicate_unshards", "bucket_units", "overlap_communication")
@@ -156,19 +156,19 @@ def test_each_stage_of_a_rank_is_written_as_text():
 
 
 def issued(text: str) -> list[str]:
-    """What the last rank gathers and reduces in a step on the simulated device."""
+    """Gathers and reductions of the last rank in a step on the simulated device."""
     trace = capture(text, world=4, rank=2, kind="cpu", replay=False)
     seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
     return [item.kind for item in seen if isinstance(item, Collective) and item.kind in KINDS]
 
 
-def test_a_simulated_rank_issues_the_collectives_of_its_graphs():
-    """That a real one does too is tested in `tests/cost/test_against_gloo.py`."""
+def test_simulated_rank_issues_the_stage_graph_collectives():
+    """A real rank is tested in `tests/cost/test_against_gloo.py`."""
     assert in_a_fork(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
 
 
 def added(text: str) -> tuple[int, set[str]]:
-    """How many sums the last stage's later backward adds to, and the dtypes of what it adds to sums in fp32."""
+    """Number of accumulations in the later backward of the last stage, and the dtypes added to fp32 sums."""
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     try:
         namespace: dict = {"__name__": "program"}
@@ -182,6 +182,6 @@ def added(text: str) -> tuple[int, set[str]]:
         dist.destroy_process_group()
 
 
-def test_gradients_of_later_micro_batches_are_added_without_a_copy_in_the_dtype_of_their_sums():
+def test_later_gradients_are_accumulated_without_a_cast_copy():
     mixed = "precision (param = bf16, reduce = fp32)\n"
     assert in_a_fork(added, lowered(HEAD + BODY + mixed).text) == (20, {"torch.bfloat16"})

@@ -1,0 +1,111 @@
+"""Solutions: their texts and baselines, and the diagnostics of searches without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.search.evaluator import Outcome
+from legoai.cost.search.solve import Solution, solve
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.span import Span
+from support.drawn_figures import Drawn, figures
+from support.searched import TEXT, opened
+
+
+class Priced(Drawn):
+    """Checkpointing costs time and saves memory; nothing else matters."""
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        names = [rule.treatment.name for rule in analysis.plan.checkpoint.rules]
+        step, memory = {"none": (1.0, 30e6), "every": (1.2, 20e6), "full": (1.4, 10e6)}[names[0]]
+        return figures(step, memory, recompute=step - 1.0)
+
+
+CONFLICTS = [  # of several smallest sets the one without the first lines is found
+    ("require peak_memory <= 15MB\nrequire recompute <= 25%\nrequire step_time <= 9s\n", ["peak_memory", "recompute"]),
+    ("require peak_memory <= 9MB\nrequire recompute <= 20%\n", ["peak_memory"]),
+    (
+        "require step_time <= 0.5s\nrequire peak_memory <= 15MB\nrequire recompute <= 25%\n",
+        ["peak_memory", "recompute"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "names"), CONFLICTS)
+def test_only_conflicting_requirements_are_named(lines: str, names: list[str]):
+    text = TEXT.replace("mesh    (dp_shard = rest, tp = auto)", "mesh (dp_shard = 4)").replace(
+        "micro = auto in [2, 8, 16]", "micro = 2"
+    )
+    text = text.replace("shard standard on tp (sequence = auto)\n", "") + lines
+    solution = solve(opened(text), Priced(1))
+    assert solution.result.status == "infeasible"
+    [item] = solution.diagnostics
+    assert item.code == "LP716"
+    assert [text[span.start : span.end].split()[1] for span in spans_of(item)] == names
+    kept = [line for line in lines.splitlines() if line.split()[1] in names]
+    for line in kept:
+        fewer = "".join(f"{other}\n" for other in kept if other != line)
+        assert solve(opened(text.replace(lines, fewer)), Priced(1)).best is not None
+
+
+def spans_of(item: Diagnostic) -> list[Span]:
+    return [item.label.span, *(other.span for other in item.others)]
+
+
+def test_plan_without_legal_answers_is_reported():
+    text = TEXT.replace("micro = auto in [2, 8, 16]", "micro = auto").replace("global = 32", "global = 3")
+    text = text.replace("tp = auto", "tp = 1")
+    solution = solve(opened(text), Drawn(1))
+    [item] = solution.diagnostics
+    assert item.code == "LP013"
+    assert "LP601" in item.help[0]
+
+
+def test_plan_without_fitting_candidates_is_reported():
+    class Full(Drawn):
+        def figures(self, analysis):
+            return figures(1.0, 2.0**40, fits=False)
+
+    [item] = solve(opened(), Full(1)).diagnostics
+    assert item.code == "LP712"
+
+
+def solved(text: str, seed: int = 2) -> Solution:
+    return solve(opened(text), Drawn(seed))
+
+
+def test_solution_text_is_the_evaluated_plan():
+    text = TEXT.replace("tp = auto)", "tp = auto)  # a comment")
+    solution = solved(text)
+    written = solution.text(solution.best.choices)
+    linted = lint(written, "test.plan", directory=Path())
+    assert not [item for item in linted.diagnostics if item.code == "LP904"]
+    assert linted.plan.digest == solution.plan.candidate(solution.best.choices).plan.digest == linted.plan.solved.digest
+    assert "# a comment" in written
+    again = solve(OpenPlan(linted, directory=Path()), Drawn(2))
+    assert again.text(again.best.choices) == written
+    present = next(item for item in again.baselines if item.name == "present values")
+    assert present.found.choices == again.best.choices
+
+
+def test_pinned_answers_are_plain_values():
+    solution = solved(TEXT)
+    text = solution.text(solution.best.choices, pinned=True)
+    assert "auto" not in text
+    assert "solved" not in text
+    assert (
+        lint(text, "test.plan", directory=Path()).plan.digest
+        == solution.plan.candidate(solution.best.choices).plan.digest
+    )
+
+
+def test_rule_of_thumb_takes_least_degrees_and_largest_micro_batch():
+    solution = solve(opened(), Priced(1))
+    ruled = next(item for item in solution.baselines if item.name == "rule of thumb").found
+    plan = solution.plan.candidate(ruled.choices).plan
+    assert (plan.mesh.tp, plan.batch.micro_batch) == (1, 8)  # of 32 sequences on 4 ranks
