@@ -11,6 +11,9 @@ out of numbers of the host, for experts that it does not have: a blocking copy e
 device has done everything before. A checkpoint there recomputes a block to its end; torch's stops where nothing more is
 needed, which here is the last dropout, so that the last product is recomputed too.
 
+Softmax is one kernel only where the heads of all sequences on a rank are a multiple of four. Otherwise torch's own
+operators convert, scale, mask and normalise the scores in fp32, as `--no-query-key-layer-scaling` was not given.
+
 Not stated: that outside of attention the sequence is the first dimension, before the batch, so that attention here
 copies its inputs where a micro batch has several sequences; dropout after the embedding; the state of the random
 generators, which each dropout of attention and each checkpoint read and write, and of whose cost nothing is published;
@@ -114,7 +117,7 @@ class _Attention(nn.Module):
     """`ParallelAttention`, without FlashAttention.
 
     One layer computes queries, keys and values, of each head one after the other. One batched product computes
-    and scales the scores; `ScaledUpperTriangMaskedSoftmax` is one kernel; a tenth of the shares is dropped.
+    and scales the scores; a tenth of the shares is dropped.
     """
 
     def __init__(self, config: Any) -> None:
@@ -131,10 +134,18 @@ class _Attention(nn.Module):
         scores_zst = torch.baddbmm(
             q_zsd.new_empty(len(q_zsd), t, t), q_zsd, k_zsd.transpose(1, 2), beta=0.0, alpha=self.head_dim**-0.5
         )
-        shares_zst = F.dropout(_causal_softmax(scores_zst), p=DROPPED, training=self.training)
+        shares_zst = F.dropout(_softmax(scores_zst), p=DROPPED, training=self.training)
         mixed_bntd = torch.bmm(shares_zst, v_zsd).view(b, -1, t, self.head_dim)
         mixed_tbnd = mixed_bntd.permute(2, 0, 1, 3).contiguous()
         return self.wo(mixed_tbnd.view(t, b, -1)).transpose(0, 1)
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    """`FusedScaleMaskSoftmax`, of scores [Z, T, T] for Z heads of sequences."""
+    if len(scores) % 4 == 0:
+        return _causal_softmax(scores)
+    exact = scores.float() * 1.0  # the layer's number, by which Megatron has divided the scores
+    return _mask_later(exact).softmax(-1).type_as(scores)
 
 
 @torch.library.custom_op("megatron_of_2023::causal_softmax", mutates_args=())
@@ -155,6 +166,23 @@ _causal_softmax.register_autograd(
     lambda ctx, grad: _causal_softmax_backward(grad, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
 )
+
+
+@torch.library.custom_op("megatron_of_2023::mask_later", mutates_args=())
+def _mask_later(scores: torch.Tensor) -> torch.Tensor:
+    """`attention_mask_func`, of scores [..., T, T]: one kernel, which fills those of later positions."""
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, -torch.inf)
+
+
+@torch.library.custom_op("megatron_of_2023::mask_later_backward", mutates_args=())
+def _mask_later_backward(grad: torch.Tensor) -> torch.Tensor:
+    return grad.tril()
+
+
+_mask_later.register_fake(torch.empty_like)
+_mask_later_backward.register_fake(torch.empty_like)
+_mask_later.register_autograd(lambda _, grad: _mask_later_backward(grad))
 
 
 def add(branch: torch.Tensor, residual: torch.Tensor, dropped: float) -> torch.Tensor:

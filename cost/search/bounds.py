@@ -15,6 +15,7 @@ computed by every rank. With mesh and micro batch decided, the bound adds:
 - where styles on `tp` are open, the least cost of any choice (:mod:`legoai.cost.search.lower_bounds.open_styles`);
 - FSDP's copies, its exposed communication, and the slowdown of kernels beside the rest
   (:mod:`legoai.cost.search.data_parallel_bounds`);
+- the loss beside layers (:mod:`legoai.cost.search.lower_bounds.loss`);
 - accumulation of unsharded gradients (:mod:`legoai.cost.search.lower_bounds.gradient_accumulation`);
 - recomputation of what does not fit (:mod:`legoai.cost.search.recomputation_bounds`), as open treatments allow
   (:mod:`legoai.cost.search.lower_bounds.open_treatments`);
@@ -23,8 +24,9 @@ computed by every rank. With mesh and micro batch decided, the bound adds:
 
 Simulated candidates tighten it: by all layers of candidates that share them
 (:mod:`legoai.cost.search.lower_bounds.shared_work`), by equal blocks
-(:mod:`legoai.cost.search.lower_bounds.observed_blocks`), and by what communication beside these adds
-(:mod:`legoai.cost.search.block_delays`).
+(:mod:`legoai.cost.search.lower_bounds.observed_blocks`), by what communication beside these adds
+(:mod:`legoai.cost.search.block_delays`), and by what steps take beyond all that
+(:mod:`legoai.cost.search.shortfalls`).
 
 Memory. Sharded parameters, gradients and optimizer state (:func:`legoai.dsl.analysis.magnitudes.state.state_bytes`);
 or parameters and optimizer state with unsharded parameters, the activations of all blocks
@@ -46,6 +48,7 @@ from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.block_delays import BlockDelays
 from legoai.cost.search.data_parallel_bounds import DataParallelBounds
 from legoai.cost.search.lower_bounds.local_kernels import Pass
+from legoai.cost.search.lower_bounds.loss import seconds_of_loss
 from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved
 from legoai.cost.search.lower_bounds.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.lower_bounds.observed_blocks import treatments_of_blocks
@@ -56,6 +59,7 @@ from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.memory_bounds import least_memory
 from legoai.cost.search.memory_limits import for_tensors, room_of
 from legoai.cost.search.recomputation_bounds import RecomputationBounds
+from legoai.cost.search.shortfalls import Shortfalls
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.cost.search.stages.bounds import UnderSchedules, along_schedule, under_any_schedule
@@ -70,6 +74,7 @@ from legoai.cost.search.stages.costs import (
 from legoai.cost.search.stages.stage_times import StageTimes
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.parallelism.mesh import all_ranks
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.hole import Hole, Undecided
@@ -104,6 +109,7 @@ class BoundsOf:
         recomputation: least recomputation.
         data_parallel: least seconds beside layers.
         delays: least seconds by which blocks are delayed.
+        shortfalls: least seconds that are in none of these.
     """
 
     profile: str | None = None
@@ -114,6 +120,7 @@ class BoundsOf:
     recomputation: RecomputationBounds = field(init=False)
     data_parallel: DataParallelBounds = field(init=False)
     delays: BlockDelays = field(init=False)
+    shortfalls: Shortfalls = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
@@ -124,11 +131,12 @@ class BoundsOf:
         self.data_parallel = DataParallelBounds(self.layers, self.for_tensors)
         self.delays = BlockDelays(self.layers, self.data_parallel)
         self.recomputation = RecomputationBounds(self.layers, self.for_tensors, self.delays.of)
+        self.shortfalls = Shortfalls(lambda analysis: self.layers.once(analysis, self._added_up))
 
     @property
     def known(self) -> object:
         """Version of all observations: while it is the same, bounds are too."""
-        return self.layers.own, self.layers.observed.revision
+        return self.layers.own, self.layers.observed.revision, self.shortfalls.revision
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -206,7 +214,7 @@ class BoundsOf:
         if not of_token:
             return 0.0
         tokens = plan.batch.global_batch * plan.batch.length
-        return self.layers.once(analysis, self._of_token) * tokens / _ranks(analysis)
+        return self.layers.once(analysis, self._of_token) * tokens / all_ranks(analysis)
 
     def _of_token(self, analysis: Analysis) -> float:
         """Seconds of all layers for one token, at the fastest rates."""
@@ -232,8 +240,16 @@ class BoundsOf:
         return found
 
     def _computes(self, analysis: Analysis) -> float:
-        """Least seconds of the forward and backward of a micro batch in all layers."""
-        return sum(one.forward + one.backward for one in self.layers.once(analysis, self.layers.together).values())
+        """Least seconds of the forward and backward of a micro batch in all layers, and in its loss."""
+        layers = self.layers.once(analysis, self.layers.together).values()
+        return sum(one.forward + one.backward for one in layers) + self.layers.once(analysis, self._of_loss)
+
+    def _of_loss(self, analysis: Analysis) -> float:
+        """Least seconds of the loss of a micro batch."""
+        try:
+            return seconds_of_loss(analysis, self.machine(analysis))
+        except Undecided:
+            return 0.0
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""
@@ -250,12 +266,16 @@ class BoundsOf:
         computes = self.layers.once(analysis, self._computes) * batches / analysis.plan.mesh.pp
         return computes + self.data_parallel.of(analysis).seconds()
 
-    def _alone(self, analysis: Analysis) -> float:
+    def _added_up(self, analysis: Analysis) -> float:
         """The same with recomputation, which takes longest to find, of a plan whose batch is decided."""
         batches = micro_batches(analysis.plan)
         assert batches is not None
         again = self.layers.once(analysis, self._recomputes) * batches / analysis.plan.mesh.pp
-        everything = self.layers.once(analysis, self._whatever_is_kept) + again
+        return self.layers.once(analysis, self._whatever_is_kept) + again
+
+    def _alone(self, analysis: Analysis) -> float:
+        """The same with what is known from other candidates of its ends, or where communication takes longer."""
+        everything = self.layers.once(analysis, self._added_up) + self.shortfalls.of(analysis)
         return max(self.layers.once(analysis, self.data_parallel.communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
@@ -267,7 +287,7 @@ class BoundsOf:
                 everything = max(everything, self.layers.once(analysis, self._under_any_schedule).seconds)
         if not 0.0 < everything < self.enough:
             return everything
-        everything = max(everything, self.layers.once(analysis, self._alone))
+        everything = max(everything, self._alone(analysis))
         observed = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
         everything = max(everything, observed + self.data_parallel.of(analysis).seconds() if observed else 0.0)
         if staged and everything < self.enough:
@@ -418,22 +438,6 @@ class BoundsOf:
     def room(self, analysis: Analysis) -> Room:
         """Bytes that a rank may take, by its device and by what the plan requires."""
         return room_of(analysis, self.machine(analysis))
-
-
-def _ranks(analysis: Analysis) -> int:
-    """Ranks of the mesh, which are as many as the cluster's devices where axes are open.
-
-    Raises:
-        Undecided: the cluster is a hole.
-    """
-    try:
-        return analysis.plan.mesh.world_size
-    except Undecided:
-        cluster = analysis.plan.cluster
-        devices = cluster.devices_per_host(analysis.directory)
-        if devices is None:
-            raise
-        return cluster.hosts * devices
 
 
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:

@@ -18,6 +18,7 @@ from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.span import Span
@@ -123,6 +124,10 @@ class Nodes:
 
     def push(self, choices: Choices, candidate: Candidate, least: float) -> None:
         """Open a node whose cost is bounded, unless a bound excludes it."""
+        settled = self._with_idle_styles(choices, candidate)
+        if settled != choices:
+            self.result.bounded += self.below(choices) - self.below(settled)
+            choices, candidate = settled, self.plan.candidate(settled, without=self.without)
         bounded = self.costs.bounded(candidate, least)
         if bounded is None:
             self.result.bounded += self.below(choices)
@@ -294,6 +299,19 @@ class Nodes:
             return False
         return not self.plan.matters(hole, self.plan.candidate(choices, without=self.without))
 
+    def _with_idle_styles(self, choices: Choices, candidate: Candidate) -> Choices:
+        """The choices with a style in each open hole, where `tp` has one rank, on which all styles mean the same."""
+        holes = zip(self.plan.holes, choices, strict=True)
+        if candidate.analysis is None or not any(hole.line is not None and index is None for hole, index in holes):
+            return choices
+        try:
+            if shard_on_tp(candidate.analysis) is not None:
+                return choices
+        except Undecided:
+            return choices
+        holes = zip(self.plan.holes, choices, strict=True)
+        return tuple(0 if hole.line is not None and index is None else index for hole, index in holes)
+
     def _place(self, node: Node) -> None:
         """Go on with the styles that the program of placements chooses, and no others."""
         least, _, choices = node
@@ -302,15 +320,9 @@ class Nodes:
         except (KeyboardInterrupt, OutOfTimeError):
             heapq.heappush(self.heap, node)
             raise
-        others = self.below(choices) - (0 if complete is None else self.below(complete))
-        analysis = self.plan.candidate(choices, without=self.without).analysis
-        if analysis is not None and shard_on_tp(analysis) is None:
-            self.result.bounded += others  # on one rank all styles are the same
-        else:
-            self.result.left_out += others
-            if complete is not None:
-                self.bound_untried(choices, least)
+        self.result.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
         if complete is not None:
+            self.bound_untried(choices, least)
             self.push(complete, self.plan.candidate(complete, without=self.without), least)
 
     def refuse(self, choices: Choices, candidate: Candidate) -> None:

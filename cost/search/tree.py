@@ -15,21 +15,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.cost.search.buckets.solved import bucketings
+from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
 from legoai.cost.search.neighbours import Neighbours
-from legoai.cost.search.nodes import Node, Nodes, split_of
+from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import Costs, is_timed
+from legoai.cost.search.observations import Observations
 from legoai.cost.search.probes import Probes, with_one_micro_batch
 from legoai.cost.search.result import Progress, SearchResult
+from legoai.cost.search.unrecomputed import Unrecomputed
 from legoai.cost.trace.garbage import uncollected
-from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.stages.pipeline import treats_stages_apart
-from legoai.dsl.open_plan import Candidate, OpenPlan, inside
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.require import Objective
 from legoai.specs.span import Span
@@ -53,6 +52,12 @@ _PROBES_AT_ONCE: Final = 4
 """Probes that are simulated together."""
 _LOOKED_AT: Final = 32
 """Nodes of least bound for which they are looked for."""
+
+_LOOKED_AFTER: Final = 16
+"""Nodes that are expanded between looks at treatments that are not tried one by one."""
+
+_NEARLY_CLOSED: Final = 0.03
+"""Gap from which on these are bounded by simulation before other nodes are expanded."""
 
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
@@ -102,6 +107,7 @@ class Search:
         """What was chosen for evaluation."""
         self._probes = Probes(plan, bounds, self.without)
         self._joint = self._joint_memory()
+        self._unrecomputed = None if self._joint is None else Unrecomputed(plan, self._joint)
         self.nodes = Nodes(
             plan,
             bounds=bounds,
@@ -110,6 +116,15 @@ class Search:
             joint=self._joint,
             without=self.without,
             deadline=deadline,
+        )
+        self._observations = Observations(
+            plan=plan,
+            bounds=bounds,
+            nodes=self.nodes,
+            costs=self.costs,
+            found=self.result,
+            joint=self._joint,
+            without=self.without,
         )
 
     def candidate(self, choices: Choices) -> Candidate:
@@ -174,6 +189,8 @@ class Search:
             while True:
                 self.in_time()
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
+                    if self._least_is_untried() and self._bounded_by_others():
+                        continue
                     node = self._next()
                     if None in node[2]:
                         if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._probed(node):
@@ -190,7 +207,7 @@ class Search:
                     self.nodes.reopen(waiting)
                     if self.first_feasible and self.result.best is not None:
                         return
-                elif not self._verified() and not self.jointly():
+                elif not self._verified() and not self.jointly() and not self._bounded_by_others():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
@@ -225,7 +242,7 @@ class Search:
         for choices, candidate, analysis, outcome in zip(complete, candidates, analyses, outcomes, strict=True):
             if isinstance(outcome, Figures):
                 self.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
-                self._bound_group(choices, candidate, outcome)
+                self._observations.bound_treatments(choices, candidate, outcome)
 
     def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
@@ -323,6 +340,23 @@ class Search:
                 return True
         return False
 
+    def _least_is_untried(self) -> bool:
+        """Whether a small gap is that of treatments that are not tried one by one; looked at now and then."""
+        if self._unrecomputed is None or self.result.best is None or self._expanded % _LOOKED_AFTER:
+            return False
+        least = self.nodes.least_untried(self.nodes.heap[0][0])
+        return (1.0 - _NEARLY_CLOSED) * self._incumbent() < least < self.nodes.heap[0][0]
+
+    def _bounded_by_others(self) -> bool:
+        """Evaluate what bounds treatments that were not tried; false where nothing is left of it."""
+        if self._unrecomputed is None or self.result.best is None:
+            return False
+        self.nodes.least_untried(self._incumbent())
+        wanted = self._unrecomputed.wanted(self.nodes.untried, self._incumbent())
+        new = [choices for choices in wanted if choices not in self._asked and self._legal(choices, early=False)]
+        self._evaluate([(-math.inf, 0, choices) for choices in new])
+        return bool(wanted)
+
     def _legal(self, choices: Choices, *, early: bool) -> bool:
         """Whether lint's rules allow a candidate that is to be evaluated whatever its bound is; it is counted so."""
         holes = zip(self.plan.holes, choices, strict=True)
@@ -376,25 +410,13 @@ class Search:
         if isinstance(outcome, NoFigures):
             found.failed.append((choices, outcome.reason))
             return
-        if candidate.analysis is not None:
-            self.bounds.observe(candidate.analysis, outcome.micro_batch, outcome.moved, outcome.points)
-            if not treats_stages_apart(candidate.analysis):
-                self.bounds.shared.observe_blocks(candidate.analysis, outcome.stages.least)
+        self._observations.note_blocks(candidate, outcome)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
             found.best = done
             self.costs.expect(done)
-        self._learn(choices, candidate, outcome)
-        self._bound_group(choices, candidate, outcome)
-
-    def _bound_group(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
-        """Bound all answers of the holes that decide memory beside the others, by what one was observed to take."""
-        if self._joint is not None and candidate.analysis is not None:
-            group = self._joint.holes.group(choices)
-            opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
-            seconds = self.bounds.whatever_is_recomputed(candidate.analysis, opened, outcome.stages)
-            self.nodes.bound_untried_anew(group, self.costs.least(Bounds(step_time=seconds), candidate))
+        self._observations.bound_others(choices, candidate, outcome)
 
     def _verified(self) -> bool:
         """Simulate the best candidate whole, if that was not done, and say whether it was."""
@@ -412,31 +434,6 @@ class Search:
         found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.order, default=None)
         self.costs.expect(found.best)
         return True
-
-    def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
-        """Bound all splits by what one was observed to take, and assign blocks to stages anew."""
-        for hole, one in enumerate(self.plan.holes):
-            if one.assigns and candidate.analysis is not None and candidate.plan.pipeline is not None:
-                if treats_stages_apart(candidate.analysis):
-                    continue  # under another split its blocks recompute otherwise
-                others = (*choices[:hole], None, *choices[hole + 1 :])
-                seconds = self.bounds.of_every_split(candidate.analysis, outcome.stages)
-                self.nodes.bound_untried_anew(others, self.costs.least(Bounds(step_time=seconds), candidate))
-                self.nodes.add(
-                    choices, hole, split_of(self.bounds.better_split(candidate.analysis, outcome.stages)), -math.inf
-                )
-        if candidate.analysis is not None and any(one.buckets for one in self.plan.holes):
-            self._learn_buckets(choices, candidate.analysis, outcome)
-
-    def _learn_buckets(self, choices: Choices, analysis: Analysis, outcome: Figures) -> None:
-        """Solve for buckets by what units were observed to take."""
-        machine, room = self.bounds.machine(analysis), self.bounds.room(analysis)
-        found = list(bucketings(analysis, outcome.units, machine, room))
-        self.result.bucketings[choices] = found
-        for hole, one in enumerate(self.plan.holes):
-            texts = [text for item in found if one.buckets and inside(one.span, item.span) for text in item.texts()]
-            for text in texts:
-                self.nodes.add(choices, hole, text, -math.inf)
 
     def _report(self) -> None:
         best = self.result.best

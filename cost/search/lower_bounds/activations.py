@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.search.lower_bounds.products import kept_products
-from legoai.cost.search.lower_bounds.sharded_layers import ShardedLayers, children, cut_layers
+from legoai.cost.search.lower_bounds.sharded_layers import NONE_CUT, ShardedLayers, children, cut_layers
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.caching import fact
@@ -225,7 +225,12 @@ def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
 
 def _features(analysis: Analysis) -> _Features:
     assert analysis.manifest is not None
-    return _Features(analysis.manifest, fuses_attention(analysis), analysis.plan.mesh.tp, cut_layers(analysis))
+    tp = analysis.plan.mesh.tp
+    try:
+        cut = cut_layers(analysis)
+    except Undecided:
+        cut = NONE_CUT  # of open styles each may leave everything in parts
+    return _Features(analysis.manifest, fuses_attention(analysis), tp, cut)
 
 
 def _is_cast(analysis: Analysis) -> bool:

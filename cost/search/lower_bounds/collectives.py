@@ -195,8 +195,10 @@ def _units_of_rules(analysis: Analysis) -> list[tuple[FsdpUnit, int, list[str]]]
 def elements_of_units(analysis: Analysis) -> dict[str, int]:
     """Elements of the gathered parameters of each unit on a rank; those of units in one bucket at its first.
 
+    Where styles on `tp` are open, elements at least: as if all parameters were cut.
+
     Raises:
-        Undecided: it depends on a hole.
+        Undecided: it depends on another hole.
     """
     manifest, tp = analysis.manifest, analysis.plan.mesh.tp
     assert manifest is not None
@@ -206,9 +208,17 @@ def elements_of_units(analysis: Analysis) -> dict[str, int]:
     for name, shape in manifest.parameters():
         if name not in tied:
             unit = owner(analysis, name)
-            cut = placed(analysis, name).dim is not None
+            cut = _may_be_cut(analysis, name)
             elements[joined.get(unit, unit)] += math.prod(shape) // (tp if cut else 1)
     return elements
+
+
+def _may_be_cut(analysis: Analysis, parameter: str) -> bool:
+    """Whether a parameter is cut on `tp`, or styles are open."""
+    try:
+        return placed(analysis, parameter).dim is not None
+    except Undecided:
+        return True
 
 
 def gathered_bytes(analysis: Analysis) -> int:

@@ -17,20 +17,26 @@ _PASSES = 6
 """Operations of a linear layer for each weight and token: a product and a sum in forward, twice that in backward."""
 
 
+def local_logits(analysis: Analysis) -> int | None:
+    """A lower bound of the number of one micro batch's logits on a rank; None where the model has none."""
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or manifest.vocab_size is None or not isinstance(manifest.reads, Tokens | TwoTexts):
+        return None
+    ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
+    return local_tokens(plan) * manifest.vocab_size // ranks
+
+
 def logits_bytes(analysis: Analysis) -> int | None:
     """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
 
     An eager loss holds the logits in the dtype of computation or `output`, a copy in fp32 where that is narrower, and
     their logarithms in fp32; other losses at least the first.
     """
-    plan, manifest = analysis.plan, analysis.manifest
-    if manifest is None or manifest.vocab_size is None or not isinstance(manifest.reads, Tokens | TwoTexts):
-        return None
+    plan, logits = analysis.plan, local_logits(analysis)
     size = DTYPE_BYTES[plan.precision.output or plan.precision.param]
     if isinstance(plan.loss.form, EagerLoss):
         size += max(4, size) + (4 if size < 4 else 0)
-    ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
-    return local_tokens(plan) * manifest.vocab_size * size // ranks
+    return None if logits is None else logits * size
 
 
 def shortest_step(analysis: Analysis) -> float | None:

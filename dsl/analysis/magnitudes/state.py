@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -43,7 +42,7 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     least their mean,
 
         Σ numel(q) / s(q),  with  s(q) = pp · (the axes of `fsdp` that shard) · (tp, where a style or
-        placement cuts q).
+        placement cuts q, or where styles are open).
 
     Shards are padded upwards and stages are uneven, which only adds to the fullest. At an update each element
     has its parameter and gradient (in the dtype of `master`, or of `gradient` where that is narrower:
@@ -230,10 +229,10 @@ class _Whole(NamedTuple):
 def _whole_shares(analysis: Analysis) -> list[_Whole]:
     manifest, tensor_parallel, found = analysis.manifest, shard_on_tp(analysis), []
     assert manifest is not None
-    if tensor_parallel is not None:
-        decided(tensor_parallel)
     winners = analysis.assigned(tensor_parallel).by_path if tensor_parallel is not None else {}
     cut = {path for path, rule in winners.items() if isinstance(rule.treatment, Colwise | Rowwise | Sharded)}
+    # An open rule could cut any module.
+    all_cut = any(is_open(rule.treatment) for rule in tensor_parallel.rules) if tensor_parallel is not None else False
     # Of the names of a tied parameter only the first counts.
     repeated = {path for group in manifest.tied_parameters for path in group[1:]}
     tp, moments_of = analysis.plan.mesh.tp, _moments(analysis)
@@ -241,6 +240,6 @@ def _whole_shares(analysis: Analysis) -> list[_Whole]:
         for parameter in module.parameters:
             name = module.child_path(parameter.name)
             if name not in repeated:
-                unsharded = parameter.numel / (tp if path in cut or name in cut else 1)
+                unsharded = parameter.numel / (tp if all_cut or path in cut or name in cut else 1)
                 found.append(_Whole(path, name, module.kind == "experts", unsharded, moments_of(name)))
     return found

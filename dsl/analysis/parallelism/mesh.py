@@ -6,6 +6,7 @@ import math
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
+from legoai.specs.directives.hole import Undecided
 
 
 @fact
@@ -52,3 +53,19 @@ def replicating_axes(analysis: Analysis) -> tuple[str, ...]:
 def shard_ranks(analysis: Analysis) -> int:
     """Ranks over which a unit of `fsdp` is sharded; 1 without `fsdp`."""
     return math.prod(analysis.plan.mesh.size(axis) for axis in sharded_axes(analysis))
+
+
+def all_ranks(analysis: Analysis) -> int:
+    """Ranks of the mesh, which are as many as the cluster's devices where axes are open.
+
+    Raises:
+        Undecided: the cluster is a hole.
+    """
+    try:
+        return analysis.plan.mesh.world_size
+    except Undecided:
+        cluster = analysis.plan.cluster
+        devices = cluster.devices_per_host(analysis.directory)
+        if devices is None:
+            raise
+        return cluster.hosts * devices

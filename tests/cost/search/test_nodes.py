@@ -75,7 +75,7 @@ def test_unchosen_styles_are_skipped_except_for_one_rank():
     [ranks] = [index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp"]
     one, two = (tuple(value if index == ranks else None for index in range(len(plan.holes))) for value in (0, 1))
     others = nodes.below(one) - 1
-    nodes.expand((1.0, 1, one))
+    nodes.push(one, plan.candidate(one), 1.0)
     assert not nodes.untried
     assert (found.bounded, found.left_out) == (others, 0)
     nodes.expand((1.0, 1, two))

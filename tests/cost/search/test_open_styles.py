@@ -115,6 +115,8 @@ def checked(text: str, count: int, seed: int) -> list[str]:
             least = bounds(plan.candidate(with_open(choices, order[:number])).analysis)
             if least.step_time > cost.step_time:
                 wrong.append(f"{choices} with {order[:number]} open: {least.step_time} s against {cost.step_time} s")
+            if least.memory > cost.peak_active:
+                wrong.append(f"{choices} with {order[:number]} open: {least.memory} B against {cost.peak_active} B")
         waits = communication(plan, choices, bounds)
         # Beside other collectives it is not known whose seconds are exposed.
         alone = candidate.plan.fsdp is None and candidate.plan.pipeline is None

@@ -147,6 +147,45 @@ def test_observed_blocks_bound_other_data_parallel_degrees() -> None:
         assert before < least <= simulated_time, name
 
 
+def beyond_bounds() -> list[tuple[str, float, float, float]]:
+    """Treatments whose blocks were observed and others: bounds without and with the shortfalls of steps, and times."""
+    found = []
+    for values in DEGREES[:1]:
+        bounds, before = BoundsOf(), BoundsOf()
+        for treatment in SEEN:
+            _, figures = simulated(treatment, **values)
+            for one in (bounds, before):
+                learn(one, treatment, **values)
+            bounds.shortfalls.observe(decided(treatment, **values), figures.micro_batch, figures.step_time)
+        for treatment in (*SEEN, *MIXED, "selective([attention, matmul])", "budget(0.5)"):
+            analysis = decided(treatment, **values)
+            least = before(analysis).step_time, bounds(analysis).step_time
+            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    return found
+
+
+def test_steps_exceed_their_bounds_by_the_same_time_under_all_treatments() -> None:
+    for name, before, least, simulated_time in in_a_fork(beyond_bounds):
+        assert before < least <= simulated_time, name
+        if name.split(" {")[0] in (*SEEN, *MIXED):
+            assert least > 0.99 * simulated_time, name
+
+
+def one_treatment_seen() -> tuple[float, float]:
+    """The shortfall of a step after one treatment of its blocks was simulated, and after the same once more."""
+    bounds = BoundsOf()
+    _, figures = simulated("full")
+    found = []
+    for _ in range(2):
+        bounds.shortfalls.observe(decided("full"), figures.micro_batch, figures.step_time)
+        found.append(bounds.shortfalls.of(decided("none")))
+    return found[0], found[1]
+
+
+def test_one_treatment_shows_no_shortfall_of_others() -> None:
+    assert in_a_fork(one_treatment_seen) == (0.0, 0.0)
+
+
 def unseen() -> list[tuple[str, float, float, float]]:
     """Unobserved treatments, with blocks that recompute nothing."""
     found = []

@@ -309,7 +309,7 @@ def test_solved_split_is_compared_with_its_present_values():
 def test_search_continues_with_the_styles_of_the_program_only():
     text = TEXT.replace("shard standard on tp (sequence = auto)", "shard auto on tp").replace("tp = auto)", "tp = 2)")
     linted = with_open_rules(lint(text, "test.plan", directory=Path()), directory=Path())
-    found = solve(OpenPlan(linted, directory=Path()), Drawn(1)).found
+    found = solve(OpenPlan(linted, directory=Path()), Drawn(1)).result
     assert found.status == "bounded"
     assert found.total == sum(found.refused.values()) + found.bounded + found.left_out + len(found.evaluated)
     assert 0 < len(found.evaluated) <= 9

@@ -199,7 +199,8 @@ def test_undivisible_dims_are_left_unsharded():
 def test_decided_rules_and_requirements_hold():
     plan = opened("shard auto on tp { layers.*.{attention, ffn}_norm = none }")
     assert "sequence" not in chosen(plan).values()
-    tight = opened("shard auto on tp\nrequire peak_memory <= 1GiB", ranks=2, length=512)
+    whole = "shard auto on tp { layers.*.feed_forward.{w1, w2, w3} = none }\nrequire peak_memory <= 1.1GiB"
+    tight = opened(whole, ranks=2, length=512)
     assert Placements(tight, BoundsOf().machine).complete((None,) * len(tight.holes)) is None
 
 

@@ -1,0 +1,69 @@
+"""Time by which simulated steps exceed their lower bounds, which is the same whatever their blocks recompute.
+
+What the bounds of :mod:`legoai.cost.search.bounds` leave out lies at the ends of a step: its optimizer, what is
+gathered before the first block and reduced behind the last, and copies beside these. In the steady state of a step the
+treatment of blocks decides nothing of that. So once steps with at least two treatments of all blocks were simulated,
+those with any other treatments exceed their bounds by as much: by the least that was seen, less the range of all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from legoai.cost.search.lower_bounds.observed_blocks import one_treatment
+from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
+from legoai.specs.directives.hole import Hole
+from legoai.specs.plan import holes_of
+
+
+@dataclass(slots=True)
+class Shortfalls:
+    """Shortfalls of the bounds of one plan's candidates.
+
+    Args:
+        bound: seconds of a candidate without a shortfall, of which recomputation is a summand.
+
+    Attributes:
+        revision: number of times that something new was observed.
+    """
+
+    bound: Callable[[Analysis], float]
+    revision: int = 0
+    _seen: dict[str, dict[str, tuple[Analysis, float]]] = field(default_factory=dict)
+    """Simulated candidates and their seconds, by what they have in common and by the treatment of their blocks."""
+
+    def observe(self, analysis: Analysis, work: MicroBatchWork, seconds: float) -> None:
+        """Note the step of a simulated candidate whose blocks reach a steady state."""
+        key = all_but_treatments(analysis) if work.steady is not None else None
+        treatment = None if key is None else one_treatment(analysis)
+        known = {} if key is None else self._seen.setdefault(key, {})
+        if treatment is not None and treatment not in known:
+            known[treatment] = analysis, seconds
+            self.revision += 1
+
+    def of(self, analysis: Analysis) -> float:
+        """Least seconds by which the step of a candidate exceeds its bound; 0 where that is not known."""
+        key = all_but_treatments(analysis) if self._seen else None
+        seen = self._seen.get(key, {}) if key is not None else {}
+        if len(seen) < 2:
+            return 0.0
+        found = [seconds - self.bound(one) for one, seconds in seen.values()]
+        return max(0.0, min(found) - (max(found) - min(found)))
+
+
+@fact
+def all_but_treatments(analysis: Analysis) -> str | None:
+    """What a plan says but for how its blocks are recomputed; None where anything else is open."""
+    plan = analysis.plan
+    checkpoint = plan.checkpoint
+    open_rules = sum(isinstance(rule.treatment, Hole) for rule in checkpoint.rules) if checkpoint is not None else 0
+    if sum(1 for directive in plan.directives() for _ in holes_of(directive)) > open_rules:
+        return None
+    body = plan.canonical()
+    described = body.pop("checkpoint", None) or {}
+    options = {name: value for name, value in described.items() if name != "rules"}
+    return json.dumps([body, options], sort_keys=True, default=str)

@@ -1,0 +1,69 @@
+"""Candidates that recompute nothing, simulated for the bound that they are of all other treatments of their blocks.
+
+A step with the same degrees, units and schedule that recomputes something takes no less, whether the first fits in
+memory or not. Where a gap is that of untried treatments, such candidates are simulated as long as they may reduce it,
+and beside them those that recompute everything, which show how far steps exceed their bounds
+(:mod:`legoai.cost.search.shortfalls`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.search.candidates import Choices
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.open_plan import OpenPlan
+
+_SMALL_GAP: Final = 0.005
+"""Gap that is not reduced further."""
+_AT_ONCE: Final = 2
+"""Candidates that are simulated together."""
+_TREATMENTS: Final = ("none", "full")
+
+
+def recomputes_nothing(analysis: Analysis) -> bool:
+    """Whether no module of a plan without open treatments recomputes, and no compiler decides that it does."""
+    return analysis.plan.compile is None and not recomputed_modules(analysis)
+
+
+@dataclass(slots=True)
+class Unrecomputed:
+    """The candidates of one plan that recompute nothing, or else everything.
+
+    Args:
+        plan: with its holes.
+        joint: the holes that decide memory.
+    """
+
+    plan: OpenPlan
+    joint: JointMemory
+    _asked: set[Choices] = field(default_factory=set)
+
+    def wanted(self, untried: dict[Choices, float], best: float) -> list[Choices]:
+        """Those to be simulated next; none where the least bound would not change, or is close to the best.
+
+        Args:
+            untried: bounds of what is not tried one by one, by the choices that are decided.
+            best: cost of the best candidate.
+        """
+        found: list[Choices] = []
+        for choices in sorted(untried, key=lambda one: (untried[one], str(one))):
+            complete = self._complete(choices)
+            if untried[choices] >= (1.0 - _SMALL_GAP) * best or complete is None or len(found) == _AT_ONCE:
+                break
+            found.append(complete)
+        self._asked.update(found)
+        return found
+
+    def _complete(self, choices: Choices) -> Choices | None:
+        """The choices with a treatment that was not asked for; None where none is left, and where more is open."""
+        hole = self.joint.holes.holes.checkpoint
+        if hole is None or [index for index, value in enumerate(choices) if value is None] != [hole]:
+            return None
+        texts = self.plan.holes[hole].choices[: self.plan.holes[hole].listed]
+        values = [texts.index(text) for text in _TREATMENTS if text in texts]
+        complete = ((*choices[:hole], value, *choices[hole + 1 :]) for value in values)
+        return next((one for one in complete if one not in self._asked), None)
