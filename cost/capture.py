@@ -284,7 +284,9 @@ def _captured(
     """
     recorder = Capture(grouped_kernel=has_grouped_kernel(kind, gpu))
     runs: list[RepeatedBlocks] = []
-    with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
+    capability = gpu.compute_capability if gpu is not None else None
+    simulated = simulated_device(recorder, rank=rank, world=world, kind=kind, capability=capability)
+    with simulated as fake, recorder.errors():
         trainer = _built_without_fake_tensors(trainer_of(program), kind)
         if containers and (trainer.pipeline is None or _may_be_short(trainer.pipeline)):
             ahead = program.look_ahead if isinstance(program, Program) else 1

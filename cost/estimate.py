@@ -405,6 +405,7 @@ def _running() -> Iterator[None]:
         with kept_random_state(), warnings.catch_warnings():
             # The same warnings appear in a run.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
+            warnings.filterwarnings("ignore", message=".* in module LeftOut")  # which has the submodules of none
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error

@@ -228,7 +228,7 @@ def manifest_of(
 ) -> Manifest | Diagnostic | None:
     """Return the manifest of a plan's model, or the error of its inspection; None where it is known from elsewhere."""
     from legoai.specs.directives.model import FOREIGN
-    from legoai.specs.models.configs import ConfigError
+    from legoai.specs.models.config_checks import ConfigError
     from legoai.specs.models.load import load_manifest
     from legoai.specs.models.manifest import ManifestError
 

@@ -123,7 +123,7 @@ def shrink(
     numbers = None if stages is None or count is None else (count, stages)
     kept = keeps_blocks(plan, manifest, config)
     blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
-    sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=parts_of_heads(plan),
+    sizes = Sizes(kept=None if blocks is None else blocks.kept, seq_len=seq_len, tp=parts_of_heads(plan),
                   tp_now=parts_of_heads(smaller), ep=plan.mesh.ep, ep_now=mesh.ep, double=double)  # fmt: skip
     try:
         model, ratio = shrunken_model(plan, manifest, sizes, config, changes)

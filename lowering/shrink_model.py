@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.parallelism.experts import is_routed
 from legoai.specs.directives.model import Model
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
+from legoai.specs.models.config_checks import Scalar
+from legoai.specs.models.configs import (
+    DeepSeekConfig,
+    GPTConfig,
+    LlamaConfig,
+    MixtralConfig,
+    ModelConfig,
+    ViTConfig,
+)
 from legoai.specs.models.families import FAMILIES, config_values
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Images, Tokens
@@ -27,6 +35,7 @@ _PATCHES: Final = 2
 _HEAD_DIM: Final = 8
 _HEADS_OF_GROUP: Final = 16
 _EXPERTS: Final = 4
+_LATENT: Final = 12
 
 
 class ModelTooLargeError(ValueError):
@@ -37,8 +46,8 @@ class ModelTooLargeError(ValueError):
 class Sizes:
     """Constraints on the smaller model: number of blocks, sequence lengths, and the axes' sizes in both plans."""
 
-    blocks: int | None
-    """None where the number of blocks is unchanged."""
+    kept: tuple[int, ...] | None
+    """Indices of the blocks that are kept; None where the number of blocks is unchanged."""
     seq_len: int | None
     """None where the model reads no text."""
     tp: int
@@ -48,6 +57,11 @@ class Sizes:
     ep_now: int
     double: bool = False
     """Whether the smaller model computes in fp64."""
+
+    @property
+    def blocks(self) -> int | None:
+        """Number of blocks; None where it is unchanged."""
+        return None if self.kept is None else len(self.kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +131,8 @@ def _summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
     if isinstance(config, ViTConfig):
         return _vision(config, sizes)
+    if isinstance(config, DeepSeekConfig):
+        return _latent(config, sizes)
     kv_heads = config.n_heads if isinstance(config, GPTConfig) else config.n_kv_heads
     found = _shape(
         _Shape(
@@ -144,6 +160,40 @@ def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
     if isinstance(config, MixtralConfig):
         common |= {"n_experts": _experts(config.n_experts, sizes), "top_k": min(config.top_k, 2)}
     return replace(config, **common)
+
+
+def _latent(config: DeepSeekConfig, sizes: Sizes) -> DeepSeekConfig:
+    """Heads, experts and groups of experts keep their divisibility; latents and features of a head are few.
+
+    Widths that are equal are no longer: of queries and keys, of values, of the latents and of the model.
+    """
+    heads = _cut(config.n_heads, sizes, most=2)
+    dim = heads * (_HEAD_DIM if heads <= 8 or heads % 2 else _HEAD_DIM // 2)
+    experts = _experts(config.n_experts, sizes)
+    groups = 2 if config.n_groups > 1 and experts % 2 == 0 and experts > 2 else 1
+    top_groups = min(config.top_groups, groups)
+    blocks = config.n_layers if sizes.blocks is None else sizes.blocks
+    return replace(
+        config,
+        dim=dim,
+        n_layers=blocks,
+        n_dense_layers=min(config.n_dense_layers, blocks - 1),
+        n_heads=heads,
+        q_lora_rank=_LATENT + 4 if config.q_lora_rank else 0,
+        kv_lora_rank=_LATENT,
+        nope_head_dim=_HEAD_DIM,
+        rope_head_dim=_HEAD_DIM // 2,
+        v_head_dim=_HEAD_DIM,
+        dense_hidden_dim=_multiple(dim * config.dense_hidden_dim / config.dim, 8 * sizes.tp_now),
+        hidden_dim=_multiple(dim * config.hidden_dim / config.dim, 8 * sizes.tp_now),
+        n_experts=experts,
+        n_shared_experts=min(config.n_shared_experts, 2),
+        top_k=min(config.top_k, 2, top_groups * (experts // groups)),
+        n_groups=groups,
+        top_groups=top_groups,
+        vocab_size=VOCABULARY + (config.vocab_size % sizes.tp != 0),
+        max_seq_len=sizes.seq_len or 1,
+    )
 
 
 def _vision(config: ViTConfig, sizes: Sizes) -> ViTConfig:

@@ -121,6 +121,11 @@ class Device(Record, kw_only=True):
         """
         return _figure(self, f"device {self.name}", path)
 
+    @property
+    def compute_capability(self) -> str | None:
+        """CUDA compute capability; None where it is not stated."""
+        return self.processor.compute_capability if self.processor is not None else None
+
     def peak(self, dtype: str) -> float:
         """Peak rate of a dense matrix product of ``dtype`` inputs, in floating-point operations per second.
 

@@ -29,8 +29,8 @@ _BLOCK: Final = "[str(index)]"
 """Expression by which a program names a block of a list that it iterates over by index."""
 _LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops")
 """Arguments of `Trainer` that affect only the reserved memory, or the MFU, and not what is captured."""
-_EXPERTS: Final = "Mixtral"
-"""Part of the class name of our model with grouped products, for which not all devices have a kernel."""
+_OF_DEVICE: Final = ("compile", "Mixtral", "DeepSeek")
+"""Words of programs whose kernels depend on the device: compiled ones, and the models with grouped products."""
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on programs are equivalent: more where a program asks which is the last."""
@@ -100,7 +100,7 @@ def variation_of(
     found = _without(text, depth, runs.bounds if runs else ())
     if found.micro_batches is None:
         return None
-    of_device = "compile" in text or _EXPERTS in text
+    of_device = any(word in text for word in _OF_DEVICE)
     parts = [
         FORMAT,
         found.text,

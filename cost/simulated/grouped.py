@@ -35,7 +35,7 @@ def has_grouped_kernel(kind: str, gpu: Device | None) -> bool:
     """
     if kind != "cuda":
         return False
-    capability = gpu.processor.compute_capability if gpu is not None and gpu.processor is not None else None
+    capability = gpu.compute_capability if gpu is not None else None
     return capability is None or capability.partition(".")[0] in _CAPABILITIES
 
 

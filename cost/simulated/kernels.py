@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, Final
@@ -11,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
+from legoai.dsl.analysis.computation.attention import takes_widths
 from legoai.runtime.torch_internals.operators import allowed_attention_kernels
 
 aten = torch.ops.aten
@@ -21,12 +23,20 @@ _ONE_KERNEL: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """Operators that are a single kernel on the kind of device, and would be decomposed on a device without that kernel."""
 
+_CUDNN_FIRST: Final = ("9", "10")
+"""Major compute capabilities on which PyTorch tries cuDNN first (`check_prefer_cudnn_attention` of the file below)."""
+
 
 @contextlib.contextmanager
-def kernels_of(kind: Kind) -> Iterator[None]:
-    """Run attention and normalisation as the kernels of the given kind of device, with the tensors that they save."""
+def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
+    """Run attention and normalisation as the kernels of a device, with the tensors that they save.
+
+    Args:
+        kind: of the device.
+        capability: compute capability of a GPU; None where it is not known.
+    """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    attend = _attend_on_gpu if kind == "cuda" else _attend_on_cpu
+    attend = functools.partial(_attend_on_gpu, capability) if kind == "cuda" else _attend_on_cpu
     library.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     if kind == "cpu":
         library.impl("dropout", _drop_on_cpu, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
@@ -43,6 +53,7 @@ def _never_computed(*_: Any, **__: Any) -> Any:
 
 
 def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
+    capability: str | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -55,7 +66,9 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
 ) -> Any:
     """`scaled_dot_product_attention` by the first allowed kernel that can compute it, in PyTorch's order for CUDA.
 
-    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`.
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`. With cuDNN above 9.15.1 PyTorch
+    tries cuDNN's kernel first on GPUs of compute capability 9 and 10. That is so here for values of another width than
+    keys, which flash does not take; for others flash is the first, as with an older cuDNN.
     """
     allowed = allowed_attention_kernels()
     grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
@@ -70,11 +83,17 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and width % (8 if half else 4) == 0:
+    widths = width, value.shape[-1]
+    efficient = all(one % (8 if half else 4) == 0 for one in widths)
+    unequal = width != value.shape[-1]
+    cudnn = half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
+    first = unequal and (capability is None or capability.partition(".")[0] in _CUDNN_FIRST)
+    before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
+    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and efficient and not before:
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
         )[0]
-    if SDPBackend.CUDNN_ATTENTION in allowed and half and width % 8 == 0:
+    if SDPBackend.CUDNN_ATTENTION in allowed and cudnn:
         return aten._scaled_dot_product_cudnn_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, False, scale=scale
         )[0]

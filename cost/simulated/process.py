@@ -42,7 +42,9 @@ _WRAP_TRACED: Final = original(_WRAP)
 
 
 @contextlib.contextmanager
-def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -> Iterator[FakeTensorMode]:
+def simulated_device(
+    recorder: Recorder, *, rank: int, world: int, kind: Kind, capability: str | None = None
+) -> Iterator[FakeTensorMode]:
     """Run the body as one rank of many on the simulated device.
 
     Within the body, `cpu:fake,sim:fake` is the default process group, and a fake tensor mode can be entered. Patches of
@@ -54,6 +56,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         rank: of this process.
         world: number of ranks.
         kind: of device, which decides the kernels.
+        capability: compute capability of a GPU, which decides some of them; None where it is not known.
 
     Raises:
         SimulationError: this process has a process group, or is simulating already.
@@ -87,7 +90,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         # Values reduced over other ranks are not available; on the simulated device all ranks measure the same.
         stack.enter_context(patched_attribute(recompute_budget, "agree", lambda measured, _: measured))
         stack.enter_context(even_routing())
-        stack.enter_context(kernels_of(kind))
+        stack.enter_context(kernels_of(kind, capability))
         torch.autograd.set_multithreading_enabled(False)
         stack.callback(torch.autograd.set_multithreading_enabled, threads)
         dist.init_process_group(f"cpu:fake,{SIM}:fake", store=FakeStore(), rank=rank, world_size=world)

@@ -24,6 +24,11 @@ _SAME_MODULES: Final = (
     "w2 down down_proj c_proj fc2 linear_fc2",
     "attention_norm input_layernorm ln_1 attn_norm norm1",
     "ffn_norm mlp_norm post_attention_layernorm pre_mlp_layernorm ln_2 norm2",
+    "wq_a q_a_proj linear_q_down_proj",
+    "wq_b q_b_proj linear_q_up_proj",
+    "wkv_b kv_b_proj linear_kv_up_proj",
+    "wkv_a kv_a_proj_with_mqa kv_a_proj linear_kv_down_proj",
+    "shared shared_experts shared_expert",
     "norm final_layernorm ln_f final_norm",
     "output lm_head output_layer embed_out head",
     "router gate wg",
@@ -43,6 +48,7 @@ _AROUND: Final = ("model", "transformer", "decoder", "module", "_orig_mod", "gpt
 _MODELS: Final = {
     "llama3": re.compile(r"llama-?3(?:[.\d]|-\d(?!\d*b))*-?(\d+b)"),
     "mixtral": re.compile(r"mixtral-?(8x\d+b)"),
+    "deepseek": re.compile(r"deepseek-?(v3|v2-lite|v2)"),
     "gpt2": re.compile(r"gpt-?2-?(small|medium|large|xl|124m)?"),
     "gpt3": re.compile(r"gpt-?3-([\d.]+[mb])"),
 }
@@ -56,7 +62,7 @@ def our_model(name: str) -> str | None:
     low = re.sub(r"[_(\"]+", "-", name.lower().rpartition("/")[2])
     for family, form in _MODELS.items():
         found = form.search(low)
-        preset = found and (found[1] or "small")
+        preset = found and (found[1] or "small").replace("-", "_")
         if preset in FAMILIES[family].presets:
             return f'{family}("{preset}")'
     return None

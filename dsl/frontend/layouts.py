@@ -143,7 +143,7 @@ def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[st
 
     if model.family != "huggingface":
         known = BUILT_IN.get(model.family) if isinstance(model.family, str) else None
-        return None if known is None else (known, model.arguments)
+        return None if known is None else (known, {**_preset(model), **model.arguments})
     fields: Any = {}
     if isinstance(model.target, str):
         path = directory / model.target
@@ -157,6 +157,15 @@ def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[st
     fields = {**(fields if isinstance(fields, dict) else {}), **model.arguments}
     known = HUGGING_FACE.get(fields["model_type"]) if isinstance(fields.get("model_type"), str) else None
     return None if known is None else (known, fields)
+
+
+def _preset(model: Model) -> Mapping[str, Any]:
+    """The fields of a built-in model's preset; none where it has no such preset, which a rule reports."""
+    from legoai.specs.models.families import FAMILIES, config_values
+
+    presets = FAMILIES[str(model.family)].presets
+    preset = presets.get(str(model.target))
+    return {} if preset is None else config_values(preset)
 
 
 def _over(text: str, statement: Statement, place: Span, diagnostics: list[Diagnostic]) -> tuple[RuleLine, ...]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.computation.attention import attention_modules
+from legoai.dsl.analysis.computation.attention import attention_modules, takes_widths
 from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -135,6 +136,57 @@ class HeadFits(Check):
                     help=["use `efficient` or `math` attention, or give the model more and narrower heads"],
                 )
                 return
+
+
+class ValueWidths(Check):
+    """Heads whose values have another width than their keys, under a kernel that does not take them.
+
+    DeepSeek's latent attention has such heads. `flash` takes none. On CUDA devices `efficient` takes widths that are
+    multiples of 8, and `cudnn` those of at most 128 features, on GPUs of compute capability 9.0, 10.0 and 10.3 also
+    keys of 192 with values of 128. PyTorch raises when the first step calls the kernel. `default` leaves the choice to
+    PyTorch, and `math` takes all.
+
+    ## Example
+    ```
+    model deepseek("v2_lite")
+    attention flash
+    ```
+
+    ## Use instead
+    ```
+    model deepseek("v2_lite")
+    attention cudnn
+    ```
+    """
+
+    code = "LP638"
+    slug = "attention-value-widths"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        attention, manifest, device = analysis.plan.attention, analysis.manifest, analysis.device
+        kernel = attention.kernel
+        if manifest is None or device is None or not isinstance(kernel, str):
+            return
+        if device.kind == "cpu" and kernel != "flash":
+            return  # a rule reports those that a CPU does not have
+        for path, module in manifest.modules.items():
+            if module.kind != "attention" or not {"head_dim", "v_head_dim"} <= module.attributes.keys():
+                continue
+            widths, capability = head_widths(module), device.compute_capability
+            if widths[0] == widths[1] or takes_widths(kernel, widths, capability=capability):
+                continue
+            usable = [name for name in ("cudnn", "efficient") if takes_widths(name, widths, capability=capability)]
+            names = [f"`{name}`" for name in (*(usable if device.kind == "cuda" else ()), "math")]
+            yield self.at(
+                analysis.place(attention, "kernel"),
+                f"`{kernel}` attention does not take keys of {widths[0]} features with values of {widths[1]} on "
+                f"`{device.name}`, as `{path}` has them",
+                label=f"{widths[0]} and {widths[1]} features",
+                others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+                help=[f"use {' or '.join(names)} attention, or `default`"],
+                fix=replacement(attention, "kernel", "default"),
+            )
+            return
 
 
 class HeadsInGroups(Check):

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import sequence_length
 from legoai.dsl.analysis.blocks import by_rule, distinct, general, span_of
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.mesh import legal_divisors
@@ -65,15 +66,23 @@ def cuts(analysis: Analysis) -> Iterator[Cut]:
         above = (manifest.modules[holder] for holder in holders(path))
         attention = next((item for item in above if item.kind == "attention"), None)
         if attention is not None and info.kind == "linear":
-            width = attention.attributes.get("head_dim", 0)
+            widths = _widths(attention)
             for name in ("n_heads", "n_kv_heads"):
-                if attention.attributes.get(name, 0) * width == count:  # type: ignore[operator]
+                if any(int(attention.attributes.get(name, 0)) * width == count for width in widths):
                     yield Cut(rule, info, count, attention, name)
                     break
             else:
                 yield Cut(rule, info, count, None)
         else:
             yield Cut(rule, info, count, None)
+
+
+def _widths(attention: ModuleInfo) -> tuple[int, ...]:
+    """Features of one head that a layer may compute: queries or keys, values, or of both those from a latent."""
+    if "head_dim" not in attention.attributes:
+        return ()
+    width, value = head_widths(attention)
+    return width, value, width - int(attention.attributes.get("rope_head_dim", 0)) + value
 
 
 class HeadsOverRanks(Check):

@@ -16,7 +16,7 @@ class ModelIsKnown(WrongModel, Check):
     """The built-in family has the preset and the dimensions (see ``wrong-model``)."""
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.models.configs import ConfigError
+        from legoai.specs.models.config_checks import ConfigError
         from legoai.specs.models.families import resolve_config
 
         model = analysis.plan.model

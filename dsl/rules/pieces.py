@@ -11,7 +11,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
 from legoai.specs.directives.layouts import Partial
-from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, conversions
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Shared, conversions
 from legoai.specs.span import Span
 
 
@@ -253,6 +253,53 @@ class NormOfHeads(LayoutRule, Check):
 def _heads_fix(item: Mismatch) -> Fix | None:
     span = item.rule.origin.span if item.rule is not None else None
     return Fix("write `heads`", (Edit(span, "heads"),), safe=False) if span is not None else None
+
+
+class SharedOfNoHeads(LayoutRule, Check):
+    """A result for all heads that no heads of a rank use, or that is not whole on every rank.
+
+    `shared` sums the gradient of a result over the ranks of `tp`, each of which uses it for its own heads. Where every
+    rank uses it for all heads, each has the whole gradient, and the sum is too large.
+
+    ## Example
+    ```
+    model deepseek("v2_lite")
+    mesh  (dp_shard = 16, tp = 2)
+    fsdp  blocks on dp_shard
+    shard on tp {
+      layers.*.attention.k_rope = shared
+      output                    = colwise(output = replicate)
+    }
+    ```
+
+    ## Use instead
+    ```
+    model deepseek("v2_lite")
+    mesh  (dp_shard = 16, tp = 2)
+    fsdp  blocks on dp_shard
+    shard standard on tp
+    ```
+    """
+
+    code = "LP429"
+    slug = "shared-of-no-heads"
+    kinds = ("shared",)
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.mismatches(analysis):
+            first = items[0]
+            producer, where = came_from(analysis, first.got), named(analysis, items)
+            if first.rule is not None and isinstance(first.rule.treatment, Shared):
+                problem = f"`shared` is for what every rank has whole, and {where} gets a part of it from {producer}"
+            else:
+                problem = f"{where} uses the result of {producer}, which is `shared`, for all heads"
+            yield self.at(
+                span,
+                problem,
+                label="its gradient would be summed over the ranks",
+                others=producer_lines(analysis, first.got, beside=span),
+                help=["cut the heads that use it: `colwise`", "or leave it without a style"],
+            )
 
 
 class PartialMisused(LayoutRule, Check):

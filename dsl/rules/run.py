@@ -92,8 +92,8 @@ class IdleField(Check):
 class UnmappedWeights(Check):
     """Published weights for a model whose tensors have no known published names.
 
-    The mapping is known for `llama3`, `mixtral`, `gpt2` and `gpt3`, and for classes of `transformers`. A model of
-    another class can start with the weights of a checkpoint of its own, by `--load-weights`.
+    The mapping is known for `llama3`, `mixtral`, `deepseek`, `gpt2` and `gpt3`, and for classes of `transformers`. A
+    model of another class can start with the weights of a checkpoint of its own, by `--load-weights`.
 
     ## Example
     ```
@@ -130,6 +130,7 @@ class UnmappedWeights(Check):
 _MAPPED: Final = (
     "legoai.specs.models.llama.",
     "legoai.specs.models.mixtral.",
+    "legoai.specs.models.deepseek.",
     "legoai.specs.models.gpt.",
     "transformers.",
 )

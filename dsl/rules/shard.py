@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
-from legoai.dsl.analysis.facts import listed
+from legoai.dsl.analysis.facts import below, listed
 from legoai.dsl.analysis.layouts.tensors import as_list
 from legoai.dsl.analysis.parallelism.shard import (
     DISTRIBUTING,
@@ -32,6 +32,7 @@ from legoai.specs.directives.shard import (
     Rowwise,
     SequenceStyle,
     Shard,
+    Shared,
     conversions,
 )
 
@@ -46,8 +47,9 @@ class StyleMisplaced(Check):
     """A style on a module of a kind that does not support it.
 
     `colwise` and `rowwise` shard the weight of a linear layer or an embedding; `sequence` runs a norm or dropout on
-    shards of the sequence; `heads` runs a norm over each head; `inputs` and `outputs` convert a module's inputs and
-    outputs, so the module must be called; `experts` belongs to the experts of a mixture-of-experts layer, on `ep`.
+    shards of the sequence; `heads` runs a norm over each head; `shared` is for a module without parameters, whose
+    result all heads use; `inputs` and `outputs` convert a module's inputs and outputs, so the module must be called;
+    `experts` belongs to the experts of a mixture-of-experts layer, on `ep`.
 
     ## Example
     ```
@@ -112,6 +114,11 @@ class StyleMisplaced(Check):
         elif isinstance(style, Heads):
             if info.kind != "norm":
                 return f"is for norms over each head, and {what}", "name the norms of its queries and keys"
+        elif isinstance(style, Shared):
+            if any(item.parameters for name, item in manifest.modules.items() if name == path or below(name, path)):
+                return f"is for a module without parameters, and {what}", "name the module whose result all heads use"
+            if is_never_called(manifest, path):
+                return "is for the result of a call, and {path} is never called", "name the modules inside of it"
         elif isinstance(style, SequenceStyle):
             if info.kind in ("linear", "embedding", "convolution", "experts", *_WHOLE_MODULES):
                 return f"is for norms and dropout, and {what}", "name its norms, or use `inputs` for what it receives"

@@ -12,7 +12,7 @@ from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, Node, call, dictionary, quoted, sequence
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shared
 
 _FLOAT8_MODULE: Final = "legoai.runtime.float8"
 _OVERLAPPED_MODULE: Final = "legoai.runtime.parallelism.overlapped_backward"
@@ -42,6 +42,9 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
     if isinstance(treatment, Heads):
         draft.imports.name("legoai.runtime.parallelism.styles", "HeadParallel")
         return call("HeadParallel")
+    if isinstance(treatment, Shared):
+        draft.imports.name("legoai.runtime.parallelism.styles", "SharedByHeads")
+        return call("SharedByHeads")
     if isinstance(treatment, Inputs):
         return _inputs(lowering, path, rule, draft, float8=float8)
     assert isinstance(treatment, Outputs), f"no style for {treatment!r}"

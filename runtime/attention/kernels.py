@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 aten = torch.ops.aten
 
@@ -53,15 +54,16 @@ class Kernel(Protocol):
 def choose_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel:
     """Return a flash kernel where the device has one for these tensors, or else matrix products.
 
+    Flash kernels take heads of one width; values of fewer features than keys are padded for them.
+
     `torch.nn.attention.sdpa_kernel` without `FLASH_ATTENTION` switches it off.
     """
-    alike = query.shape[-1] == value.shape[-1]
-    if not alike or not _flash_is_on():
+    width, of_values = query.shape[-1], value.shape[-1]
+    fits = query.device.type == "cpu" or (query.dtype in _FLASH_DTYPES and width % 8 == 0 and width <= _FLASH_HEAD_DIM)
+    if of_values > width or not fits or not _flash_is_on():
         return MathKernel()
-    if query.device.type == "cpu":
-        return CpuFlashKernel()
-    fits = query.dtype in _FLASH_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= _FLASH_HEAD_DIM
-    return FlashKernel() if fits else MathKernel()
+    kernel = CpuFlashKernel() if query.device.type == "cpu" else FlashKernel()
+    return kernel if of_values == width else PaddedValues(kernel)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -105,6 +107,34 @@ class CpuFlashKernel:
             grad, query, key, value, out, log_sum, 0.0, causal, scale=scale
         )
         return grad_query, _summed(grad_key, inputs.key), _summed(grad_value, inputs.key)
+
+
+class PaddedValues:
+    """A kernel for heads of one width, with values that are padded with zeros to the width of keys."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel`."""
+        out, log_sum = self.kernel.forward(self._padded(inputs))
+        return out[..., : inputs.value.shape[-1]], log_sum
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """See `Kernel`."""
+        width, of_values = inputs.query.shape[-1], inputs.value.shape[-1]
+        grad, out = _widened(grad, width), _widened(out, width)
+        grad_query, grad_key, grad_value = self.kernel.backward(self._padded(inputs), grad, out, log_sum)
+        return grad_query, grad_key, grad_value[..., :of_values]
+
+    @staticmethod
+    def _padded(inputs: Inputs) -> Inputs:
+        return inputs._replace(value=_widened(inputs.value, inputs.query.shape[-1]))
+
+
+def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The tensor with zeros behind its features, to be so many."""
+    return F.pad(tensor, (0, width - tensor.shape[-1]))
 
 
 class MathKernel:

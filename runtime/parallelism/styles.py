@@ -1,4 +1,4 @@
-"""Styles of tensor parallelism beyond those of PyTorch: norms over heads, and parameters that are placed singly."""
+"""Styles of tensor parallelism beyond those of PyTorch: for norms over heads, results for all heads, and parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
 
 
@@ -23,6 +23,23 @@ class HeadParallel(SequenceParallel):
         # The dim of the heads differs between models, but does not matter to a norm over the last dim, which treats all
         # other positions alike.
         super().__init__(sequence_dim=0, use_local_output=True)
+
+
+class SharedByHeads(ParallelStyle):
+    """Sums the gradient of a module's result over a mesh of one axis, each rank of which uses it for other heads.
+
+    The module has no parameters, and returns a plain tensor that is equal on all ranks.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        forward: Callable[..., torch.Tensor] = module.forward
+
+        def shared(*args: Any) -> torch.Tensor:
+            result = DTensor.from_local(forward(*args), device_mesh, (Replicate(),), run_check=False)
+            return result.to_local(grad_placements=(Partial(),))
+
+        module.forward = shared
+        return module
 
 
 class PlacedParameters(ParallelStyle):

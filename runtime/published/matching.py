@@ -61,7 +61,7 @@ def check_map(whole: WholeModel) -> None:
         raise RunError(
             RunErrorCode.NO_WEIGHT_MAP,
             f"which published tensors are those of {whole.kind} is not known",
-            help="there is a map for llama3, mixtral, gpt2 and gpt3, and for models of transformers; "
+            help="there is a map for llama3, mixtral, deepseek, gpt2 and gpt3, and for models of transformers; "
             'model huggingface("config.json") is one',
         )
 

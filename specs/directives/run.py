@@ -45,7 +45,7 @@ class Weights(Directive):
     """Weights with which a new training starts, in place of drawn ones. `--load-weights` replaces it.
 
     A training that resumes has its own. Each rank reads what it holds, under any mesh. Names and layouts of published
-    Llama, Mixtral, GPT-2, Qwen2 and Qwen3 models are known, and those of a model that `transformers` builds.
+    Llama, Mixtral, DeepSeek, GPT-2, Qwen2 and Qwen3 models are known, and those of a model that `transformers` builds.
     """
 
     keyword: ClassVar[str] = "weights"

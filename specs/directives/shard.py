@@ -76,6 +76,17 @@ class Heads(Treatment):
     name: ClassVar[str] = "heads"
 
 
+class Shared(Treatment):
+    """Marks the result of a module without parameters as one for all heads, of which each rank has some.
+
+    The rotated key of DeepSeek's latent attention is such a result. It is computed whole on every rank, where it meets
+    the heads of the rank. Its gradient is summed over the ranks, as DTensor's `to_local(grad_placements = [Partial()])`
+    does.
+    """
+
+    name: ClassVar[str] = "shared"
+
+
 class Outputs(Treatment):
     """Changes the layout of a module's outputs (`PrepareModuleOutput`)."""
 
@@ -157,7 +168,7 @@ class Unplaced(Treatment):
     name: ClassVar[str] = "none"
 
 
-Style = Colwise | Rowwise | SequenceStyle | Heads | Inputs | Outputs | Experts | Replicated | Sharded | Partial
+Style = Colwise | Rowwise | SequenceStyle | Heads | Shared | Inputs | Outputs | Experts | Replicated | Sharded | Partial
 
 
 class Standard(Treatment):
@@ -196,7 +207,7 @@ class Shard(Directive):
     keyword: ClassVar[str] = "shard"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("tp", "ep"))
     treatments: ClassVar[Calls | None] = Calls(
-        (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded, Unplaced)
+        (Colwise, Rowwise, SequenceStyle, Heads, Shared, Inputs, Outputs, Experts, Replicated, Sharded, Unplaced)
     )
     names_parameters: ClassVar[bool] = True
     layouts: ClassVar[tuple[type[Treatment], ...]] = (Standard,)

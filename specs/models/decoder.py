@@ -1,4 +1,4 @@
-"""The decoder that Llama and Mixtral share: rotary positions, grouped-query attention, pre-norm blocks."""
+"""The decoder that Llama, Mixtral and DeepSeek share: rotary positions and pre-norm blocks; grouped-query attention."""
 
 # mypy: no-warn-return-any
 from __future__ import annotations
@@ -11,27 +11,36 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from legoai.specs.models.configs import LlamaConfig, MixtralConfig
+from legoai.specs.models.configs import DeepSeekConfig, LlamaConfig, MixtralConfig
 from legoai.specs.models.layers import Embedding, Linear, residual_std
 
+DecoderConfig = LlamaConfig | MixtralConfig | DeepSeekConfig
+"""Config of a decoder with rotary positions."""
 
-def rotary_frequencies(config: LlamaConfig | MixtralConfig) -> list[float]:
-    """Return the angle per position, in radians, of each of a head's `head_dim / 2` rotated pairs.
 
-    Pair i turns by `theta ** (-2 i / head_dim)` (Su et al. 2021, section 3.2.2). A longer context slows pairs down by
-    `rope_scaling`, as `rope_type` says.
+def rotated_features(config: DecoderConfig) -> int:
+    """Return how many features of a head are rotated."""
+    return config.rope_head_dim if isinstance(config, DeepSeekConfig) else config.head_size
+
+
+def rotary_frequencies(config: DecoderConfig) -> list[float]:
+    """Return the angle per position, in radians, of each rotated pair of a head's features.
+
+    Of `n` rotated features, pair i turns by `theta ** (-2 i / n)` (Su et al. 2021, section 3.2.2). A longer context
+    slows pairs down by `rope_scaling`, as `rope_type` says; those of DeepSeek as YaRN does.
     """
-    frequencies = [config.rope_theta ** (-2 * i / config.head_size) for i in range(config.head_size // 2)]
+    rotated = rotated_features(config)
+    frequencies = [config.rope_theta ** (-2 * i / rotated) for i in range(rotated // 2)]
     if isinstance(config, MixtralConfig) or config.rope_scaling == 1:
         return frequencies
-    kept = _KEPT[config.rope_type](config, frequencies)
+    kept = _KEPT["yarn" if isinstance(config, DeepSeekConfig) else config.rope_type](config, frequencies)
     return [
         frequency * (share + (1 - share) / config.rope_scaling)
         for frequency, share in zip(frequencies, kept, strict=True)
     ]
 
 
-def _kept_by_llama3(config: LlamaConfig, frequencies: list[float]) -> list[float]:
+def _kept_by_llama3(config: Any, frequencies: list[float]) -> list[float]:
     """Pairs with short wavelengths keep their frequency, those with long ones do not, with a linear blend between.
 
     As `apply_scaling` of the Llama models repository; the blend is linear in the turns over the original length.
@@ -41,24 +50,25 @@ def _kept_by_llama3(config: LlamaConfig, frequencies: list[float]) -> list[float
     return [min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns]
 
 
-def _kept_by_yarn(config: LlamaConfig, frequencies: list[float]) -> list[float]:
+def _kept_by_yarn(config: LlamaConfig | DeepSeekConfig, frequencies: list[float]) -> list[float]:
     """The same with a blend that is linear in the number of the pair (Peng et al. 2023, section 3.2).
 
     It goes from the last pair that turns `rope_beta_fast` times over the original length to the first that turns
     `rope_beta_slow` times, both rounded to whole pairs as in the code of the paper.
     """
+    rotated = rotated_features(config)
 
     def pair_of(turns: float) -> float:
         ratio = config.rope_original_seq_len / (turns * 2 * math.pi)
-        return config.head_size * math.log(ratio) / (2 * math.log(config.rope_theta))
+        return rotated * math.log(ratio) / (2 * math.log(config.rope_theta))
 
     first = max(math.floor(pair_of(config.rope_beta_fast)), 0)
-    last = min(math.ceil(pair_of(config.rope_beta_slow)), config.head_size - 1)
+    last = min(math.ceil(pair_of(config.rope_beta_slow)), rotated - 1)
     width = last - first or 0.001
     return [1 - min(max((pair - first) / width, 0.0), 1.0) for pair in range(len(frequencies))]
 
 
-_KEPT: Final[Mapping[str, Callable[[LlamaConfig, list[float]], list[float]]]] = {
+_KEPT: Final[Mapping[str, Callable[[Any, list[float]], list[float]]]] = {
     "llama3": _kept_by_llama3,
     "linear": lambda config, frequencies: [0.0] * len(frequencies),
     "yarn": _kept_by_yarn,
@@ -66,27 +76,33 @@ _KEPT: Final[Mapping[str, Callable[[LlamaConfig, list[float]], list[float]]]] = 
 """By `rope_type`, the share of its frequency that each pair keeps, from 0 to 1."""
 
 
-def rotary_factor(config: LlamaConfig | MixtralConfig) -> float:
-    """Return the factor of rotated queries and keys, which is 1 but for YaRN (Peng et al. 2023, section 3.4)."""
-    if isinstance(config, MixtralConfig) or config.rope_type != "yarn":
+def rotary_factor(config: DecoderConfig) -> float:
+    """Return the factor of rotated queries and keys, which is 1 but for YaRN (Peng et al. 2023, section 3.4).
+
+    DeepSeek scales all scores instead, those of features without positions too: `rope_mscale`.
+    """
+    if isinstance(config, MixtralConfig | DeepSeekConfig) or config.rope_type != "yarn":
         return 1.0
     return config.rope_attention_factor or 0.1 * math.log(config.rope_scaling) + 1
 
 
-def apply_rotary(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+def apply_rotary(x: torch.Tensor, rope: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
     """Rotate each head's features by the angles of their positions.
 
-    Feature i of a head is paired with feature `i + head_dim / 2`, the layout of Hugging Face checkpoints.
+    Feature i of a head is paired with feature `i + head_dim / 2`, the layout of Hugging Face checkpoints; interleaved,
+    feature `2 i` with the next, the layout of DeepSeek's.
 
     Args:
         x: queries or keys, [B, T, heads, head_dim].
         rope: `factor exp(i angle)`, complex, [T, head_dim / 2].
+        interleaved: how features are paired.
 
     Returns:
-        A tensor like `x`, computed in the higher precision of the two.
+        A tensor like `x`, computed in the higher precision of the two, with the first features of all pairs before the
+        second ones.
     """
     cos, sin = torch.view_as_real(rope).unsqueeze(1).unbind(-1)
-    left, right = x.chunk(2, dim=-1)
+    left, right = x.view(*x.shape[:-1], -1, 2).unbind(-1) if interleaved else x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x)
 
 
@@ -132,10 +148,10 @@ class Attention(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and feed-forward, each after an RMSNorm and added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig | MixtralConfig, feed_forward: nn.Module) -> None:
+    def __init__(self, config: DecoderConfig, *, feed_forward: nn.Module, attention: nn.Module) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = attention
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.feed_forward = feed_forward
 
@@ -150,11 +166,11 @@ class RotaryDecoder(nn.Module):
 
     rope: torch.Tensor
 
-    def __init__(self, config: LlamaConfig | MixtralConfig, feed_forward: Callable[[], nn.Module]) -> None:
+    def __init__(self, config: DecoderConfig, block: Callable[[int], TransformerBlock]) -> None:
         super().__init__()
         self.config = config
         self.tok_embeddings = Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleDict({str(i): TransformerBlock(config, feed_forward()) for i in range(config.n_layers)})
+        self.layers = nn.ModuleDict({str(i): block(i) for i in range(config.n_layers)})
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -198,7 +214,7 @@ class RotaryDecoder(nn.Module):
         return (torch.zeros(2, min(8, self.config.max_seq_len), dtype=torch.int64),)
 
     def _rotary_table(self, device: torch.device) -> torch.Tensor:
-        """Return `factor exp(i angle)` of every position and pair, complex [max_seq_len, head_dim / 2].
+        """Return `factor exp(i angle)` of every position and pair, complex [max_seq_len, rotated pairs].
 
         The table is complex, since FSDP2 casts the floating-point inputs of a unit to bf16, in which neighbouring far
         positions are one and the same, and leaves complex ones alone. Angles are computed in fp64 and rounded once.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legoai.specs.models.configs import Scalar
+from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
@@ -26,7 +26,9 @@ _WITHOUT_FLOW: tuple[ModuleKind, ...] = ("linear", "embedding", "norm", "convolu
 # Attribute names in model code for the figures of a manifest; the first match is used.
 _N_HEADS = ("n_heads", "num_heads", "num_attention_heads", "n_head", "nhead")
 _N_KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "n_kv_head")
-_HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head")
+_HEAD_DIM = ("qk_head_dim", "head_dim", "head_size", "attention_head_size", "d_head")
+_V_HEAD_DIM = ("v_head_dim",)
+_ROPE_HEAD_DIM = ("rope_head_dim", "qk_rope_head_dim")
 _WIDTH = ("dim", "hidden_size", "n_embd", "d_model", "embed_dim")
 _N_EXPERTS = ("n_experts", "num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("top_k", "num_experts_per_tok", "n_experts_per_token", "moe_top_k")
@@ -237,6 +239,8 @@ class _Describer:
                 "n_heads": n_heads,
                 "n_kv_heads": _integer(_N_KV_HEADS, module, config) or n_heads,
                 "head_dim": head_dim or (width // n_heads if width and n_heads else None),
+                "v_head_dim": _integer(_V_HEAD_DIM, module, config),
+                "rope_head_dim": _integer(_ROPE_HEAD_DIM, module, config),
             }
         elif kind == "moe":
             holders = (module, *module.children(), config)

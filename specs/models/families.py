@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import NamedTuple
 
+from legoai.specs.models.config_checks import ConfigError, Scalar
 from legoai.specs.models.configs import (
-    ConfigError,
+    DeepSeekConfig,
     GPTConfig,
     LlamaConfig,
     MixtralConfig,
     ModelConfig,
-    Scalar,
     ViTConfig,
 )
 
@@ -138,6 +138,91 @@ MIXTRAL_PRESETS: Mapping[str, MixtralConfig] = types.MappingProxyType(
     }
 )
 
+# DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2 and appendix B (Lite), and "DeepSeek-V3 Technical Report", section 4.2;
+# scaling of positions and of routed weights from the released config.json. Multi-token prediction is left out.
+_DEEPSEEK_V2 = DeepSeekConfig(
+    dim=5120,
+    n_layers=60,
+    n_dense_layers=1,
+    n_heads=128,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    nope_head_dim=128,
+    rope_head_dim=64,
+    v_head_dim=128,
+    dense_hidden_dim=12_288,
+    hidden_dim=1536,
+    n_experts=160,
+    n_shared_experts=2,
+    top_k=6,
+    n_groups=8,
+    top_groups=3,
+    scores="softmax",
+    normalize_weights=False,
+    routed_scaling=16.0,
+    vocab_size=102_400,
+    max_seq_len=163_840,
+    rope_scaling=40.0,
+    rope_mscale=0.707,
+)
+
+DEEPSEEK_PRESETS: Mapping[str, DeepSeekConfig] = types.MappingProxyType(
+    {
+        "tiny": DeepSeekConfig(
+            dim=128,
+            n_layers=4,
+            n_dense_layers=1,
+            n_heads=8,
+            q_lora_rank=48,
+            kv_lora_rank=32,
+            nope_head_dim=16,
+            rope_head_dim=8,
+            v_head_dim=16,
+            dense_hidden_dim=256,
+            hidden_dim=64,
+            n_experts=8,
+            n_shared_experts=1,
+            top_k=2,
+            n_groups=4,
+            top_groups=2,
+            routed_scaling=2.5,
+            vocab_size=256,
+            max_seq_len=1024,
+        ),
+        "v2_lite": replace(
+            _DEEPSEEK_V2,
+            dim=2048,
+            n_layers=27,
+            n_heads=16,
+            q_lora_rank=0,
+            dense_hidden_dim=10_944,
+            hidden_dim=1408,
+            n_experts=64,
+            n_groups=1,
+            top_groups=1,
+            routed_scaling=1.0,
+        ),
+        "v2": _DEEPSEEK_V2,
+        "v3": replace(
+            _DEEPSEEK_V2,
+            dim=7168,
+            n_layers=61,
+            n_dense_layers=3,
+            dense_hidden_dim=18_432,
+            hidden_dim=2048,
+            n_experts=256,
+            n_shared_experts=1,
+            top_k=8,
+            top_groups=4,
+            scores="sigmoid",
+            normalize_weights=True,
+            routed_scaling=2.5,
+            vocab_size=129_280,
+            rope_mscale=1.0,
+        ),
+    }
+)
+
 # Dosovitskiy et al. 2021, table 1.
 VIT_PRESETS: Mapping[str, ViTConfig] = types.MappingProxyType(
     {
@@ -190,6 +275,13 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
             module="legoai.specs.models.mixtral",
             class_name="Mixtral",
             doc="Mixtral decoder: Llama blocks whose feed-forward is a sparse mixture of experts",
+        ),
+        "deepseek": Family(
+            config_class=DeepSeekConfig,
+            presets=DEEPSEEK_PRESETS,
+            module="legoai.specs.models.deepseek",
+            class_name="DeepSeek",
+            doc="DeepSeek-V2 and -V3 decoder: latent attention, dense blocks, then mixtures with shared experts",
         ),
         "vit": Family(
             config_class=ViTConfig,

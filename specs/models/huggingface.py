@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legoai.specs.models.configs import Scalar
+from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifest import ManifestError
 from legoai.specs.models.manifest_cache import read_config
 from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts

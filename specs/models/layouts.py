@@ -27,6 +27,8 @@ class LayoutRule(Record):
     loss_parallel: bool | None = None
     when: str | None = None
     """The field of the model's config that must be true."""
+    unless: str | None = None
+    """The field of the model's config that must be false."""
 
 
 class StandardLayouts(Record, kw_only=True):
@@ -69,6 +71,8 @@ class StandardLayouts(Record, kw_only=True):
                 continue
             if rule.when is not None and not fields.get(rule.when):
                 continue
+            if rule.unless is not None and fields.get(rule.unless):
+                continue
             dense = _dense_blocks(fields) if DENSE in rule.path else ()
             if DENSE not in rule.path:
                 yield rule
@@ -78,7 +82,9 @@ class StandardLayouts(Record, kw_only=True):
 
 
 def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """The blocks without experts of a Qwen mixture, by the fields of its config and their defaults there."""
+    """The blocks without experts: of `deepseek`, or of a Qwen mixture by its config's fields and their defaults."""
+    if "n_dense_layers" in fields:
+        return tuple(range(fields["n_dense_layers"])) if isinstance(fields["n_dense_layers"], int) else ()
     count, step = fields.get("num_hidden_layers", 24), fields.get("decoder_sparse_step", 1)
     named = fields.get("mlp_only_layers") or ()
     if not (isinstance(count, int) and isinstance(step, int) and isinstance(named, list | tuple) and step > 0):
@@ -87,6 +93,7 @@ def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 _WHOLE: Final = "inputs(from = shard(1), to = replicate)"
+_WHOLE_LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
 _GATHERING: Final = "colwise(input = shard(1)"
 """Prefix of the treatment of a layer that gathers its own input."""
@@ -140,7 +147,6 @@ def _norms(path: str) -> tuple[LayoutRule, ...]:
 
 _NO_IMAGE_LOSS: Final = "the classes of images are few, and its loss is computed on all of them"
 _FUSED: Final = "has queries, keys and values in one layer, of which each rank would get one contiguous piece"
-
 _DECODER: Final = (
     *_table("tok_embeddings"),
     *_logits("norm", "output"),
@@ -168,6 +174,25 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "mixtral": StandardLayouts(
         blocks="layers.*",
         tp=(*_DECODER, LayoutRule("layers.*.feed_forward", _LOCAL, sequence=True)),
+        ep=(LayoutRule("layers.*.feed_forward.experts", "experts"),),
+    ),
+    "deepseek": StandardLayouts(
+        blocks="layers.*",
+        tp=(
+            *_table("tok_embeddings"),
+            *_logits("norm", "output"),
+            *_norms("layers.*.{attention, ffn}_norm"),
+            # Latents are whole on every rank, and the layers that compute them have plain weights.
+            LayoutRule("layers.*.attention", _WHOLE_LOCAL, sequence=True),
+            LayoutRule("layers.*.attention.wq_b", "colwise", when="q_lora_rank"),
+            LayoutRule("layers.*.attention.wq", "colwise", unless="q_lora_rank"),
+            LayoutRule("layers.*.attention.wkv_b", "colwise"),
+            LayoutRule("layers.*.attention.k_rope", "shared"),
+            LayoutRule("layers.*.attention.wo", "rowwise", sequence=False),
+            LayoutRule("layers.*.attention.wo", "rowwise(output = shard(1))", sequence=True),
+            LayoutRule("layers.*.feed_forward", _LOCAL, sequence=True),
+            *_part(f"layers.{DENSE}.feed_forward", "{w1, w3}", "w2"),
+        ),
         ep=(LayoutRule("layers.*.feed_forward.experts", "experts"),),
     ),
     "vit": StandardLayouts(
@@ -269,7 +294,7 @@ HUGGING_FACE: Final[Mapping[str, StandardLayouts]] = {
     "deepseek_v3": StandardLayouts(
         blocks="model.layers.*",
         ep=_EXPERTS,
-        reasons={"tp": "the rotated part of its keys is one for all heads, and no style sums its gradient over ranks"},
+        reasons={"tp": "the rotated part of its keys is one for all heads, and no module of its own computes it"},
     ),
     "phi3": StandardLayouts(blocks="model.layers.*", reasons={"tp": f"its attention {_FUSED}"}),
     "olmo2": StandardLayouts(

@@ -8,18 +8,18 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from legoai.specs.models.configs import LlamaConfig
-from legoai.specs.models.decoder import RotaryDecoder
+from legoai.specs.models.decoder import Attention, RotaryDecoder, TransformerBlock
 from legoai.specs.models.layers import Linear, residual_std
 
 
 class FeedForward(nn.Module):
     """SwiGLU (Shazeer 2020): `w2(silu(w1 x) * w3 x)`."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, dim: int, hidden_dim: int, *, n_layers: int, bias: bool = False) -> None:
         super().__init__()
-        self.w1 = Linear(config.dim, config.hidden_dim, bias=config.mlp_bias)
-        self.w2 = Linear(config.hidden_dim, config.dim, bias=config.mlp_bias, init_std=residual_std(config.n_layers))
-        self.w3 = Linear(config.dim, config.hidden_dim, bias=config.mlp_bias)
+        self.w1 = Linear(dim, hidden_dim, bias=bias)
+        self.w2 = Linear(hidden_dim, dim, bias=bias, init_std=residual_std(n_layers))
+        self.w3 = Linear(dim, hidden_dim, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Transform each position by itself: [..., dim] to [..., dim]."""
@@ -34,4 +34,8 @@ class Llama(RotaryDecoder):
     """
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, lambda: FeedForward(config))
+        def block(index: int) -> TransformerBlock:
+            feed_forward = FeedForward(config.dim, config.hidden_dim, n_layers=config.n_layers, bias=config.mlp_bias)
+            return TransformerBlock(config, feed_forward=feed_forward, attention=Attention(config))
+
+        super().__init__(config, block)

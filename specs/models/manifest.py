@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
-from legoai.specs.models.configs import Scalar
+from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 5
+FORMAT = 6
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -142,8 +142,10 @@ class ModuleInfo:
     buffers: tuple[TensorInfo, ...]
     attributes: Mapping[str, Scalar]
     """What the kind gives meaning to. `linear`: in_features, out_features, bias. `embedding`: num_embeddings,
-    embedding_dim. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim. `moe`: n_experts, top_k.
-    `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could not be told."""
+    embedding_dim. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values have another
+    width, and rope_head_dim where some of the features are rotated, those of keys shared by all heads. `moe`:
+    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could not
+    be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from legoai.specs.models.configs import MixtralConfig
-from legoai.specs.models.decoder import RotaryDecoder
+from legoai.specs.models.configs import DeepSeekConfig, MixtralConfig
+from legoai.specs.models.decoder import Attention, RotaryDecoder, TransformerBlock
 from legoai.specs.models.layers import INIT_STD, Linear, residual_std
 
 
@@ -18,7 +18,7 @@ class Experts(nn.Module):
     `w1` and `w3` are [n_experts, hidden_dim, dim], `w2` is [n_experts, dim, hidden_dim].
     """
 
-    def __init__(self, config: MixtralConfig) -> None:
+    def __init__(self, config: MixtralConfig | DeepSeekConfig) -> None:
         super().__init__()
         self.n_experts = config.n_experts
         self.residual_std = residual_std(config.n_layers)
@@ -84,7 +84,7 @@ class MoE(nn.Module):
     The router's probabilities of the chosen experts, scaled to sum to one, weigh their outputs.
     """
 
-    def __init__(self, config: MixtralConfig) -> None:
+    def __init__(self, config: MixtralConfig | DeepSeekConfig) -> None:
         super().__init__()
         self.n_experts = config.n_experts
         self.top_k = config.top_k
@@ -94,10 +94,8 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Transform each position by itself: [B, T, dim] to [B, T, dim]."""
         rows = x.flatten(0, -2)
-        logits = self.router(rows)
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        weights, chosen = logits.softmax(-1, dtype=exact).topk(self.top_k, dim=-1)
-        weights = (weights / weights.sum(-1, keepdim=True)).type_as(x)
+        weights, chosen = self.choose(self.router(rows))
+        weights = weights.type_as(x)
 
         order = chosen.flatten().argsort(stable=True)
         tokens_per_expert = F.one_hot(chosen.flatten(), self.n_experts).sum(0)
@@ -105,6 +103,16 @@ class MoE(nn.Module):
 
         per_choice = outputs[order.argsort()].view(*weights.shape, -1)
         return (per_choice * weights.unsqueeze(-1)).sum(-2).view_as(x)
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights of each row's experts, [rows, top_k], and their numbers, by the router's logits."""
+        weights, chosen = logits.softmax(-1, dtype=exact_dtype(logits)).topk(self.top_k, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), chosen
+
+
+def exact_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which experts are scored: at least fp32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class Mixtral(RotaryDecoder):
@@ -114,4 +122,7 @@ class Mixtral(RotaryDecoder):
     """
 
     def __init__(self, config: MixtralConfig) -> None:
-        super().__init__(config, lambda: MoE(config))
+        def block(index: int) -> TransformerBlock:
+            return TransformerBlock(config, feed_forward=MoE(config), attention=Attention(config))
+
+        super().__init__(config, block)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from legoai.specs.models.configs import ModelConfig, Scalar
+from legoai.specs.models.config_checks import Scalar
+from legoai.specs.models.configs import ModelConfig
 from legoai.specs.models.families import resolve_config
 
 SourceKind = Literal["builtin", "python", "huggingface"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
 
 
 class NotPublishedError(ValueError):
@@ -25,6 +25,8 @@ def published_config(config: ModelConfig) -> dict[str, Any]:
         return _gpt(config)
     if isinstance(config, MixtralConfig):
         return _mixtral(config)
+    if isinstance(config, DeepSeekConfig):
+        return _deepseek(config)
     if isinstance(config, LlamaConfig):
         return _llama(config)
     raise NotPublishedError("no class of transformers is known to compute the same")
@@ -62,6 +64,64 @@ def _mixtral(config: MixtralConfig) -> dict[str, Any]:
         raise NotPublishedError("no class of transformers has attention_bias with experts, but without qk_norm")
     return {**found, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
             "num_local_experts": config.n_experts, "sliding_window": None}  # fmt: skip
+
+
+def _deepseek(config: DeepSeekConfig) -> dict[str, Any]:
+    biased = config.scores == "sigmoid"
+    if config.normalize_weights and not biased:
+        raise NotPublishedError("DeepSeek-V2 of transformers does not scale weights to sum to one: normalize_weights")
+    if config.norm_eps != _LATENT_EPS:
+        raise NotPublishedError(f"DeepSeek of transformers adds {_LATENT_EPS} in norms of latents whatever norm_eps is")
+    scaling = None
+    if config.rope_scaling > 1:
+        scaling = {"rope_type": "yarn", "factor": config.rope_scaling, "mscale": config.rope_mscale,
+                   "mscale_all_dim": config.rope_mscale, "beta_fast": config.rope_beta_fast,
+                   "beta_slow": config.rope_beta_slow,
+                   "original_max_position_embeddings": config.rope_original_seq_len}  # fmt: skip
+    method = "noaux_tc" if biased else "greedy" if config.n_groups == 1 else "group_limited_greedy"
+    kind = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+    if biased:
+        kind = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    return {
+        **kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.dense_hidden_dim,
+        "moe_intermediate_size": config.hidden_dim,
+        "num_hidden_layers": config.n_layers,
+        "first_k_dense_replace": config.n_dense_layers,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_heads,
+        "q_lora_rank": config.q_lora_rank or None,
+        "kv_lora_rank": config.kv_lora_rank,
+        "qk_nope_head_dim": config.nope_head_dim,
+        "qk_rope_head_dim": config.rope_head_dim,
+        "v_head_dim": config.v_head_dim,
+        "n_routed_experts": config.n_experts,
+        "n_shared_experts": config.n_shared_experts,
+        "num_experts_per_tok": config.top_k,
+        "n_group": config.n_groups,
+        "topk_group": config.top_groups,
+        "scoring_func": config.scores,
+        "topk_method": method,
+        "norm_topk_prob": config.normalize_weights,
+        "routed_scaling_factor": config.routed_scaling,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "rope_interleave": True,
+        "tie_word_embeddings": config.tie_embeddings,
+        **_TOKENS,
+    }
+
+
+_LATENT_EPS: Final = 1e-6
+"""What `transformers` adds to the mean square in the norms of DeepSeek's latents."""
 
 
 def _decoder(config: LlamaConfig | MixtralConfig) -> dict[str, Any]:
@@ -150,6 +210,10 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "norm_topk_prob": True,
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
+    "rope_interleave": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
 }
 """Values of fields that a published config omits."""
 
@@ -157,10 +221,19 @@ _DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "gpt2": {"tie_word_embeddings": True},
     "qwen3_moe": {"num_experts_per_tok": 8, "norm_topk_prob": False},
+    "deepseek_v2": {"norm_topk_prob": False, "scoring_func": "softmax"},
+    "deepseek_v3": {
+        "num_experts_per_tok": 8,
+        "scoring_func": "sigmoid",
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+    },
 }
 
 _STRUCTURE: Final = ("num_attention_heads", "num_key_value_heads", "n_head", "hidden_act", "activation_function",
-                     "num_experts_per_tok", "norm_topk_prob")  # fmt: skip
+                     "num_experts_per_tok", "norm_topk_prob", "scoring_func", "n_group", "topk_group",
+                     "routed_scaling_factor", "rope_interleave")  # fmt: skip
 """Fields without which weights mean something else, though shapes may agree."""
 
 _NUMBERS: Final = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_scaling", "sliding_window")
@@ -243,4 +316,4 @@ def _scaling(given: object) -> dict[str, Any] | None:
 
 
 _SCALING: Final = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
-                   "attention_factor", "original_max_position_embeddings")  # fmt: skip
+                   "attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings")  # fmt: skip

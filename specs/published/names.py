@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
 from legoai.specs.published.pieces import Pieces, stacked, whole
 
 _AROUND: Final = {
@@ -30,6 +30,21 @@ _BLOCK: Final = {
     "feed_forward.w3": "mlp.up_proj",
 }
 """Modules of Llama, and those of a published one, around its blocks and in each."""
+
+_LATENT_BLOCK: Final = {
+    **_BLOCK,
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
+    "feed_forward.router": "mlp.gate",
+    "feed_forward.shared.w1": "mlp.shared_experts.gate_proj",
+    "feed_forward.shared.w2": "mlp.shared_experts.down_proj",
+    "feed_forward.shared.w3": "mlp.shared_experts.up_proj",
+}
+"""The same in a block of DeepSeek."""
 
 _GPT_AROUND: Final = {
     "tok_embeddings": "transformer.wte",
@@ -54,7 +69,7 @@ _FUSED: Final = {"w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("d
 
 def has_map(config: object) -> bool:
     """Whether the names of a built-in model's weights in Hugging Face files are known."""
-    return isinstance(config, LlamaConfig | MixtralConfig | GPTConfig)
+    return isinstance(config, LlamaConfig | MixtralConfig | DeepSeekConfig | GPTConfig)
 
 
 def published(config: ModelConfig, name: str, shape: Sequence[int]) -> Iterator[Pieces]:
@@ -71,6 +86,10 @@ def published(config: ModelConfig, name: str, shape: Sequence[int]) -> Iterator[
         yield from _of_gpt(module, kind, shape)
     elif ".feed_forward.experts" in module:
         yield from _of_experts(config, module, kind, shape)
+    elif kind == "selection_bias":
+        yield whole(f"{_published_block(module)}.mlp.gate.e_score_correction_bias", shape)
+    elif isinstance(config, DeepSeekConfig) and module not in _AROUND:
+        yield whole(f"{_published_block(module)}.{_LATENT_BLOCK[_in_block(module)]}.{kind}", shape)
     elif module.endswith("feed_forward.router"):
         block = _published_block(module)
         yield from (whole(f"{block}.{place}.gate.{kind}", shape) for place in _experts_of(config))
@@ -101,7 +120,9 @@ def _of_gpt(module: str, kind: str, shape: Sequence[int]) -> Iterator[Pieces]:
 
 
 def _experts_of(config: object) -> tuple[str, ...]:
-    """The published modules around experts, the usual one first: Mixtral's, or with `qk_norm` Qwen3's."""
+    """The published modules around experts, the usual one first: Mixtral's, or with `qk_norm` Qwen3's; DeepSeek's."""
+    if isinstance(config, DeepSeekConfig):
+        return ("mlp",)
     names = ("block_sparse_moe", "mlp")
     return names[::-1] if isinstance(config, MixtralConfig) and config.qk_norm else names
 

@@ -45,6 +45,11 @@ SIMUMAX = {
     **LLAMA, "arch": "Llama decoder", "gpu": "B200", "n_gpus": "8", "dp_replicate": "2", "tp": "4", "pp": "1",
     "micro_batch": "1", "global_batch": "8", "mem_peak": "39", "mem_kind": "max_allocated",
 }  # fmt: skip
+LATENT = {
+    **SIMUMAX, "model": "deepseekv2-4L", "arch": "DeepSeek-V2 MLA MoE 160 experts, 1 dense layer", "n_layers": "4",
+    "hidden": "5120", "n_heads": "128", "n_kv_heads": "128", "ffn_hidden": "12288", "vocab": "102400", "tp": "1",
+    "dp_replicate": "8", "ep": "8", "global_batch": "32",
+}  # fmt: skip
 SINGLE = {"model": "LLAMA_1B", "batch": "4", "seq_or_img": "64", "precision": "HP", "ac": "Yes", "actual_gib": "24.99"}
 SEED = {"model": "Llama 3.1 8B", "gpus": "8", "ac": "selective", "local_batch": "2"}
 SIMPLEFSDP = {
@@ -82,6 +87,8 @@ def diagnostics(stated: Stated) -> list[str]:
         ("simumax", {**SIMUMAX, "dp_replicate": "1", "tp": "8"}),
         ("simumax", {**SIMUMAX, "tp": "2", "pp": "2"}),
         ("simumax", {**SIMUMAX, "dp_replicate": "1", "tp": "2", "cp": "4"}),
+        ("simumax", LATENT),
+        ("simumax", {**LATENT, "pp": "2", "dp_replicate": "4", "ep": "4"}),
     ],
 )
 def test_llama_row_gives_a_clean_plan(source, fields):
@@ -204,7 +211,10 @@ def test_early_torchtitan_rows_add_logits_and_side_stream_buffer():
         ("torchtitan", {**TORCHTITAN, "ac_mode": "odd"}, "checkpointing is odd"),
         ("torchtitan", {**TORCHTITAN, "gpu": "MI300X"}, "no device of the catalogue is a MI300X"),
         ("torchtitan", {**TORCHTITAN, "micro_batch": "two"}, "`micro_batch` is no whole number: two"),
-        ("simumax", {**SIMUMAX, "arch": "MLA MoE"}, "multi-head latent attention"),
+        ("simumax", {**SIMUMAX, "ep": "2"}, "experts of a model that is not DeepSeek's"),
+        ("simumax", {**SIMUMAX, "arch": "MLA MoE"}, "how many blocks have no experts is not stated"),
+        ("simumax", {**SIMUMAX, "arch": "MLA, 1 dense layer"}, "no DeepSeek of the presets is named"),
+        ("simumax", {**LATENT, "hidden": "4096"}, "DeepSeek-V2 with hidden = 4096, not 5120"),
         (
             "simplefsdp",
             {**SIMPLEFSDP, "setting": "AG placed fwd=after bwd=after last all-gather-wait"},

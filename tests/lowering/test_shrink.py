@@ -299,6 +299,16 @@ def test_explicit_head_dim_stays_explicit():
         assert config.head_dim not in (0, config.dim // config.n_heads)
 
 
+@pytest.mark.parametrize(("preset", "dense", "lora"), [("v3", 1, True), ("v2_lite", 1, False)])
+def test_dense_blocks_groups_of_experts_and_latents_are_left(preset: str, dense: int, lora: bool):
+    body = "mesh (dp_shard = 8, tp = 2, ep = 4)\nshard standard on tp\nshard standard on ep\nfsdp blocks on dp_shard"
+    config = big(body, model=f'deepseek("{preset}")').plan.model.source().config()
+    assert (config.n_dense_layers, config.q_lora_rank > 0) == (dense, lora)
+    assert config.n_layers > config.n_dense_layers and config.n_heads % 2 == config.n_experts % 4 == 0
+    assert len({config.head_size, config.v_head_dim, config.kv_lora_rank + config.rope_head_dim, config.dim}) == 4
+    assert (config.n_groups > 1) == (preset == "v3")
+
+
 @pytest.mark.parametrize(("patch", "rest"), [(32, 0), (16, 1)])
 def test_image_tokens_keep_their_divisibility(patch: int, rest: int):
     model, batch = f'vit("b16", patch_size = {patch})', "batch (global = 64, micro = 1)\n"

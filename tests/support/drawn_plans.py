@@ -37,7 +37,7 @@ def manifest_of(name: str, preset: str) -> Manifest:
     return load_manifest(source, base_directory=CONFIGS)
 
 
-_LARGE: Final = ("xl", "13b", "6.7b", "2.7b", "175b", "70b", "405b", "8x22b", "h14")
+_LARGE: Final = ("xl", "13b", "6.7b", "2.7b", "175b", "70b", "405b", "8x22b", "h14", "v2", "v3")
 """Presets of many blocks or modules, which are drawn less often since each takes longer to lower."""
 
 
@@ -192,6 +192,16 @@ _STYLES: Final = {
             "output": "colwise(input = shard(1), loss_parallel = true)",
         },
     ),
+    "deepseek": (
+        {
+            "layers.*.attention.{wq_b, wkv_b}": "colwise",
+            "layers.*.attention.k_rope": "shared",
+            "layers.*.attention.wo": "rowwise",
+        },
+        {"layers.0.feed_forward.{w1, w3}": "colwise", "layers.0.feed_forward.w2": "rowwise"},
+        {"tok_embeddings": "rowwise(input = replicate)"},
+        {"output": "colwise(loss_parallel = true)"},
+    ),
     "gpt": (
         {"layers.*.attention.{wq, wk, wv}": "colwise", "layers.*.attention.wo": "rowwise"},
         {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"},
@@ -251,6 +261,11 @@ _DIMENSIONS: Final[Mapping[str, Sequence[tuple[tuple[str, str], ...]]]] = {
         (("qk_norm", "true"), ("attention_bias", "true")),
         (("head_dim", "16"), ("qkv_bias", "true")),
         (("tie_embeddings", "true"),),
+    ),
+    "deepseek": (
+        (("scores", '"softmax"'), ("normalize_weights", "false"), ("n_shared_experts", "2")),
+        (("n_dense_layers", "0"), ("rope_scaling", "4.0")),
+        (("tie_embeddings", "true"), ("v_head_dim", "24")),
     ),
     "gpt2": ((("tie_embeddings", "false"),), (("bias", "false"),)),
     "gpt3": ((("tie_embeddings", "false"), ("bias", "false")),),

@@ -12,7 +12,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+from legoai.specs.models.deepseek import DeepSeek
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.mixtral import Mixtral
@@ -64,11 +65,15 @@ class Case(NamedTuple):
         model = getattr(transformers, name)(config)
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                nn.init.normal_(buffer, std=0.3)
         return model.eval()
 
     def own(self) -> nn.Module:
         """The built-in model, in double precision, and filled with what no file has."""
         makers: dict[type, Callable[[Any], nn.Module]] = {LlamaConfig: Llama, MixtralConfig: Mixtral, GPTConfig: GPT}
+        makers[DeepSeekConfig] = DeepSeek
         model = makers[type(self.config)](self.config).double()
         for parameter in model.parameters():
             nn.init.constant_(parameter, torch.nan)
@@ -81,6 +86,25 @@ def _llama(**more: Any) -> LlamaConfig:
 
 def _mixtral(**more: Any) -> MixtralConfig:
     return MixtralConfig(**{**OURS, "n_experts": 4, "top_k": 2, **more})
+
+
+_LATENT = {
+    **SIZES, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "moe_intermediate_size": 16, "n_routed_experts": 8,
+    "n_shared_experts": 2, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}  # fmt: skip
+_YARN_OF_V2 = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
+
+
+def _deepseek(**more: Any) -> DeepSeekConfig:
+    dims = {
+        "vocab_size": 256, "dim": 32, "dense_hidden_dim": 48, "hidden_dim": 16, "n_layers": 3, "n_dense_layers": 1,
+        "n_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 6,
+        "n_experts": 8, "n_shared_experts": 2, "top_k": 2, "n_groups": 4, "top_groups": 2, "routed_scaling": 2.0,
+        "max_seq_len": 256,
+    }  # fmt: skip
+    return DeepSeekConfig(**{**dims, **more})
 
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
@@ -113,6 +137,13 @@ CASES: dict[str, Case] = {
     "qwen3 with experts": Case(
         "Qwen3Moe", {**SIZES, "head_dim": 16, **_EXPERTS}, _mixtral(qk_norm=True, head_dim=16, rope_theta=10_000.0,
                                                                    norm_eps=1e-6)
+    ),
+    "deepseek v3": Case("DeepseekV3", _LATENT, _deepseek()),
+    "deepseek v2, by YaRN, without a latent of queries": Case(
+        "DeepseekV2", {**_LATENT, "q_lora_rank": None, "rope_parameters": _YARN_OF_V2, "topk_method":
+                       "group_limited_greedy"},
+        _deepseek(scores="softmax", normalize_weights=False, q_lora_rank=0, rope_scaling=4.0, rope_mscale=0.7,
+                  rope_original_seq_len=64),
     ),
     "gpt2": Case("GPT2", GPT_SIZES, GPTConfig(**GPT_OURS)),
     "gpt2, untied": Case(

@@ -7,7 +7,7 @@ import dataclasses
 from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.statements import cluster, model
 
-from legoai.specs.models.families import GPT3_PRESETS, LLAMA3_PRESETS
+from legoai.specs.models.families import DEEPSEEK_PRESETS, GPT3_PRESETS, LLAMA3_PRESETS
 
 LLAMA = dataclasses.asdict(LLAMA3_PRESETS["8b"])
 GPT = dataclasses.asdict(GPT3_PRESETS["1.3b"])
@@ -52,6 +52,30 @@ def llama_of(row: Row, *, seq_len: int, tied: bool = False, vocab: int | None = 
         max_seq_len=seq_len,
         rope_theta=theta,
         tie_embeddings=tied,
+    )
+
+
+def deepseek_of(row: Row, *, seq_len: int, vocab: int, dense: int) -> str:
+    """A DeepSeek-V2 or -V3 of the row's depth, whose other dimensions must be the published ones.
+
+    Raises:
+        UnstatedError: it is neither, or has other dimensions.
+    """
+    preset = next((name for name in ("v2", "v3") if row.text("model").lower().startswith(f"deepseek{name}")), None)
+    if preset is None:
+        raise UnstatedError(f"no DeepSeek of the presets is named: {row.text('model')}")
+    known = dataclasses.asdict(DEEPSEEK_PRESETS[preset])
+    for field, ours in (("hidden", "dim"), ("n_heads", "n_heads"), ("ffn_hidden", "dense_hidden_dim")):
+        if row.whole(field) != known[ours]:
+            raise UnstatedError(f"DeepSeek-{preset.upper()} with {field} = {row.whole(field)}, not {known[ours]}")
+    return model(
+        "deepseek",
+        preset,
+        known,
+        n_layers=row.whole("n_layers"),
+        n_dense_layers=dense,
+        vocab_size=vocab,
+        max_seq_len=seq_len,
     )
 
 

@@ -15,8 +15,10 @@ computes attention step by step, and checkpoints whole blocks; `megatron_models.
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.validation.rows import Row, UnstatedError
-from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of, llama_of, padded_vocabulary
+from benchmarks.validation.sources.common import batch_of, cluster_of, deepseek_of, gpt_of, llama_of, padded_vocabulary
 from benchmarks.validation.statements import (
     TENSOR_PARALLEL_GPT,
     TENSOR_PARALLEL_LLAMA_LOCAL,
@@ -78,20 +80,22 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     Raises:
         UnstatedError: the row leaves too much open, or has options that the language cannot state.
     """
-    if "MLA" in row.text("arch"):
-        raise UnstatedError("multi-head latent attention and shared experts: no built-in model has them")
-    if row.whole("ep", 1) > 1:
-        raise UnstatedError("experts under Megatron's distributed optimizer")
+    latent, ep = "MLA" in row.text("arch"), row.whole("ep", 1)
+    if ep > 1 and not latent:
+        raise UnstatedError("experts of a model that is not DeepSeek's")
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
     pp, tp, cp = row.whole("pp", 1), row.whole("tp", 1), row.whole("cp", 1)
     dp = row.whole("dp_replicate", 1) * row.whole("dp_shard", 1)
     shards = [axis for axis, size in (("dp_shard", dp), ("cp", cp)) if size > 1] or ["dp_shard"]
+    length, vocab = row.whole("seq_len"), padded_vocabulary(row.whole("vocab"), tp)
     draft.add(
-        llama_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp)),
+        _latent_of(row, seq_len=length, vocab=vocab) if latent else llama_of(row, seq_len=length, vocab=vocab),
         cluster_of(row, device, fabric="infiniband_ndr"),
         batch_of(row),
-        mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp),
+        mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp, ep=ep),
     )
+    if ep > 1:
+        draft.add("shard standard on ep")
     if tp > 1:
         draft.add(TENSOR_PARALLEL_LLAMA_LOCAL)
     idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
@@ -101,11 +105,29 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
         draft.add(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
     if cp > 1:
         draft.add("context on cp (rotate = heads)")
-    draft.add(MEGATRON_KEEPS, "attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
+    if not latent:
+        draft.add(MEGATRON_KEEPS)
+    draft.add("attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
     draft.add(OPTIMIZER, "clip (norm = 1.0)")
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
+    if latent:
+        draft.assumed.append("tokens are routed evenly")
+        draft.differs.append("kernels that permute rows, rotate and apply SwiGLU in one, and save their inputs alone")
+        return draft.done()
     return draft.done(for_memory=_held)
+
+
+def _latent_of(row: Row, *, seq_len: int, vocab: int) -> str:
+    """DeepSeek with the one dense block that the descriptions of all these rows name.
+
+    Raises:
+        UnstatedError: the row names another number, or sizes that no preset has.
+    """
+    found = re.search(r"\b(\d+) dense layer|\bdense_layers=(\d+)", row.text("arch"))
+    if found is None:
+        raise UnstatedError("how many blocks have no experts is not stated")
+    return deepseek_of(row, seq_len=seq_len, vocab=vocab, dense=int(found[1] or found[2]))
 
 
 def _held(text: str) -> str:

@@ -24,7 +24,7 @@ from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import output_bytes
 from legoai.dsl.analysis.facts import below, holders, modules_inside
-from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import DECODERS, FEATURES_KNOWN
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
@@ -263,7 +263,7 @@ def _blocks(analysis: Analysis) -> tuple[str, ...]:
     plan, manifest = analysis.plan, analysis.manifest
     assert manifest is not None
     offloaded = plan.offload is not None and plan.offload.activations != "none"
-    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+    if plan.model.family not in FEATURES_KNOWN or plan.compile is not None or offloaded:
         return ()
     blocks = [path for item in manifest.block_lists for path in item.paths]
     for rule in plan.checkpoint.rules if plan.checkpoint is not None else ():

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.magnitudes.flops import routed_elements
+from legoai.dsl.analysis.magnitudes.flops import head_widths, routed_elements
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 
@@ -69,7 +69,7 @@ def layers_of(manifest: Manifest, *, decoder: bool) -> Iterator[Layer]:
                 if len(weight.shape) == 2:
                     yield path, LinearShape(*weight.shape)
         elif module.kind == "attention" and decoder:
-            heads, width = int(module.attributes["n_heads"]), int(module.attributes["head_dim"])
-            yield path, AttentionShape(heads, int(module.attributes.get("n_kv_heads", heads)), width)
+            heads = int(module.attributes["n_heads"])
+            yield path, AttentionShape(heads, int(module.attributes.get("n_kv_heads", heads)), *head_widths(module))
         elif module.kind == "experts" and decoder:
             yield path, ExpertsShape(routed_elements(manifest, module))

@@ -30,11 +30,12 @@ class LinearShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """Heads of an attention, those of keys and values, and their width."""
+    """Heads of an attention, those of keys and values, and their widths: of queries and keys, and of values."""
 
     heads: int
     key_heads: int
     width: int
+    value_width: int
 
 
 class ExpertsShape(NamedTuple):
@@ -145,7 +146,7 @@ class LocalKernels:
         for implementation in sorted(implementations):
             for rate in rates:
                 for key_heads in {shape.heads, shape.key_heads}:  # those of keys may have been repeated
-                    local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), shape.width)
+                    local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), *shape[2:])
                     forward = _fused(local, sequences, piece, rate, implementation, backward=False)
                     backward = _fused(local, sequences, piece, rate, implementation, backward=True)
                     both = (seconds_of(one, self.profile)[0] + gap for one in (forward, backward))
@@ -156,11 +157,12 @@ class LocalKernels:
 def _fused(
     shape: AttentionShape, sequences: int, piece: AttentionPiece, rate: str, implementation: str, *, backward: bool
 ) -> Attention:
-    heads, key_heads, width = shape
-    elements = sequences * width * 2 * (heads * piece.queries + key_heads * piece.keys) * (2 if backward else 1)
+    heads, key_heads, width, value_width = shape
+    features = (width + value_width) * (heads * piece.queries + key_heads * piece.keys)
+    elements = sequences * features * (2 if backward else 1)
     return Attention(
         batch=sequences, heads=heads, key_heads=key_heads, queries=piece.queries, keys=piece.keys, head_dim=width,
-        value_dim=width, causal=piece.causal, backward=backward, rate=rate, implementation=implementation,
+        value_dim=value_width, causal=piece.causal, backward=backward, rate=rate, implementation=implementation,
         bytes=_BYTES[rate] * elements,
     )  # fmt: skip
 

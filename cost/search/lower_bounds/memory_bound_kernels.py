@@ -27,7 +27,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
 from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -163,7 +163,7 @@ def _has(tensor: TensorType, tokens: int, sequences: int) -> bool:
 def _tells(analysis: Analysis) -> bool:
     plan = analysis.plan
     cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
-    return plan.model.family in DECODERS and plan.compile is None and not cast
+    return plan.model.family in FEATURES_KNOWN and plan.compile is None and not cast
 
 
 def key_of(analysis: Analysis) -> str | None:

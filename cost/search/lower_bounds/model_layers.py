@@ -119,7 +119,8 @@ class ModelLayers:
                 if _takes_all(analysis, path):
                     found[path] = 2 * shape.elements / linear
             elif fused:
-                found[path] = 2 * shape.heads * shape.width * length / attention  # the mask leaves half of 4 H Q T
+                widths = shape.width + shape.value_width
+                found[path] = shape.heads * widths * length / attention  # the mask leaves half of 4 H Q T
         return found
 
     def of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:

@@ -21,7 +21,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import holders, modules_inside
-from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -264,7 +264,7 @@ def outputs_of_blocks(
     """
     plan, manifest = analysis.plan, analysis.manifest
     offloaded = plan.offload is not None and plan.offload.activations != "none"
-    if manifest is None or plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+    if manifest is None or plan.model.family not in FEATURES_KNOWN or plan.compile is not None or offloaded:
         return []
     if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
         return []

@@ -22,6 +22,7 @@ from legoai.cost.search.placements.program import Label, Node, PlacementGraph, S
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.layouts.propagation import Propagation, matched
 from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor
+from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
@@ -297,4 +298,4 @@ def _heads(info: ModuleInfo) -> AttentionShape | None:
     if "n_heads" not in known or "head_dim" not in known:
         return None
     heads = int(known["n_heads"])
-    return AttentionShape(heads, int(known.get("n_kv_heads", heads)), int(known["head_dim"]))
+    return AttentionShape(heads, int(known.get("n_kv_heads", heads)), *head_widths(info))

@@ -13,6 +13,38 @@ from legoai.specs.directives.hole import Hole
 KERNELS: Final = ("default", "flash", "efficient", "cudnn", "math")
 """Kernels of ``scaled_dot_product_attention``, which the models call."""
 
+_LARGEST_CUDNN_HEAD: Final = 128
+_LATENT_HEAD: Final = (192, 128)
+"""Features of keys and of values of DeepSeek's heads, for which cuDNN has a kernel of its own."""
+_LATENT_CAPABILITIES: Final = ("9.0", "10.0", "10.3")
+"""Compute capabilities of the GPUs on which it has it."""
+
+
+def takes_widths(kernel: str, widths: tuple[int, int], *, capability: str | None) -> bool:
+    """Whether a kernel of `KERNELS` on a CUDA device takes heads whose values have another width than their keys.
+
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, for bf16 and fp16.
+
+    Args:
+        kernel: its name.
+        widths: features of a head's queries and keys, and of its values.
+        capability: compute capability of the GPU; one that has the most kernels is assumed where it is not known.
+    """
+    if kernel == "flash":
+        return widths[0] == widths[1]
+    if kernel not in ("efficient", "cudnn"):
+        return True
+    if any(width % 8 for width in widths):
+        return False
+    if kernel == "efficient" or max(widths) <= _LARGEST_CUDNN_HEAD:
+        return True
+    return widths == _LATENT_HEAD and has_latent_kernel(capability)
+
+
+def has_latent_kernel(capability: str | None) -> bool:
+    """Whether cuDNN has a kernel for DeepSeek's heads on a GPU; assumed where its compute capability is not known."""
+    return capability is None or capability in _LATENT_CAPABILITIES
+
 
 @fact
 def attention_modules(analysis: Analysis) -> dict[str, frozenset[str]]:

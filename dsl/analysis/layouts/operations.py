@@ -21,6 +21,7 @@ MismatchKind = Literal[
     "fused",
     "norm_dim",
     "norm_heads",
+    "shared",
     "plain",
     "result",
 ]
@@ -61,6 +62,11 @@ def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
     if of_shapes:
         taken = [*taken[:1], *(replace(item, learned=False) for item in taken[1:])]
     result = _computed(path, step, taken, noting)
+    shared = next((item for item in taken if item.shared), None)
+    if shared is not None and not told and not of_shapes and result.state in ("any", "replicate"):
+        if result.state == "replicate":
+            return find("shared", path, shared)
+        return replace(result, shared=True, source=shared.source)
     learned = [item for item in taken if item.learned and item.state not in ("shard", "partial")]
     if told or not learned or step.name.startswith("new_") or step.name.endswith("_like"):
         return result

@@ -16,7 +16,7 @@ from legoai.dsl.analysis.layouts.operations import MismatchKind, operation
 from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shared
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Mismatch(Record, kw_only=True):
     | `fused` | the output of a fused layer is split although each rank has one contiguous shard of it |
     | `norm_dim` | a sequence style shards the dim over which its norm is taken |
     | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
+    | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
     | `result` | the model's output is sharded, or a DTensor |
     """
@@ -134,6 +135,9 @@ class Propagation:
         info = self.manifest.modules[path]
         rule = self.styles.get(path)
         treatment = rule.treatment if rule is not None else None
+        shared = next((item for item in arguments if item.shared), None)
+        if shared is not None and info.parameters:
+            return self._find("shared", path, shared, rule=rule)
         placed = {item.name: info.child_path(item.name) for item in info.parameters}
         rules = {name: self.styles[below] for name, below in placed.items() if below in self.styles}
         if rules:
@@ -144,6 +148,8 @@ class Propagation:
             result = self._sequence(info, rule, treatment, _first(arguments))
         elif rule is not None and isinstance(treatment, Heads):
             result = self._heads(info, rule, _first(arguments))
+        elif rule is not None and isinstance(treatment, Shared):
+            result = self._shared(info, rule, arguments)
         elif isinstance(treatment, Experts | Colwise | Rowwise | Replicated | Sharded | Partial):
             result = UNKNOWN  # a style that does not fit the module, or that belongs to another axis
         elif info.flow:
@@ -223,6 +229,13 @@ class Propagation:
         if got.wrapped or not (got.cuts_features and got.moved and of_heads):
             return self._find("norm_heads", info.path, got, rule=rule)
         return replace(got, source=Source(info.path, rule))
+
+    def _shared(self, info: ModuleInfo, rule: PathRule[Any], arguments: Sequence[Tensor]) -> Tensor:
+        """A module whose result is for all heads: computed from whole, plain tensors."""
+        other = next((item for item in arguments if item.wrapped or item.state in ("shard", "partial")), None)
+        if other is not None:
+            return self._find("shared", info.path, other, rule=rule)
+        return replace(PLAIN, shared=True, source=Source(info.path, rule))
 
     def _placed(self, info: ModuleInfo, rules: Mapping[str, PathRule[Any]], got: Tensor) -> Tensor:
         """A module with individually placed parameters: plain and replicated in and out, or DTensors in and out."""

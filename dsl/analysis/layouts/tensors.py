@@ -40,6 +40,8 @@ class Tensor(Record, kw_only=True):
     source: Source | None = None
     learned: bool = False
     """Whether it may be, or depend on, a parameter that is replicated on every rank."""
+    shared: bool = False
+    """For `any`: whether its gradient is summed over the ranks, so that it must meet the heads of a rank."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tensor) and self._layout() == other._layout()
@@ -48,7 +50,7 @@ class Tensor(Record, kw_only=True):
         return hash(self._layout())
 
     def _layout(self) -> tuple[object, ...]:
-        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped, self.plain
+        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped, self.plain, self.shared
 
     @property
     def is_plain(self) -> bool:

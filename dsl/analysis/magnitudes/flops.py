@@ -8,8 +8,11 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
-DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral")
+DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral", "deepseek")
 """Built-in families in which every matrix multiplies every token once, or the tokens that are routed to it."""
+
+FEATURES_KNOWN: Final = ("llama3", "gpt2", "gpt3", "mixtral")
+"""Those whose attention keeps queries, keys and values of one width for backward, all computed from its input."""
 
 FORMULA: Final = "6 N + 12 L H Q T per token"
 
@@ -22,7 +25,8 @@ def flops_per_token(manifest: Manifest, seq_len: int) -> int:
 
     They are `6 N + 12 L H Q T` (PaLM, arXiv 2204.02311, appendix B; TorchTitan's `get_num_flop_per_token`): N are the
     elements of matrices that multiply tokens, without embedding tables, of experts those to which a token is routed,
-    and the second term is attention in L layers of H heads of width Q over T tokens, without regard to a causal mask.
+    and the second term is attention in L layers of H heads of width Q over T tokens, without regard to a causal mask;
+    where values have another width than queries, Q is the mean of the two.
     """
     return FORWARD_AND_BACKWARD * forward_flops_per_token(manifest, seq_len)
 
@@ -34,10 +38,16 @@ def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
         if module.kind == "linear":
             total += 2 * int(module.attributes["in_features"]) * int(module.attributes["out_features"])
         elif module.kind == "attention":
-            total += 4 * int(module.attributes["n_heads"]) * int(module.attributes["head_dim"]) * seq_len
+            total += 2 * int(module.attributes["n_heads"]) * sum(head_widths(module)) * seq_len
         elif module.kind == "experts":
             total += 2 * routed_elements(manifest, module)
     return total
+
+
+def head_widths(attention: ModuleInfo) -> tuple[int, int]:
+    """Return the features of a head's queries and keys, and of its values."""
+    width = int(attention.attributes["head_dim"])
+    return width, int(attention.attributes.get("v_head_dim", width))
 
 
 def routed_elements(manifest: Manifest, experts: ModuleInfo) -> int:

@@ -12,13 +12,13 @@ from legoai.dsl.analysis.layouts.propagation import PLACEABLE
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shard
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shard, Shared
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
 
-STYLES: Final = (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs)
+STYLES: Final = (Colwise, Rowwise, SequenceStyle, Heads, Shared, Inputs, Outputs)
 """Treatments of modules on `tp`."""
 PLACEMENTS: Final = (Replicated, Sharded)
 """Treatments of parameters on `tp`."""

@@ -44,12 +44,19 @@ def test_only_routed_experts_count():
     assert active == pytest.approx(12.9e9, rel=0.005)
 
 
+@pytest.mark.parametrize(("preset", "active"), [("v2_lite", 2.4e9), ("v2", 21e9), ("v3", 37e9)])
+def test_deepseeks_active_parameters_are_those_of_its_papers(preset: str, active: float):
+    """2.4B, 21B and 37B for a token (DeepSeek-V2, abstract and appendix B; DeepSeek-V3, abstract)."""
+    assert forward_flops_per_token(manifest("deepseek", preset), 0) / 2 == pytest.approx(active, rel=0.03)
+
+
 @pytest.mark.parametrize(
     "model",
     [
         'llama3("tiny")', 'mixtral("tiny")', 'gpt2("small")',
         'llama3("tiny", head_dim = 32, attention_bias = true, mlp_bias = true, qk_norm = true)',
         'mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)',
+        'deepseek("tiny", v_head_dim = 32)', 'deepseek("tiny", q_lora_rank = 0, scores = "softmax")',
     ],
 )  # fmt: skip
 def test_formula_equals_captured_flops_of_one_device(model: str):

@@ -29,6 +29,10 @@ HEADS = {
         'model mixtral("8x7b", n_layers = 2, dim = 1024, n_heads = 8, hidden_dim = 2048)\n'
         "cluster h100_sxm(devices = 4)\nattention flash\n"
     ),
+    "deepseek": (
+        'model deepseek("v2_lite", n_layers = 3, n_experts = 8, dim = 1024, dense_hidden_dim = 2048)\n'
+        "cluster h100_sxm(devices = 4)\n"
+    ),
 }
 SHARDED = """\
 batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
@@ -163,7 +167,8 @@ def test_bounds_are_below_the_simulation(head: str, body: str):
     ("head", "body"),
     [
         *itertools.product(("cpu", "h100", "gpt2"), (SHARDED, PIPELINED)),
-        *itertools.product(("mixtral",), (EXPERTS, PIPELINED)),
+        *itertools.product(("mixtral", "deepseek"), (EXPERTS, PIPELINED)),
+        ("deepseek", SHARDED),
         ("h100", DIVIDED),
         ("h100", TWO_WAYS),
         ("h100", CUT_AND_PIPELINED),

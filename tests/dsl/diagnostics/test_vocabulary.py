@@ -12,7 +12,7 @@ from legoai.dsl.lint import lint
 from legoai.dsl.reporting.topics import topics
 from legoai.lowering.program import lower
 from legoai.specs.directives.kinds import REST
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig
 
 HEAD = """plan words
 
@@ -84,7 +84,7 @@ def test_every_torchtitan_option_maps_to_a_statement():
 
 def test_every_suggested_name_is_in_the_language():
     ours = {item.name for item in topics()} | {REST}
-    for config in (LlamaConfig, GPTConfig, MixtralConfig):
+    for config in (LlamaConfig, GPTConfig, MixtralConfig, DeepSeekConfig):
         ours |= set(config.__dataclass_fields__)
     unknown = {word for entry in TABLE for word in entry.ours.split()} - ours
     assert unknown == set()
@@ -291,6 +291,8 @@ def test_dissimilar_path_gets_no_suggestion(path: str):
         ("meta-llama/Llama-3.2-1B", 'llama3("1b")'),
         ("llama3_8b", 'llama3("8b")'),
         ("mistralai/Mixtral-8x22B-v0.1", 'mixtral("8x22b")'),
+        ("deepseek-ai/DeepSeek-V3-Base", 'deepseek("v3")'),
+        ("deepseek-ai/DeepSeek-V2-Lite", 'deepseek("v2_lite")'),
         ("openai-community/gpt2-xl", 'gpt2("xl")'),
         ("gpt2", 'gpt2("small")'),
         ("gpt3-175b", 'gpt3("175b")'),

@@ -17,7 +17,7 @@ from legoai.runtime import RunError
 from legoai.runtime.attention.blocks import gathered_blocks, ring_blocks
 from legoai.runtime.attention.context import Block as Pairs
 from legoai.runtime.attention.context import context_parallel_attention
-from legoai.runtime.attention.kernels import CpuFlashKernel, Inputs, MathKernel, choose_kernel
+from legoai.runtime.attention.kernels import CpuFlashKernel, Inputs, Kernel, MathKernel, PaddedValues, choose_kernel
 from legoai.runtime.attention.positions import check_takes_positions, local_positions
 
 ROTATIONS = ("allgather", "alltoall")
@@ -85,12 +85,27 @@ def test_kernel_gradients_equal_autograd(causal: bool, key_heads: int):
     whole = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
     whole.backward(grad)
     for kernel in (CpuFlashKernel(), MathKernel()):
-        inputs = Inputs(q, k, v, causal, 8**-0.5)
-        out, log_sum = kernel.forward(inputs)
-        grads = kernel.backward(inputs, grad, out, log_sum)
-        torch.testing.assert_close(out, whole.detach(), rtol=0, atol=1e-13)
-        for mine, leaf in zip(grads, leaves, strict=True):
-            torch.testing.assert_close(mine, leaf.grad, rtol=0, atol=1e-13)
+        assert_as_autograd(kernel, Inputs(q, k, v, causal, 8**-0.5), grad, whole, leaves)
+
+
+def assert_as_autograd(kernel: Kernel, inputs: Inputs, grad: torch.Tensor, whole: torch.Tensor, leaves: list) -> None:
+    out, log_sum = kernel.forward(inputs)
+    grads = kernel.backward(inputs, grad, out, log_sum)
+    torch.testing.assert_close(out, whole.detach(), rtol=0, atol=1e-13)
+    for mine, leaf in zip(grads, leaves, strict=True):
+        torch.testing.assert_close(mine, leaf.grad, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_values_of_fewer_features_are_padded_for_flash(key_heads: int):
+    q, k, v, grad = tensors(heads=4, key_heads=key_heads, length=12, dtype=torch.float64)
+    v, grad = v[..., :6], grad[..., :6]
+    leaves = [item.clone().requires_grad_() for item in (q, k, v)]
+    whole = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True, scale=0.3)
+    whole.backward(grad)
+    kernel = choose_kernel(q, v)
+    assert isinstance(kernel, PaddedValues) and isinstance(kernel.kernel, CpuFlashKernel)
+    assert_as_autograd(kernel, Inputs(q, k, v, True, 0.3), grad, whole, leaves)
 
 
 def test_kernel_is_flash_unless_disabled():
@@ -98,7 +113,7 @@ def test_kernel_is_flash_unless_disabled():
     assert isinstance(choose_kernel(q, v), CpuFlashKernel)
     with sdpa_kernel(SDPBackend.MATH):
         assert isinstance(choose_kernel(q, v), MathKernel)
-    assert isinstance(choose_kernel(q, v[..., :4]), MathKernel)
+    assert isinstance(choose_kernel(q[..., :4], v), MathKernel)
     assert isinstance(choose_kernel(q.to("meta"), v.to("meta")), MathKernel)
 
 

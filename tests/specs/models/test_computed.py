@@ -21,7 +21,7 @@ def assert_computed_as_inspected(source: ModelSource) -> None:
 
 
 @pytest.mark.parametrize(("family", "preset"), list(distinct_presets()))
-@pytest.mark.parametrize("layers", [{"n_layers": 2}, pytest.param({}, marks=pytest.mark.slow)], ids=["2 layers", "all"])
+@pytest.mark.parametrize("layers", [{"n_layers": 4}, pytest.param({}, marks=pytest.mark.slow)], ids=["4 layers", "all"])
 def test_computed_manifest_of_a_preset_equals_inspection(family, preset, layers):
     assert_computed_as_inspected(ModelSource(kind="builtin", target=family, preset=preset, arguments=layers))
 
@@ -61,6 +61,26 @@ def mixtrals(draw: st.DrawFn) -> dict:
 
 
 @st.composite
+def deepseeks(draw: st.DrawFn) -> dict:
+    found = draw(st.fixed_dictionaries(DECODER)) | {name: draw(SMALL) for name in LATENT}
+    found |= {"dim": 8 * draw(SMALL), "hidden_dim": 8 * draw(SMALL), "rope_head_dim": 2 * draw(SMALL)}
+    groups, each = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    found |= {"n_groups": groups, "n_experts": groups * each, "top_groups": draw(st.integers(1, groups))}
+    return {
+        **found,
+        "n_dense_layers": draw(st.integers(0, found["n_layers"] - 1)),
+        "q_lora_rank": draw(st.integers(0, 9)),
+        "top_k": draw(st.integers(1, found["top_groups"] * each)),
+        "scores": draw(st.sampled_from(["softmax", "sigmoid"])),
+        "normalize_weights": draw(st.booleans()),
+        "tie_embeddings": draw(st.booleans()),
+    }
+
+
+LATENT = ("n_heads", "kv_lora_rank", "nope_head_dim", "v_head_dim", "dense_hidden_dim", "n_shared_experts")
+
+
+@st.composite
 def gpts(draw: st.DrawFn) -> dict:
     n_heads = draw(SMALL)
     found = {**draw(st.fixed_dictionaries(DECODER)), "n_heads": n_heads, "dim": n_heads * draw(SMALL)}
@@ -81,7 +101,8 @@ def vits(draw: st.DrawFn) -> dict:
     }
 
 
-DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "gpt2": gpts(), "gpt3": gpts(), "vit": vits()}
+DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "deepseek": deepseeks(), "vit": vits()}
+DRAWN |= {"gpt2": gpts(), "gpt3": gpts()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from legoai.specs.models.configs import ConfigError, LlamaConfig
+from legoai.specs.models.config_checks import ConfigError
+from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.families import FAMILIES, config_values, resolve_config
 from legoai.specs.models.source import ModelSource
 

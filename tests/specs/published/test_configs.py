@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig
 from legoai.specs.models.families import resolve_config
 from legoai.specs.published.configs import NotPublishedError, differences, published_config
 
@@ -28,6 +28,22 @@ LLAMA_31 = {
     "tie_word_embeddings": False,
     "use_cache": True,
 }
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_act": "silu", "num_attention_heads": 128, "num_key_value_heads": 128,
+    "max_position_embeddings": 163840, "rms_norm_eps": 1e-06, "rope_theta": 10000, "n_group": 8, "topk_group": 4,
+    "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "num_nextn_predict_layers": 1,
+    "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                     "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+}  # fmt: skip
+DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2", "hidden_act": "silu", "num_attention_heads": 16, "num_key_value_heads": 16,
+    "max_position_embeddings": 163840, "rms_norm_eps": 1e-06, "rope_theta": 10000, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 6, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+                     "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama 3.1 8B": ("llama3", "8b", LLAMA_31),
     "Llama 3.2 1B": (
@@ -50,6 +66,8 @@ PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "DeepSeek-V3": ("deepseek", "v3", DEEPSEEK_V3),
+    "DeepSeek-V2-Lite": ("deepseek", "v2_lite", DEEPSEEK_V2_LITE),
     "GPT-2": (
         "gpt2",
         "small",
@@ -106,10 +124,12 @@ def test_fields_beyond_shapes_are_compared(changed: dict[str, Any], which: dict[
         (MixtralConfig, {"qkv_bias": True}),
         (MixtralConfig, {"attention_bias": True}),
         (GPTConfig, {"bias": False}),
+        (DeepSeekConfig, {"scores": "softmax"}),
+        (DeepSeekConfig, {"norm_eps": 1e-5}),
     ],
 )
 def test_config_without_a_published_class_is_refused(kind: type, given: dict[str, Any]):
-    family = {LlamaConfig: "llama3", MixtralConfig: "mixtral", GPTConfig: "gpt2"}[kind]
+    family = {LlamaConfig: "llama3", MixtralConfig: "mixtral", GPTConfig: "gpt2", DeepSeekConfig: "deepseek"}[kind]
     preset = "small" if family == "gpt2" else "tiny"
     with pytest.raises(NotPublishedError):
         published_config(resolve_config(family, preset, given))
