@@ -56,7 +56,7 @@ _LOOKED_AT: Final = 32
 _LOOKED_AFTER: Final = 16
 """Nodes that are expanded between looks at treatments that are not tried one by one."""
 
-_NEARLY_CLOSED: Final = 0.03
+_NEARLY_CLOSED: Final = 0.05
 """Gap from which on these are bounded by simulation before other nodes are expanded."""
 
 _MOST_JOINT: Final = 3
