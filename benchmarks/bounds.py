@@ -53,6 +53,7 @@ from legoai.cost.search.stages.costs import BlockWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.lowering.program import LoweringError, lower
+from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "bounds.json"
@@ -165,6 +166,7 @@ def check(draw: random.Random, tally: Tally) -> Iterator[None]:
         return
     tally.families += 1
     chosen = list(itertools.islice(legal(draw, plans[0][1]), CHOSEN))
+    chosen += treated_otherwise(draw, plans[0][1], chosen)
     for variant, plan in plans:
         costs: Costs = {}
         tally.plans += 1
@@ -188,6 +190,20 @@ def legal(draw: random.Random, plan: OpenPlan) -> Iterator[tuple[int, ...]]:
             choices = draw.choice([*drawn_styles(draw, plan, choices, tries=STYLES)] or [choices])
         if not plan.candidate(choices).errors or tried >= 9 * CHOSEN:
             yield choices
+
+
+def treated_otherwise(
+    draw: random.Random, plan: OpenPlan, chosen: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
+    """Choices that differ from some candidate in the treatment of its blocks alone."""
+    holes = [index for index, hole in enumerate(plan.holes) if hole.owner is Checkpoint]
+    if not holes or not chosen:
+        return
+    choices, hole = draw.choice(chosen), draw.choice(holes)
+    for value in range(len(plan.holes[hole].choices)):
+        other = (*choices[:hole], value, *choices[hole + 1 :])
+        if other not in chosen and not plan.candidate(other).errors:
+            yield other
 
 
 def compare(  # noqa: PLR0917
@@ -225,6 +241,7 @@ def compare(  # noqa: PLR0917
         taught = taught or bool(cost.moved)
         bounds.observe(candidate.analysis, cost.micro_batch, cost.moved, cost.points)
         bounds.shared.observe_blocks(candidate.analysis, cost.blocks)
+        bounds.shortfalls.observe(candidate.analysis, cost.micro_batch, cost.seconds)
         tally.candidates += 1
         tally.kinds = dict(Counter(tally.kinds) + Counter(kinds_of(candidate.plan)))
         fits = cost.peak <= limit
