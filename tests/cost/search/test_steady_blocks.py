@@ -157,7 +157,7 @@ def beyond_bounds() -> list[tuple[str, float, float, float]]:
             for one in (bounds, before):
                 learn(one, treatment, **values)
             bounds.shortfalls.observe(decided(treatment, **values), figures.micro_batch, figures.step_time)
-        for treatment in (*SEEN, *MIXED, "selective([attention, matmul])", "budget(0.5)"):
+        for treatment in (*SEEN, MIXED[1], "budget(0.5)"):
             analysis = decided(treatment, **values)
             least = before(analysis).step_time, bounds(analysis).step_time
             found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
