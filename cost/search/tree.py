@@ -53,12 +53,6 @@ _PROBES_AT_ONCE: Final = 4
 _LOOKED_AT: Final = 32
 """Nodes of least bound for which they are looked for."""
 
-_LOOKED_AFTER: Final = 16
-"""Nodes that are expanded between looks at treatments that are not tried one by one."""
-
-_NEARLY_CLOSED: Final = 0.05
-"""Gap from which on these are bounded by simulation before other nodes are expanded."""
-
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
 
@@ -189,8 +183,6 @@ class Search:
             while True:
                 self.in_time()
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
-                    if self._least_is_untried() and self._bounded_by_others():
-                        continue
                     node = self._next()
                     if None in node[2]:
                         if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._probed(node):
@@ -339,13 +331,6 @@ class Search:
                 self._evaluate(batch)
                 return True
         return False
-
-    def _least_is_untried(self) -> bool:
-        """Whether a small gap is that of treatments that are not tried one by one; looked at now and then."""
-        if self._unrecomputed is None or self.result.best is None or self._expanded % _LOOKED_AFTER:
-            return False
-        least = self.nodes.least_untried(self.nodes.heap[0][0])
-        return (1.0 - _NEARLY_CLOSED) * self._incumbent() < least < self.nodes.heap[0][0]
 
     def _bounded_by_others(self) -> bool:
         """Evaluate what bounds treatments that were not tried; false where nothing is left of it."""
