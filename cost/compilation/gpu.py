@@ -30,7 +30,7 @@ def properties_of(gpu: Device | None) -> DeviceProperties:
     """
     if gpu is None:
         raise SimulationError("a program that is compiled for a GPU needs the plan to name the GPU")
-    capability = gpu.processor.compute_capability if gpu.processor is not None else None
+    capability = gpu.compute_capability
     if capability is None or capability not in _THREADS_PER_MULTIPROCESSOR:
         known = ", ".join(_THREADS_PER_MULTIPROCESSOR)
         raise SimulationError(

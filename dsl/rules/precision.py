@@ -30,7 +30,7 @@ class EmulatedBf16(Check):
         precision, device = analysis.plan.precision, analysis.device
         if device is None:
             return
-        capability = device.processor.compute_capability if device.processor is not None else None
+        capability = device.compute_capability
         if precision.param != "bf16" or capability is None or _version(capability) >= _FIRST_WITH_BF16:
             return
         yield self.at(
