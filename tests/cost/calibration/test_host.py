@@ -42,9 +42,16 @@ def test_python_function_costs_more_host_time_than_a_node() -> None:
             return x * 2
 
     timer, x = HostTimer(clock=time.process_time), torch.ones(4, requires_grad=True)
+    measures = {
+        "nodes": lambda: timer.backward(chain(Nodes), x),
+        "functions": lambda: timer.backward(chain(Functions), x),
+        "decoding": lambda: timer.forward(chain(Nodes), x, records=False),
+        "forward": lambda: timer.forward(chain(Nodes), x, records=True),
+    }
     with uncollected():
-        nodes, functions = timer.backward(chain(Nodes), x), timer.backward(chain(Functions), x)
-        decoding, forward = (timer.forward(chain(Nodes), x, records=records) for records in (False, True))
+        # In turn, so that a phase in which other processes slow this one down concerns all of them.
+        rounds = [{name: measure() for name, measure in measures.items()} for _ in range(5)]
+    nodes, functions, decoding, forward = (min(one[name] for one in rounds) for name in measures)
     assert functions > 1.2 * nodes
     assert forward > decoding
 
