@@ -14,7 +14,7 @@ from typing import Final
 
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
-from legoai.cost.search.lower_bounds.observed_blocks import backward_is_whole, block_key, one_treatment, text_of
+from legoai.cost.search.lower_bounds.observed_blocks import block_key, one_treatment, text_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
 from legoai.dsl.open_plan import OpenPlan
@@ -92,7 +92,7 @@ class Probes:
     def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
         """What is not known of blocks; None where that is nothing, or they are open."""
         seen = self.bounds.layers.observed
-        if complete and backward_is_whole(analysis):
+        if complete:
             return seen.unobserved(analysis)
         return block_key(analysis) if seen.of(analysis) is None else None
 

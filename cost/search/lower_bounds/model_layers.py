@@ -24,7 +24,7 @@ from legoai.cost.search.lower_bounds.local_kernels import (
     least_of,
 )
 from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, MovedSeconds
-from legoai.cost.search.lower_bounds.observed_blocks import ObservedBlocks, backward_is_whole
+from legoai.cost.search.lower_bounds.observed_blocks import ObservedBlocks
 from legoai.cost.search.lower_bounds.open_blocks import has_open_styles
 from legoai.cost.search.lower_bounds.open_styles import Added, OpenStyles
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
@@ -183,13 +183,10 @@ class ModelLayers:
         last, waits = memory_bound_kernels.repeated_blocks(analysis.manifest)[-1], self.once(analysis, self.waits)
         inside = {path: least[path] for path in modules_inside(analysis, last) if path in least}
         forward = seen.forward - sum(took.forward for took in inside.values())
-        whole = backward_is_whole(analysis)
-        products = {path for path in inside if analysis.manifest.modules[path].kind == "linear"}
-        backward = seen.backward if whole else seen.beside_products
-        for path, took in inside.items():
-            if whole or path not in products:
-                # Which collectives of backward are waited for was not observed.
-                backward -= took.backward - (waits[path].backward if path in waits else 0.0)
+        # Which collectives of backward are waited for was not observed.
+        backward = seen.backward - sum(
+            took.backward - (waits[path].backward if path in waits else 0.0) for path, took in inside.items()
+        )
         found = Pass(0.0, 0.0) if found is None else found
         return found._replace(forward=max(found.forward, forward), backward=max(found.backward, backward))
 

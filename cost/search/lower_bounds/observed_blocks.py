@@ -3,7 +3,8 @@
 The kernels of a block follow from the model, the micro batch, the degrees and styles that shard layers and sequences,
 and the dtypes. They do not depend on the loss, on data-parallel degrees, or on how many stages share the blocks;
 recomputation depends on the block's own treatment. One simulated candidate without a pipeline therefore bounds all of
-these, also while they are open, except under schedules that split backward, which run other products.
+these, also while they are open. A schedule that splits backward runs the same kernels in two halves: that of the inputs
+and that of the weights, normalisation and what is recomputed in both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
-from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll
 from legoai.specs.directives.hole import Hole, Undecided
@@ -56,12 +56,10 @@ class ObservedBlock(NamedTuple):
     Attributes:
         forward: all of it.
         backward: likewise.
-        beside_products: of those of backward, what products of matrices do not take.
     """
 
     forward: float
     backward: float
-    beside_products: float
 
 
 @dataclass(slots=True)
@@ -90,8 +88,7 @@ class ObservedBlocks:
             return
         count, treatment = len(repeated_blocks(analysis.manifest)), one_treatment(analysis)
         if key not in self._blocks:
-            of_each = (took / count for took in (work.forward, work.backward, micro_batch.beside_products))
-            self._blocks[key] = ObservedBlock(*of_each)
+            self._blocks[key] = ObservedBlock(work.forward / count, work.backward / count)
             self.revision += 1
         known = self._treatments.setdefault(key, {})
         if treatment is not None and treatment not in known and work.recomputed is not None:
@@ -110,10 +107,7 @@ class ObservedBlocks:
         return None if key is None else self._blocks.get(key)
 
     def under(self, analysis: Analysis, treatment: Any) -> ObservedTreatment | None:
-        """What a treatment costs a block; None where it was not observed, or where backward is not whole."""
-        return self._under(analysis, treatment) if backward_is_whole(analysis) else None
-
-    def _under(self, analysis: Analysis, treatment: Any) -> ObservedTreatment | None:
+        """What a treatment costs a block; None where it was not observed."""
         key = block_key(analysis) if self._blocks else None
         return None if key is None else self._treatments.get(key, {}).get(text_of(analysis, treatment))
 
@@ -127,7 +121,7 @@ class ObservedBlocks:
             return {}
         found = {}
         for path, treatment in treatments_of_blocks(analysis).items():
-            seen = self._under(analysis, treatment)
+            seen = self.under(analysis, treatment)
             if seen is not None:
                 found[path] = seen.kept
         return found
@@ -160,14 +154,6 @@ def treatments_of_blocks(analysis: Analysis) -> dict[str, Any]:
     """
     rules = recomputed_modules(analysis)
     return {path: rules[path].treatment if path in rules else KeepAll() for path in repeated_blocks(analysis.manifest)}
-
-
-def backward_is_whole(analysis: Analysis) -> bool:
-    """Whether the backward of a block runs as it does without a pipeline, whatever schedule is chosen."""
-    pipeline = analysis.plan.pipeline
-    if pipeline is None or analysis.plan.mesh.pp == 1:
-        return True
-    return not isinstance(pipeline.schedule, Hole) and not splits_backward(analysis)
 
 
 def _keeps_on_device(analysis: Analysis) -> bool:

@@ -66,7 +66,6 @@ class MicroBatchWork:
         recomputed: the same of recomputation.
         activations: bytes of the activations that lived at the peak.
         in_blocks: of these seconds, those in the model's blocks; None where there are none.
-        beside_products: of those of their backward, what products of matrices do not take.
         steady: what each block adds to the step in a micro batch, delays included; None where it is not known.
     """
 
@@ -74,7 +73,6 @@ class MicroBatchWork:
     recomputed: float = 0.0
     activations: int = 0
     in_blocks: BlockWork | None = None
-    beside_products: float = 0.0
     steady: SteadyBlock | None = None
 
     @staticmethod
@@ -94,11 +92,7 @@ def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
     stream = next((item.stream for item in kernels if is_product(item.op)), 0)
     blocks = manifest.block_lists[0].path if len(manifest.block_lists) == 1 else ""
     seconds: LayerSeconds[_Place] = LayerSeconds(
-        OpCosts(machine=found.machine),
-        stream,
-        lambda record: _Place(
-            record.phase, below(record.module, blocks), isinstance(record, Kernel) and is_product(record.op)
-        ),
+        OpCosts(machine=found.machine), stream, lambda record: _Place(record.phase, below(record.module, blocks))
     )
     each: list[defaultdict[_Place, float]] = []
     for item in rank.trace.between(rank.span):
@@ -120,17 +114,15 @@ def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
         recomputed=least(lambda place: place.phase == "recompute"),
         activations=rank.memory.by_category.get("activation", 0),
         in_blocks=BlockWork(*map(of_blocks, PHASES)) if blocks and each else None,
-        beside_products=least(lambda place: place.phase == "backward" and place.in_block and not place.is_product),
         steady=rank.block,
     )
 
 
 class _Place(NamedTuple):
-    """Where layers compute, and what."""
+    """Where layers compute."""
 
     phase: Phase
     in_block: bool
-    is_product: bool
 
 
 def in_layers(kernel: Kernel, stream: int) -> bool:
@@ -257,7 +249,7 @@ class SharedWork:
 
     def _at_least(self, analysis: Analysis, key: str | None, recomputed: float) -> float:
         plan = analysis.plan
-        if key not in self.computed or (plan.pipeline is not None and splits_backward(analysis)):
+        if key not in self.computed:
             return 0.0
         batches = micro_batches(plan)
         assert key is not None
@@ -299,7 +291,7 @@ def shared_key(analysis: Analysis) -> str | None:
 def _block_key(analysis: Analysis) -> str | None:
     """What decides what a block of a pipeline runs for one micro batch; None without one, or of a plan with holes."""
     key = shared_key(analysis) if analysis.plan.pipeline is not None else None
-    # A backward in halves computes its gradients by other products.
+    # In the second half of a backward, sums of gradients are recorded outside of layers.
     return None if key is None else f"{splits_backward(analysis)} {key}"
 
 
