@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.cost.machine.cluster import Machine
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
-from legoai.dsl.analysis.computation.compile import AUTOTUNED
+from legoai.dsl.analysis.computation.compile import AUTOTUNED, compiled_modules
+from legoai.dsl.analysis.facts import below, name_of
+from legoai.dsl.analysis.parallelism.experts import changed_experts
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
 _UNMEASURED: Final = "the passes over the graph decide by predicted times, as the first steps of a run do"
@@ -23,12 +29,37 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
 
 
-def of_compilation(plan: Plan) -> Iterator[str]:
-    """Yield what is unknown about modules whose kernels the compiler chooses by measurements on the device."""
+def of_compilation(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    """Yield what is unknown about kernels that are chosen by measurements, and what breaks in graphs leave out."""
+    broken = _first_with_breaks(plan, manifest)
+    if broken is not None:
+        yield (
+            f"the graph of `{name_of(broken[0])}` breaks at `{broken[1]}`: what lies between the modules inside of it "
+            "that have no break runs operator by operator, though the compiler would fuse it"
+        )
     rules = () if plan.compile is None else plan.compile.rules
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):
         yield f"matrix products under `{mode}` are those of the library: which others are faster, only a device tells"
+
+
+def _first_with_breaks(plan: Plan, manifest: Manifest) -> tuple[str, str] | None:
+    """Return the first compiled module whose graph breaks, and the units or experts where; None without any.
+
+    :func:`legoai.cost.compilation.modules.has_graph_break` finds the same in a program.
+    """
+    if plan.compile is None:
+        return None
+    analysis = Analysis(plan, manifest)
+    if is_traced(analysis):
+        return None
+    breaks, units = changed_experts(analysis), fsdp_units(analysis) if plan.fsdp is not None else {}
+    for path, rule in compiled_modules(analysis).items():
+        inside = [other for other in breaks if other == path or below(other, path)]
+        inside += [other for other in units if below(other, path)]
+        if inside and not rule.treatment.fullgraph:
+            return path, inside[0]
+    return None
 
 
 def of_profile(plan: Plan, device: str) -> Iterator[str]:

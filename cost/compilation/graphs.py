@@ -49,6 +49,9 @@ _WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 _RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
+_COMPUTED: Final = object()
+"""In place of a tensor among the constants that a module returns, of which None is one."""
+
 Runner = Callable[[list[Any]], list[Any]]
 
 
@@ -110,7 +113,7 @@ class Call:
         args, kwargs = tree_unflatten(leaves, self.spec)
         with reparametrize_module(self.module, state, tie_weights=True):
             out, self.out_spec = tree_flatten(self.forward(*args, **kwargs))
-        self.constants = [None if isinstance(item, torch.Tensor) else item for item in out]
+        self.constants = [_COMPUTED if isinstance(item, torch.Tensor) else item for item in out]
         return [item for item in out if isinstance(item, torch.Tensor)]
 
 
@@ -154,10 +157,11 @@ class Graph:
             decompositions=decompositions,
             num_params_buffers=len(call.names),
         )
-        mode = next(mode for item in given if (mode := _mode_of(item)) is not None)
         capture = self.capture
         before, capture.paused = capture.paused, True
         try:
+            # A module may take no tensor, as one of positions that are counted from a length.
+            mode = next(mode for item in (*given, torch.empty(0, device=SIM)) if (mode := _mode_of(item)) is not None)
             with (
                 disable_current_modes(),
                 mode,
@@ -180,7 +184,7 @@ class Graph:
         call = self.call
         results = iter(self.compiled(*given))
         assert call.out_spec is not None
-        out = [next(results) if constant is None else constant for constant in call.constants]
+        out = [next(results) if constant is _COMPUTED else constant for constant in call.constants]
         return tree_unflatten(out, call.out_spec)
 
     def compile(self, graph: torch.fx.GraphModule, *, is_backward: bool) -> Runner:

@@ -1,7 +1,9 @@
 """Compiled modules on the simulated device.
 
 The hooks of FSDP units, which dynamo leaves out of the graph, run before and after it. Structurally equal modules share
-one graph. Graph breaks, and modules that a real run would compute wrongly, are rejected.
+one graph. Where units or experts inside of a module break its graph, the largest modules without a break are compiled
+one by one, and what lies between them runs operator by operator (:func:`parts_of`). Modules that a real run would
+compute wrongly are rejected.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from legoai.cost.compilation.graphs import Call, Graph, Options, is_of_unit
 from legoai.cost.compilation.regions import compiled_regions
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.recorder import Capture
+from legoai.runtime.parallelism.experts import runs_uncompiled
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.graphs import forward_hooks_of_all_modules, forward_pre_hooks_of_all_modules
 from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
 from legoai.runtime.torch_internals.patching import patched
 from legoai.specs.cluster import Device
+from legoai.specs.models.mixtral import Experts
 
 
 @contextlib.contextmanager
@@ -105,7 +109,8 @@ class _Compiler:
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
             raise SimulationError("only functions, and modules compiled by `module.compile()`, are supported")
         chosen = _options(backend, mode, options, self.kind)
-        return _CompiledModule(self, module, model, chosen, fullgraph=fullgraph)
+        arguments = {"backend": backend, "mode": mode}
+        return _CompiledModule(self, module, model, chosen, fullgraph=fullgraph, arguments=arguments)
 
 
 def _import_compiler(backend: Any) -> None:
@@ -135,17 +140,36 @@ class _CompiledModule:
     """Call of a compiled module."""
 
     def __init__(
-        self, compiler: _Compiler, module: nn.Module, forward: Callable[..., Any], options: Options, *, fullgraph: bool
+        self,
+        compiler: _Compiler,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        options: Options,
+        *,
+        fullgraph: bool,
+        arguments: Mapping[str, Any],
     ) -> None:
         self.compiler = compiler
         self.module = module
         self.forward = forward
         self.options = options
         self.fullgraph = fullgraph
+        self.arguments = arguments
+
+    @functools.cached_property
+    def _breaks(self) -> bool:
+        """Whether the module runs as several graphs, which are then those of its parts."""
+        if self.fullgraph or not has_graph_break(self.module):
+            return False
+        for part in parts_of(self.module):
+            part.compile(fullgraph=True, **self.arguments)
+        return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run hooks that observe every call, then those of FSDP units, and within them the graph."""
         module = self.module
+        if self._breaks:
+            return self.forward(*args, **kwargs)
         before, after = _unit_hooks(module)
         for hook in forward_pre_hooks_of_all_modules().values():
             hook(module, args)
@@ -201,15 +225,36 @@ class _CompiledModule:
                 "CUDA graphs of modules whose parameters units gather to another place each time are not captured "
                 "[LP636]; choose a mode without CUDA graphs"
             )
-        if any(map(_multiplies_by_group, self.module.modules())):
+        if any(map(_multiplies_one_by_one, self.module.modules())):
             raise SimulationError(
-                "compiled experts of `transformers` multiply one after the other in a dtype other than bf16, which is "
-                "not captured [LP637]; leave what holds the experts uncompiled, or give parameters bf16"
+                "compiled experts multiply one after the other in a dtype other than bf16, which is not captured "
+                "[LP637]; leave what holds the experts uncompiled, or give parameters bf16"
             )
 
 
-def _multiplies_by_group(module: nn.Module) -> bool:
-    """Whether a module holds experts of `transformers` in a dtype for which compilation has no grouped product."""
+def has_graph_break(module: nn.Module) -> bool:
+    """Whether dynamo would break the graph of a module: at units inside of it, or at experts that it cannot trace."""
+    return any(
+        runs_uncompiled(inner) or (inner is not module and isinstance(inner, FSDPModule)) for inner in module.modules()
+    )
+
+
+def parts_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the largest modules inside of a module whose graphs do not break; dynamo's graphs contain them."""
+    if runs_uncompiled(module):  # with all that it calls
+        return
+    for child in module.children():
+        if has_graph_break(child) or type(child).forward is nn.Module.forward:  # a list is never called
+            yield from parts_of(child)
+        else:
+            yield child
+
+
+def _multiplies_one_by_one(module: nn.Module) -> bool:
+    """Whether a module holds experts in a dtype for which compilation has no grouped product."""
+    if isinstance(module, Experts):
+        autocast = torch.is_autocast_enabled(SIM)
+        return (torch.get_autocast_dtype(SIM) if autocast else module.w1.dtype) != torch.bfloat16
     chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
     return (
         chosen == "grouped_mm"

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.codes.names import WrongProfile
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.directives.compile import Inductor
 
 if TYPE_CHECKING:
     from legoai.specs.cluster import Device, Fabric
@@ -199,6 +201,38 @@ def _unlike(fabric: Fabric, device: Device) -> str | None:
             f"its {rate / 1e9:g} GB/s are more than the {link.bandwidth_bytes_per_second / 1e9:g} GB/s of {link.kind}"
         )
     return None
+
+
+class UnknownProcessor(Check):
+    """Modules compiled by inductor for a GPU whose file does not tell what inductor asks for.
+
+    Inductor decides by the compute capability and the number of multiprocessors how it divides long reductions. A run
+    asks the GPU itself, and `legoai cost` the device's file: without `processor.compute_capability`, or with one of
+    which the catalogue has no GPU and no `processor.multiprocessors`, the plan cannot be costed. The devices of the
+    catalogue state both, and so do files that `legoai calibrate` writes on the GPU.
+    """
+
+    code = "LP313"
+    slug = "unknown-processor"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        from legoai.specs.processors import missing_for_inductor
+
+        use, device = analysis.plan.cluster, analysis.device
+        if device is None or device.kind != "cuda" or use.device != "profile":
+            return
+        compiled = [rule for rule in compiled_modules(analysis).values() if isinstance(rule.treatment, Inductor)]
+        missing = missing_for_inductor(device) if compiled else None
+        if missing is not None:
+            yield self.at(
+                analysis.place(use, "profile"),
+                f"inductor asks for the {missing.replace('_', ' ')} of `{device.name}`, not stated or unknown: "
+                "the plan cannot be costed",
+                label="this file",
+                others=[Label(analysis.rule_span(compiled[0]), "compiled by inductor")],
+                help=[f"write `processor.{missing}` in it"],
+            )
 
 
 class TooManyDevices(Check):

@@ -371,13 +371,31 @@ class CudaGraphsOfUnits(Check):
 
 
 class CompiledExpertsOneByOne(Check):
-    """Compiled experts of `transformers` whose weights are not in bf16.
+    """Compiled experts whose weights are not in bf16.
 
     Experts multiply all their rows by one grouped product. Under torch.compile that is available in bf16 only; in
     another dtype one expert multiplies after another, and each waits for the host to read its number of rows. `legoai
-    cost` does not simulate such plans.
+    cost` does not simulate such plans. Under `backend = graph` the experts of built-in models are not compiled.
 
     Give weights bf16, or leave what holds the experts uncompiled.
+
+    ## Example
+    ```
+    model     mixtral("8x7b")
+    mesh      (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    precision (param = fp32)
+    compile   { layers.* = inductor(fullgraph = false) }
+    ```
+
+    ## Use instead
+    ```
+    model     mixtral("8x7b")
+    mesh      (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    precision (param = bf16)
+    compile   { layers.* = inductor(fullgraph = false) }
+    ```
     """
 
     code = "LP637"
@@ -386,6 +404,8 @@ class CompiledExpertsOneByOne(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision, held = analysis.plan.precision, dtype_of_weights(analysis)
+        if is_traced(analysis):
+            return
         for rule, paths in grouped(compiled_one_by_one(analysis).items()):
             yield self.at(
                 analysis.rule_span(rule),

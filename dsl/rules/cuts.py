@@ -17,7 +17,10 @@ class CannotCut(Check):
 
     Each stage runs the forward of the whole model, with placeholders for the modules of other stages. So exactly one
     tensor may cross each cut, straight from one module into another, and nothing else that a stage computes may need
-    tokens or weights that lie elsewhere. Modules without weights that look at no token, such as rotary embeddings, are
+    tokens or weights that lie elsewhere. That tensor may be laid out in any way, such as [length, batch, features], as
+    long as its lengths are multiples of the batch and the length, and every stage gets and sends one of the same shape.
+    Each module that a stage can begin with returns one tensor, since a placeholder does. The model returns logits of
+    the shape [batch, length, vocabulary]. Modules without weights that look at no token, such as rotary embeddings, are
     on every stage. A parameter of the model itself, outside of its modules, would be on every stage too, and is
     refused.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import below, following, name_of
-from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, has_slices
+from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, has_slices, split_by_host
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -21,9 +21,10 @@ class ExpertsInOneGraph(Check):
     """One graph of a module whose experts take a number of tokens that differs from call to call.
 
     Experts on several ranks, and experts with a capacity, wait for the number of tokens that arrive or are kept. A
-    compiled module has a graph break there, which `fullgraph = true`, the default, does not allow. Under `backend =
-    graph` no break is
-    needed: such experts run operator by operator, and everything around them is compiled.
+    compiled module has a graph break there, which `fullgraph = true`, the default, does not allow. Inductor does not
+    take the experts of built-in models in another dtype than bf16 either, which multiply one after another by the
+    numbers of their rows. Under `backend = graph` no break is needed: such experts run operator by operator, and
+    everything around them is compiled.
 
     ## Example
     ```
@@ -47,7 +48,7 @@ class ExpertsInOneGraph(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         found = changed_experts(analysis)
-        if not found or is_traced(analysis):
+        if is_traced(analysis):
             return
         for path, rule in following(analysis, analysis.plan.compile, (Inductor, AotEager)).items():
             inside = next((item for item in found if item == path or below(item, path)), None)
@@ -59,6 +60,25 @@ class ExpertsInOneGraph(Check):
                 label="one graph",
                 others=[Label(analysis.rule_span(found[inside]), "these experts")],
                 help=["write `fullgraph = false`"],
+            )
+            return
+        yield from self._one_by_one(analysis)
+
+    def _one_by_one(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Experts in one graph of inductor whose numbers of rows decide shapes: its kernels need to know which."""
+        precision, changed = analysis.plan.precision, changed_experts(analysis)
+        found = [path for path in split_by_host(analysis) if path not in changed]
+        for path, rule in following(analysis, analysis.plan.compile, (Inductor,)).items():
+            inside = next((item for item in found if item == path or below(item, path)), None)
+            if inside is None or not rule.treatment.fullgraph:
+                continue
+            yield self.at(
+                rule.treatment.origin("fullgraph").span or analysis.rule_span(rule),
+                f"`{name_of(path)}` cannot be one graph: in another dtype than bf16 the experts of `{inside}` multiply "
+                "one after another, and how many rows each has differs from call to call",
+                label="one graph",
+                others=[Label(analysis.place(precision, "param"), f"`param` = {precision.param}")],
+                help=["write `fullgraph = false`, or give weights bf16"],
             )
             return
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
+from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.syntax import Statement
 from legoai.dsl.rules.base import Check
@@ -201,7 +202,8 @@ class IdleStatement(Check):
                 size = mesh.size(axis)
                 # A solver's answer of 1, or one from the command line, is an experiment and no slip.
                 tried = mesh.origin(axis).decider in ("solver", "command line")
-                if isinstance(size, Hole) or size > 1 or tried:
+                # The capacity of experts limits them on one rank too.
+                if isinstance(size, Hole) or size > 1 or tried or (axis == "ep" and limited_experts(analysis)):
                     continue
                 others = []
                 if written(mesh, axis):

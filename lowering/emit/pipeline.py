@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from legoai.dsl.analysis.batch import pass_micro_batches
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import has_policy
-from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cuts
+from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cuts, tokens_of_rank
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.orders import Order
 from legoai.dsl.analysis.stages.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
 from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
+from legoai.lowering.emit.code import Function, Line, Node, call, dictionary, literal, quoted, sequence
 from legoai.lowering.emit.precision import DTYPES
 from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile, Pipeline
+from legoai.specs.models.shapes import sizes_of
 
 _PIECE = 100
 """Characters of an order in one string literal of the program."""
@@ -49,7 +50,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     )
     microbatches = pass_micro_batches(lowering.plan)
     assert microbatches is not None, "the batch of a plan without errors divides"
-    _add_build_stage(lowering, draft, pipeline, hidden)
+    sizes = tokens_of_rank(analysis)
+    _add_build_stage(lowering, draft, pipeline, hidden, sizes_of(found.logits, sizes))
+    results = [(path, literal(sizes_of(shape, sizes)), None) for path, shape in found.results.items()]
     _add_build_schedule(lowering, draft, pipeline, microbatches)
     made = call(
         draft.imports.name("legoai.runtime", "Pipeline"),
@@ -59,6 +62,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         build_stage="build_stage",
         build_schedule="build_schedule",
         placeholders="True" if has_placeholders(analysis) else None,
+        results=dictionary(results) if results else None,
     )
     draft.train_with("pipeline", made, lowering.note(pipeline))
     draft.step.pass_size = microbatches
@@ -72,11 +76,11 @@ def _dtype(lowering: Lowering) -> str:
     return DTYPES[precision.output or precision.param]
 
 
-def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidden: tuple[int, ...]) -> None:
-    batch, mesh = lowering.plan.batch, lowering.plan.mesh
-    tokens = (batch.micro_batch, batch.length // mesh.cp)
-    logits = (*tokens, lowering.manifest.vocab_size)
-    note, dtype = lowering.note(batch), _dtype(lowering)
+def _add_build_stage(
+    lowering: Lowering, draft: Draft, pipeline: Pipeline, hidden: tuple[int, ...], logits: tuple[int, ...]
+) -> None:
+    tokens = tokens_of_rank(lowering.analysis)
+    note, dtype = lowering.note(lowering.plan.batch), _dtype(lowering)
 
     def empty(shape: Sequence[object], dtype: str, **options: str) -> Node:
         return call("torch.empty", literal(tuple(shape)), dtype=dtype, device='"meta"', **options)

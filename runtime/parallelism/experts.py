@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -144,7 +144,16 @@ def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
 
 def _uncompiled(experts: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Disable the compiler, which would recompile for each number of rows."""
+    vars(experts)[_UNCOMPILED] = True  # which the wrapper copies
     return torch.compiler.disable(experts)  # type: ignore[no-any-return, no-untyped-call]
+
+
+_UNCOMPILED: Final = "legoai_uncompiled"
+
+
+def runs_uncompiled(module: nn.Module) -> bool:
+    """Whether a module is experts whose forward breaks every graph: those on several ranks, or with a capacity."""
+    return hasattr(module.forward, _UNCOMPILED)
 
 
 def _dispatch(

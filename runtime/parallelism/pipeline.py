@@ -7,8 +7,8 @@ The order in which micro batches pass the stages is one of the schedules of `tor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +68,7 @@ class Pipeline:
         build_schedule: builds the schedule from this rank's stages and the loss of one micro batch.
         placeholders: whether the model's forward calls the modules of all stages, so that placeholders replace those of
             other ranks; if not, it skips missing modules.
+        results: shapes of modules of earlier stages that return something laid out otherwise than what crosses.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -76,6 +77,7 @@ class Pipeline:
     build_stage: Callable[[nn.Module, int, DeviceMesh, torch.device], PipelineStage]
     build_schedule: Callable[[list[PipelineStage], LossFunction], PipelineSchedule]
     placeholders: bool = False
+    results: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +18,22 @@ class Placeholder(nn.Module):
         crossing: of the stage.
         later: whether the other stage is a later one.
         in_front: whether its output is the input of the stage's first module.
+        result: shape of its output, where that is laid out otherwise than the input of the stage.
     """
 
-    def __init__(self, crossing: Crossing, *, later: bool, in_front: bool = False) -> None:
+    def __init__(
+        self, crossing: Crossing, *, later: bool, in_front: bool = False, result: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__()
         self._crossing = crossing
         self._later = later
         self._in_front = in_front
+        self._result = result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the input from the previous stage, or record the output for the next one and pass it on."""
         if not self._later:
-            return self._crossing.arrived if self._in_front else self._crossing.as_if_whole()
+            return self._crossing.arrived if self._in_front else self._crossing.as_if_whole(self._result)
         first = next(iter((*args, *kwargs.values())), None)
         if self._crossing.left is None:
             self._crossing.left = first
@@ -66,6 +70,9 @@ class Crossing:
         first = self.number == 0
         tokens = given if first else torch.zeros(self.tokens, dtype=torch.int64, device=given.device)
         self.arrived, self.left = None if first else given, None
+        if not first and given.requires_grad:
+            # What is sent back has to be contiguous, as what is sent forward.
+            given.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         try:
             output = self._forward(tokens, **keywords)
         except (TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -78,17 +85,22 @@ class Crossing:
             return output
         if not isinstance(left, torch.Tensor) or (arrived is not None and left.shape != arrived.shape):
             raise self._misfit("and gives the next stage no tensor of the shape that it got itself")
-        return left
+        return left.contiguous()
 
-    def as_if_whole(self) -> torch.Tensor:
-        """The received input; where that is a shard of the sequence, zeros in the shape of the full one.
+    def as_if_whole(self, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """The received input; zeros where that is a shard of the sequence, in the full one's shape, or of `shape`.
 
         Models count positions, and build masks, by the length of their embedding's output.
+
+        Args:
+            shape: of what is returned, where it is laid out otherwise than the received input.
         """
         arrived = self.arrived
         assert arrived is not None, "the first stage has no stage in front"
-        if arrived.shape[1] == self.tokens[1]:
-            return arrived
+        if shape is not None:
+            return arrived.new_zeros(()).expand(shape)
+        if arrived.dim() == 1 or arrived.shape[1] == self.tokens[1] or arrived.shape[0] != self.tokens[0]:
+            return arrived  # whole; a program tells shapes where shards are laid out otherwise than [batch, length, …]
         return arrived.new_zeros(()).expand(arrived.shape[0], self.tokens[1], *arrived.shape[2:])
 
     def check(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -107,7 +119,14 @@ class Crossing:
         )
 
 
-def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tokens: tuple[int, int]) -> None:
+def put_placeholders(
+    model: nn.Module,
+    stages: Sequence[Sequence[str]],
+    number: int,
+    tokens: tuple[int, int],
+    *,
+    results: Mapping[str, tuple[int, ...]],
+) -> None:
     """Make a stage of a full model: replace the modules of other stages by placeholders.
 
     Args:
@@ -115,6 +134,7 @@ def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: 
         stages: the modules of each stage, in execution order; modules in several stages stay in each.
         number: of the stage, from 0.
         tokens: shape of the token ids of one micro batch on this rank.
+        results: shapes of modules that return something laid out otherwise than the tensor between stages.
     """
     crossing = Crossing(model, number, len(stages), tokens)
     kept = frozenset(stages[number])
@@ -123,7 +143,8 @@ def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: 
         for path in stage:
             if path not in kept:
                 in_front = index == number - 1 and path == before[-1]
-                model.set_submodule(path, Placeholder(crossing, later=index > number, in_front=in_front))
+                made = Placeholder(crossing, later=index > number, in_front=in_front, result=results.get(path))
+                model.set_submodule(path, made)
     if number > 0:
         model.get_submodule(stages[number][0]).register_forward_pre_hook(crossing.check, with_kwargs=True)
     model.forward = crossing.forward

@@ -249,7 +249,7 @@ class Trainer(Recipe):
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
             stage = self._meta_model() if stages else whole
             if pipeline.placeholders:
-                put_placeholders(stage, pipeline.stages, index, tokens)
+                put_placeholders(stage, pipeline.stages, index, tokens, results=pipeline.results)
             else:
                 keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed, first_values)

@@ -17,6 +17,8 @@ from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
+from legoai.specs.models.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
+from legoai.specs.models.shapes import Shape, other_sizes
 from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, tree_map
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -36,26 +38,38 @@ _VOCAB_SIZE = ("vocab_size", "n_vocab")
 _MAX_SEQ_LEN = ("max_seq_len", "max_position_embeddings", "n_positions", "block_size", "max_seq_length")
 
 
-def describe(model: nn.Module, source: str, first_values: FirstValues | None = None) -> Manifest:
+def describe(
+    model: nn.Module, source: str, first_values: FirstValues | None = None, *, shapes: bool = False
+) -> Manifest:
     """Return the manifest of a model on the meta device, by running its forward there.
 
     Args:
         model: on the meta device. Forward gets `model.example_inputs()` where that exists, else inputs by `reads`.
         source: the model as a plan writes it.
         first_values: from its constructor; without, all parameters are assumed to be initialised.
+        shapes: whether to note the shapes that modules take and give, by another forward of another size.
 
     Raises:
         ManifestError: the model's `reads` is invalid.
     """
     unfilled = [] if first_values is None else _unfilled(model, first_values)
-    calls, flow_error = follow(model)
-    return _Describer(model, calls).manifest(source, flow_error, unfilled)
+    paths = {module: path for path, module in model.named_modules()}
+    blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
+    noted = outside_of_blocks(model, blocks) if shapes and isinstance(_reads(model), Tokens) else {}
+    calls, found, flow_error = follow(model, noted)
+    return _Describer(model, calls, found).manifest(source, flow_error, unfilled)
 
 
-def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
+def follow(
+    model: nn.Module, noted: Mapping[str, nn.Module]
+) -> tuple[dict[str, Call], dict[str, tuple[Shape | None, Shape | None]], str | None]:
     """Record the first call of every module, and why forward could not be followed, if so.
 
     Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
+
+    Args:
+        model: on the meta device.
+        noted: the modules, by path, whose shapes are recorded too.
     """
     import_compiler()
     error: Exception | None = None
@@ -66,14 +80,34 @@ def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
-                with torch.no_grad(), FlowRecorder(model) as recorder:
+                with torch.no_grad(), FlowRecorder(model) as recorder, ShapeRecorder(noted) as shapes:
                     model(*inputs)
-                return recorder.calls, None
+                return recorder.calls, _shapes(model, inputs, noted, shapes), None
             except Exception as raised:
                 error = error or raised
     assert error is not None
     advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
-    return {}, f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+    return {}, {}, f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+
+
+def _shapes(
+    model: nn.Module, inputs: tuple[Any, ...], noted: Mapping[str, nn.Module], first: ShapeRecorder
+) -> dict[str, tuple[Shape | None, Shape | None]]:
+    """Run a model of token ids at another size, and return what modules take and give by samples and tokens."""
+    ids = next((item for item in inputs if isinstance(item, torch.Tensor) and item.dim() == 2), None)
+    if not noted or ids is None:
+        return {}
+    sizes = ids.shape[0], ids.shape[1]
+    others = [
+        item.new_zeros(other_sizes(sizes)) if isinstance(item, torch.Tensor) and item.shape == ids.shape else item
+        for item in inputs
+    ]
+    try:
+        with torch.no_grad(), ShapeRecorder(noted) as second:
+            model(*others)
+    except Exception:  # it may have a size of its own, for which it states `example_inputs`
+        return followed_shapes(first, None, sizes)
+    return followed_shapes(first, second, sizes)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -128,9 +162,12 @@ _UNTOLD = object()
 
 
 class _Describer:
-    def __init__(self, model: nn.Module, calls: dict[str, Call]) -> None:
+    def __init__(
+        self, model: nn.Module, calls: dict[str, Call], shapes: dict[str, tuple[Shape | None, Shape | None]]
+    ) -> None:
         self.model = model
         self.calls = calls
+        self.shapes = shapes
         self.paths = {module: path for path, module in model.named_modules()}
         self.block_lists = _block_lists(model)
         self.blocks = {child for container in self.block_lists for child in container.children()}
@@ -187,6 +224,9 @@ class _Describer:
         }
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
+        for name, shape in zip(("takes", "gives"), self.shapes.get(self.paths[module], ()), strict=False):
+            if shape is not None:
+                raw[name] = shape
         text = json.dumps(raw)
         if text not in self.numbers:
             self.numbers[text] = len(self.templates)

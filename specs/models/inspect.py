@@ -34,7 +34,7 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
         # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
         config: Any = model.config
         config.use_cache = True
-    return describe(model, str(source), first_values)
+    return describe(model, str(source), first_values, shapes=source.kind != "builtin")
 
 
 def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:

@@ -24,15 +24,16 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
+from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 6
+FORMAT = 7
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -162,6 +163,11 @@ class ModuleInfo:
     random: bool = False
     """Whether forward itself draws random numbers in training, as dropout with p > 0 does; what children draw is
     theirs."""
+    takes: Shape | None = None
+    """Shape of the first argument, if that is one tensor whose lengths are multiples of the samples and tokens; like
+    `gives` noted for models of other authors that read tokens, and there for all modules but those inside of blocks."""
+    gives: Shape | None = None
+    """Shape of the result, likewise."""
 
     def child_path(self, name: str) -> str:
         """Path of the descendant that is called `name` relative to this module."""
@@ -193,6 +199,10 @@ def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" if path else name for name in names)
 
 
+def _shape(raw: Iterable[tuple[int, bool, bool]] | None) -> Shape | None:
+    return None if raw is None else tuple(Length(*item) for item in raw)
+
+
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""
 
@@ -210,6 +220,8 @@ class _Template:
             "flow": tuple(Step(op, name, tuple(inputs)) for op, name, inputs in raw["flow"]),
             "outputs": tuple(raw["outputs"]),
             "random": raw.get("random", False),
+            "takes": _shape(raw.get("takes")),
+            "gives": _shape(raw.get("gives")),
         }
         # A child is [name, template], a run of equal ones with consecutive numbers [first, last, template].
         self.children: list[tuple[str, int]] = []

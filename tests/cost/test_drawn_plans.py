@@ -17,7 +17,7 @@ from support.simulated import in_a_fork
 MOST_RANKS = 16
 NOT_CAPTURED = (
     "[LP636]",  # CUDA graphs of units, of which lint warns
-    "[LP637]",  # compiled experts of `transformers` in another dtype than bf16
+    "[LP637]",  # compiled experts in another dtype than bf16
 )
 
 

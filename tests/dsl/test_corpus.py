@@ -38,12 +38,12 @@ ELSEWHERE = {
     "LP226": "found where factories are not run",
     "LP229": "every built-in model has first values",
     "LP311": "every built-in model takes positions",
+    "LP313": "needs a device's file",
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",
     "LP519": "no built-in model has a parameter without dims",
     "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",
-    "LP637": "no built-in model has experts of `transformers`",
     "LP659": "no built-in model draws random numbers",
 }
 """Rules that no plan of the corpus can break, since linting one built-in model does not find them."""

@@ -47,6 +47,49 @@ def build(depth: int = 2, dim: int = 16) -> nn.Module:
     return Decoder(depth, dim)
 
 
+class TokensFirst(Decoder):
+    """Blocks take [tokens, samples, dim], and weights of earlier tokens that are made once for all of them."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        length = x.shape[1]
+        earlier = torch.ones(length, length, dtype=x.dtype, device=x.device).tril() / length
+        x = x.transpose(0, 1)
+        for block in self.blocks:
+            x = block(x, earlier)
+        return self.head(x).transpose(0, 1)
+
+
+class Weighing(Layer):
+    def forward(self, x: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        return x + self.mixer.down(F.gelu(self.mixer.up(torch.einsum("ts,sbd->tbd", earlier, self.norm(x)))))
+
+
+def build_tokens_first(depth: int = 2, dim: int = 16) -> nn.Module:
+    model = TokensFirst(depth, dim)
+    model.blocks = nn.ModuleList([Weighing(dim) for _ in range(depth)])
+    return model
+
+
+def build_flat(depth: int = 2, dim: int = 16) -> nn.Module:
+    """A model whose blocks take the tokens of all samples in one dim."""
+
+    class Flat(Decoder):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embeddings(tokens).flatten(0, 1)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x).view(*tokens.shape, -1)
+
+    class Alone(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    model = Flat(depth, dim)
+    model.blocks = nn.ModuleList([Alone(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU()) for _ in range(depth)])
+    return model
+
+
 def build_random(depth: int = 2, dim: int = 16, drop: float = 0.1) -> nn.Module:
     model = Decoder(depth, dim)
     for block in model.blocks:

@@ -6,7 +6,7 @@ placeholders for the modules of other stages (see :mod:`legoai.dsl.analysis.stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -26,6 +26,7 @@ from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.models.reads import Tokens
+from legoai.specs.models.shapes import SAMPLES, TOKENS, Length, Shape, sizes_of
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
@@ -39,26 +40,30 @@ class Cuts(Record, kw_only=True):
     Attributes:
         stages: the modules of each stage, in the model's order, followed by those that every stage computes.
         starts: for each stage but the first, the module that reads the crossing tensor.
-        width: features of the crossing tensor, the last dim.
+        shape: of the crossing tensor, in samples and tokens of a rank.
+        logits: shape of the model's result, likewise.
+        results: shapes of modules of earlier stages whose results are laid out otherwise than the crossing tensor.
     """
 
     stages: tuple[tuple[str, ...], ...]
     starts: tuple[str, ...]
-    width: int
+    shape: Shape
+    logits: Shape
+    results: Mapping[str, Shape]
 
 
 @fact
 def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
     """Return the stages, or why the model cannot be divided; None without stages, or for other inputs than tokens."""
     points, manifest = first_modules(analysis), analysis.manifest
-    if points is None or manifest is None:
+    if points is None or manifest is None or not isinstance(manifest.reads, Tokens):
         return None
     if analysis.plan.model.family not in FOREIGN:
-        if not isinstance(manifest.reads, Tokens):
-            return None
         held = split_points(analysis).stages(points, len(points) + 1)
-        width = analysis.plan.model.source().config().dim
-        return Cuts(stages=held, starts=tuple(stage[0] for stage in held[1:]), width=int(width))
+        dim, vocabulary = analysis.plan.model.source().config().dim, manifest.vocab_size
+        assert vocabulary is not None, "a built-in model that reads tokens has a vocabulary"
+        hidden, logits = ((SAMPLES, TOKENS, Length(features)) for features in (dim, vocabulary))
+        return Cuts(stages=held, starts=tuple(stage[0] for stage in held[1:]), shape=hidden, logits=logits, results={})
     if not points:  # one stage, which a rule of the pipeline reports
         return None
     from legoai.dsl.analysis.stages.chain import CannotFollow, Chain
@@ -67,7 +72,14 @@ def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
         chain = Chain(manifest)
         held = chain.stages(points, len(points) + 1)
         found = list(chain.cuts(held))
-        return Cuts(stages=held, starts=tuple(cut.start for cut in found), width=chain.width(found))
+        shape = chain.shape(found)
+        return Cuts(
+            stages=held,
+            starts=tuple(cut.start for cut in found),
+            shape=shape,
+            logits=chain.logits(),
+            results=chain.results(held, shape, sharded=shard_on_tp(analysis) is not None),
+        )
     except CannotFollow as error:
         return error
 
@@ -82,11 +94,16 @@ def crossing_shapes(analysis: Analysis) -> dict[str, tuple[int, ...] | None]:
     found = cuts(analysis)
     if not isinstance(found, Cuts):
         return {}
-    batch, mesh, layouts = analysis.plan.batch, analysis.plan.mesh, analysis.layouts
-    whole = (batch.micro_batch, batch.length // mesh.cp, found.width)
+    whole, layouts = sizes_of(found.shape, tokens_of_rank(analysis)), analysis.layouts
     if layouts is None:
         return dict.fromkeys(found.starts, whole)
-    return {start: _local(whole, layouts.arrived.get(start), mesh.tp) for start in found.starts}
+    return {start: _local(whole, layouts.arrived.get(start), analysis.plan.mesh.tp) for start in found.starts}
+
+
+def tokens_of_rank(analysis: Analysis) -> tuple[int, int]:
+    """Return the samples of a micro batch, and the tokens of each on one rank of `cp`."""
+    batch = analysis.plan.batch
+    return batch.micro_batch, batch.length // analysis.plan.mesh.cp
 
 
 def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[int, ...] | None:

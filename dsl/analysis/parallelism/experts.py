@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.computation.precision import has_policy
+from legoai.dsl.analysis.computation.precision import autocast_dtype, has_policy
 from legoai.dsl.analysis.facts import below, decided, listed, name_of
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.parallelism.shard import tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.shard import Experts
 
 if TYPE_CHECKING:
@@ -164,16 +165,27 @@ def dtype_of_weights(analysis: Analysis) -> Literal["param", "master"]:
 def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
     """Return the compiled modules, each with its rule, whose experts multiply one after another.
 
-    Under torch.compile those of `transformers` have grouped products only in bf16.
+    Under torch.compile experts have grouped products only in bf16. Experts that break the graph are not compiled.
 
     Raises:
         Undecided: a rule's treatment is a hole.
     """
-    found = multiplied_by_group(analysis)
-    if getattr(analysis.plan.precision, dtype_of_weights(analysis)) in ("bf16", "fp64"):  # fp64 is not supported at all
-        return {}
+    precision, broken = analysis.plan.precision, changed_experts(analysis)
+    found = [path for path in split_by_host(analysis) if path not in broken]
+    if getattr(precision, dtype_of_weights(analysis)) not in ("bf16", "fp64"):  # fp64 is not supported at all
+        found += [path for path in multiplied_by_group(analysis) if path not in broken]
     compiled = compiled_modules(analysis).items()
     return {path: rule for path, rule in compiled if any(one == path or below(one, path) for one in found)}
+
+
+def split_by_host(analysis: Analysis) -> list[str]:
+    """The experts of built-in models that multiply one after another, by numbers of rows that the host reads."""
+    manifest, precision = analysis.manifest, analysis.plan.precision
+    computed = has_policy(analysis) or autocast_dtype(analysis) is not None
+    dtype = precision.param if computed else precision.master
+    if manifest is None or analysis.plan.model.family in FOREIGN or dtype == "bf16":
+        return []
+    return [path for path, info in manifest.modules.items() if info.kind == "experts"]
 
 
 def _in_double(analysis: Analysis) -> Iterator[Unsupported]:

@@ -8,11 +8,12 @@ tokens or weights of other stages. The manifest's flow shows this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.stages.split_points import SplitPoints
+from legoai.specs.models.shapes import SAMPLES, TOKENS, Shape, words
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ class Cut(Record, kw_only=True):
     Attributes:
         before: the module that computes the crossing tensor.
         start: the first module that reads it.
-        width: its features, the last dim; None where that is not known.
+        shape: of the tensor.
     """
 
     before: str
     start: str
-    width: int | None
+    shape: Shape
 
 
 class Chain:
@@ -124,22 +125,62 @@ class Chain:
         for path in stage_of:
             if len(self.calls.get(path, ())) > 1:
                 raise CannotFollow(f"`{path}` is called {len(self.calls[path])} times in one forward")
+            if path in self.calls and self.manifest.modules[path].gives is None:
+                raise CannotFollow(
+                    f"`{path}` does not return one tensor whose lengths are multiples of the batch and the length"
+                )
         for index in range(1, len(stages)):
             yield self._cut(index, stage_of)
 
     @staticmethod
-    def width(cuts: Sequence[Cut]) -> int:
-        """Return the features of the crossing tensor, the same at every cut.
+    def shape(cuts: Sequence[Cut]) -> Shape:
+        """Return the shape of the crossing tensor, the same at every cut.
 
         Raises:
-            CannotFollow: they are not known, or differ.
+            CannotFollow: they differ.
         """
-        width = cuts[0].width
-        odd = next((cut for cut in cuts if cut.width is None or cut.width != width), None)
-        if odd is not None or width is None:
-            before = (odd or cuts[0]).before
-            raise CannotFollow(f"how many features `{before}` hands on cannot be told, or differs from the rest")
-        return width
+        shape = cuts[0].shape
+        odd = next((cut for cut in cuts if cut.shape != shape), None)
+        if odd is not None:
+            raise CannotFollow(
+                f"`{odd.before}` hands on {words(odd.shape)}, and `{cuts[0].before}` {words(shape)}: every stage sends "
+                "a tensor of the shape that it gets"
+            )
+        return shape
+
+    def results(self, stages: Sequence[Sequence[str]], crossing: Shape, *, sharded: bool) -> dict[str, Shape]:
+        """Return the shapes of modules of earlier stages whose results are not laid out as what a stage receives is.
+
+        A later stage, which has no such result, looks at its shape only, to count positions or to make a mask. It knows
+        the whole of a shard that is laid out as [batch, length, …] without being told.
+
+        Args:
+            stages: the modules of each stage.
+            crossing: the shape of the tensor between stages.
+            sharded: whether a stage may receive a shard of that.
+        """
+        all_of_them = sharded and crossing[:2] != (SAMPLES, TOKENS)
+        held = dict.fromkeys(path for stage in stages[:-1] for path in stage if path not in self.everywhere)
+        gives = {path: self.manifest.modules[path].gives for path in held if path in self.calls}
+        return {
+            path: shape
+            for path, shape in gives.items()
+            if shape is not None and (all_of_them or shape[:-1] != crossing[:-1])
+        }
+
+    def logits(self) -> Shape:
+        """Return the shape of the model's result: logits of every token.
+
+        Raises:
+            CannotFollow: it is another.
+        """
+        gives = self.manifest.modules[""].gives
+        if gives is None or gives[:-1] != (SAMPLES, TOKENS):
+            told = "something else than one tensor of known lengths" if gives is None else words(gives)
+            raise CannotFollow(
+                f"the model returns {told}, and the last stage has to return [batch, length, vocabulary]"
+            )
+        return gives
 
     def _cut(self, index: int, stage_of: dict[str, int]) -> Cut:
         """Return the tensor that crosses to one stage from the one before."""
@@ -161,7 +202,10 @@ class Chain:
                     raise CannotFollow(
                         f"{self._named(at)} takes what {self._named(source)} computes, besides what `{start}` takes"
                     )
-        return Cut(before=before.path, start=start, width=self._widths[first[0]])
+        gives, takes = self.manifest.modules[before.path].gives, self.manifest.modules[start].takes
+        if gives is None or gives != takes:
+            raise CannotFollow(f"the first argument of `{start}` is not what `{before.path}` returns, one tensor")
+        return Cut(before=before.path, start=start, shape=gives)
 
     def _holders(self) -> Iterator[str]:
         """The modules around those with which stages can begin."""
@@ -198,46 +242,6 @@ class Chain:
             return node.inputs
         reached = _reached(info)
         return tuple(source for source, step in zip(node.inputs, inputs, strict=True) if step in reached)
-
-    @cached_property
-    def _widths(self) -> Sequence[int | None]:
-        """Return the features of each node's result; None where they are not known."""
-        found: list[int | None] = []
-        for node in self.nodes:  # in topological order
-            if node.op == "call":
-                given = partial(self._first_known, node.inputs[:1], found.__getitem__)
-                found.append(self._width_of(node.path, given))
-            else:
-                found.append(self._first_known(node.inputs, found.__getitem__) if node.op in _SAME_WIDTH else None)
-        return found
-
-    def _width_of(self, path: str, given: Callable[[], int | None]) -> int | None:
-        """Return the features of a module's result: given by its layer, or derived from its flow."""
-        info = self.manifest.modules[path]
-        if info.kind in ("linear", "embedding"):
-            width = info.attributes.get("out_features" if info.kind == "linear" else "embedding_dim")
-            return None if width is None else int(width)
-        if info.kind == "norm" or not info.flow:
-            return given()
-
-        def of_step(index: int) -> int | None:
-            step = info.flow[index]
-            if step.op == "input":
-                return given() if index == first else None
-            if step.op == "call":
-                return self._width_of(info.child_path(step.name), lambda: self._first_known(step.inputs[:1], of_step))
-            return self._first_known(step.inputs, of_step) if step.op in _SAME_WIDTH else None
-
-        first = next((index for index, step in enumerate(info.flow) if step.op == "input"), None)
-        return self._first_known(info.outputs[:1], of_step)
-
-    @staticmethod
-    def _first_known(nodes: Sequence[int], width: Callable[[int], int | None]) -> int | None:
-        return next((found for node in nodes if (found := width(node)) is not None), None)
-
-
-_SAME_WIDTH: Final = ("add", "mul", "cast", "activation", "normalize")
-"""Operations whose result has as many features as their argument."""
 
 
 def _reached(info: ModuleInfo) -> set[int]:

@@ -205,6 +205,52 @@ def test_large_reduction_counts_all_elements():
     assert (kernel.bytes_read, kernel.bytes_written) == (2 * rows * columns, 4 * rows)
 
 
+class _WithWeights(torch.nn.Module):
+    """Returns a result among constants, as attention of `transformers` does, whose weights are None where not made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[None, torch.Tensor, int, torch.Tensor, None]:
+        out = self.linear(x)
+        return None, out, 3, out.sum(), None
+
+
+def _returned_among_constants(backend: str) -> list[object]:
+    with simulated.compiling(Capture()):
+        module = _WithWeights()
+        module.compile(backend=backend, fullgraph=True)
+        calls = [module(torch.empty(4, 8, requires_grad=True)) for _ in range(2)]
+        calls[1][1].sum().backward()
+        assert module.linear.weight.grad is not None
+        return [tuple(item.shape) if isinstance(item, torch.Tensor) else item for call in calls for item in call]
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_compiled_module_returns_none_where_its_forward_does(backend):
+    assert simulated.in_a_fork(_returned_among_constants, backend) == [None, (4, 8), 3, (), None] * 2
+
+
+class _Positions(torch.nn.Module):
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.arange(length, device="sim").float().exp()
+
+
+def _computed_from_nothing(backend: str) -> tuple[list[tuple[int, ...]], int]:
+    recorder = Capture()
+    with simulated.compiling(recorder):
+        module = _Positions()
+        module.compile(backend=backend, fullgraph=True)
+        shapes = [tuple(module(length).shape) for length in (4, 4, 6)]
+    return shapes, sum(isinstance(item, Kernel) for item in recorder.records)
+
+
+def test_compiled_module_may_take_no_tensor():
+    assert simulated.in_a_fork(_computed_from_nothing, "inductor") == ([(4,), (4,), (6,)], 3)
+    assert simulated.in_a_fork(_computed_from_nothing, "aot_eager")[0] == [(4,), (4,), (6,)]
+
+
 def hooks_of_a_unit() -> list[bool]:
     """For each hook of two modules that are one FSDP unit, whether it is known as one."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -94,3 +94,26 @@ def test_cloud_fabric_requires_its_hosts(fabric: str) -> None:
 )
 def test_fabric_bandwidth_is_limited_by_the_host_link(device: str, fabric: str, fits: bool) -> None:
     assert ("LP312" not in codes(f"cluster {device}(hosts = 2, fabric = {fabric})\nmesh (dp_shard = 16)")) is fits
+
+
+@pytest.mark.parametrize(
+    ("stated", "missing"),
+    [
+        ('compute_capability = "9.0"', None),
+        ("", "compute capability"),
+        ('compute_capability = "6.1"', "compute capability"),
+        ('compute_capability = "8.9"', "multiprocessors"),
+        ('compute_capability = "8.9"\nmultiprocessors = 142', None),
+    ],
+)
+def test_inductor_asks_for_the_processor(stated: str, missing: str | None, tmp_path: Path) -> None:
+    lines = (catalogue() / "h100_sxm.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("compute_capability", "multiprocessors"))]
+    place = kept.index("[processor]") + 1
+    (tmp_path / "ours.toml").write_text("\n".join([*kept[:place], stated, *kept[place:]]))
+    plan = 'cluster profile("ours.toml")\n'
+    found = {item.code: item.message for item in diagnostics(f"{plan}compile {{ layers.* = inductor }}", tmp_path)}
+    assert ("LP313" in found) is (missing is not None)
+    assert missing is None or missing in found["LP313"]
+    assert "LP313" not in codes(f"{plan}compile {{ layers.* = aot_eager }}", tmp_path)
+    assert "LP313" not in codes("cluster h100_sxm\ncompile { layers.* = inductor }")

@@ -9,6 +9,7 @@ import pytest
 from legoai.dsl.analysis.stages.chain import CannotFollow, Chain
 from legoai.dsl.lint import lint
 from legoai.specs.models.inspect import inspect_model
+from legoai.specs.models.shapes import words
 from legoai.specs.models.source import ModelSource
 
 MODELS = '''
@@ -135,6 +136,82 @@ class Widens(Model):
         self.out = nn.Linear(128, 16)
 
 
+class TokensFirst(Model):
+    """Blocks take [length, batch, features]."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens).transpose(0, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x).transpose(0, 1)
+
+
+class Turned(TokensFirst):
+    def forward(self, tokens):
+        return super().forward(tokens).transpose(0, 1)
+
+
+class Sized(TokensFirst):
+    """Runs at one size only, which it states."""
+
+    def example_inputs(self):
+        return (torch.zeros(2, 8, dtype=torch.int64),)
+
+    def forward(self, tokens):
+        assert tokens.shape == (2, 8)
+        return super().forward(tokens)
+
+
+class Flat(Model):
+    def forward(self, tokens):
+        x = self.embed(tokens).flatten(0, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x).view(*tokens.shape, -1)
+
+
+class Heads(Model):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(4) for _ in range(4))
+
+    def forward(self, tokens):
+        count, length = tokens.shape
+        x = self.embed(tokens).view(count, length, 2, 4).transpose(1, 2).reshape(2 * count, length, 4)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x.view(count, 2, length, 4).transpose(1, 2).reshape(count, length, 8))
+
+
+class Summed(Model):
+    """One token more than the text has goes through the blocks."""
+
+    def forward(self, tokens):
+        x = nn.functional.pad(self.embed(tokens), (0, 0, 1, 0))
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x[:, 1:])
+
+
+class Pair(Block):
+    def forward(self, x, *more):
+        return super().forward(x), None
+
+
+class Paired(Model):
+    """Blocks return what goes on, and something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(4))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x, _ = block(x)
+        return self.out(x)
+
+
 class Inside(Model):
     """A part of a block is called without the block."""
 
@@ -168,15 +245,19 @@ def test_a_chain_is_cut_between_its_blocks(chain_of):
     stages = chain.stages("even", 2)
     assert stages == (("tok", "pos", "blocks.0", "blocks.1"), ("blocks.2", "blocks.3", "out"))
     [cut] = chain.cuts(stages)
-    assert (cut.before, cut.start, cut.width) == ("blocks.1", "blocks.2", 8)
-    assert Chain.width([cut]) == 8
+    assert (cut.before, cut.start) == ("blocks.1", "blocks.2")
+    assert words(Chain.shape([cut])) == "[batch, length, 8]"
+    assert {path: words(shape) for path, shape in chain.results(stages, cut.shape, sharded=False).items()} == {
+        "pos": "[length, 8]"
+    }
+    assert words(chain.logits()) == "[batch, length, 16]"
 
 
-def test_feature_width_is_propagated_through_many_blocks(chain_of):
+def test_shape_is_known_after_many_blocks(chain_of):
     """More than the interpreter has frames for."""
     chain = chain_of("Deep")
     [cut] = chain.cuts(chain.stages("even", 2))
-    assert (cut.before, cut.width) == ("blocks.99", 8)
+    assert (cut.before, words(cut.shape)) == ("blocks.99", "[batch, length, 8]")
 
 
 def test_stages_are_counted_from_the_embedding(chain_of):
@@ -201,10 +282,54 @@ def test_cut_that_would_train_wrongly_is_refused(name: str, message: str, chain_
         list(chain.cuts(chain.stages("even", 2)))
 
 
-def test_cut_with_unknown_feature_width_is_refused(chain_of):
+def test_cuts_of_different_shapes_are_refused(chain_of):
     chain = chain_of("Widens")
-    with pytest.raises(CannotFollow, match=r"how many features `blocks\.1` hands on cannot be told"):
-        Chain.width(list(chain.cuts(chain.stages("even", 2))))
+    with pytest.raises(CannotFollow, match=r"`blocks\.1` hands on \[batch, length, 32\], and `blocks\.0` .* 16\]"):
+        Chain.shape(list(chain.cuts(chain.stages(["blocks.1", "blocks.2"], 3))))
+
+
+@pytest.mark.parametrize(
+    ("name", "crossing", "results"),
+    [
+        ("TokensFirst", "[length, batch, 8]", {"tok": "[batch, length, 8]", "pos": "[length, 8]"}),
+        ("Flat", "[batch · length, 8]", {"tok": "[batch, length, 8]", "pos": "[length, 8]"}),
+        ("Heads", "[2 · batch, length, 4]", {"tok": "[batch, length, 8]", "pos": "[length, 8]"}),
+        ("Sized", "[length, batch, 8]", {"tok": "[batch, length, 8]", "pos": "[length, 8]"}),
+    ],
+)
+def test_a_tensor_may_cross_in_any_layout(name: str, crossing: str, results: dict[str, str], chain_of):
+    chain = chain_of(name)
+    stages = chain.stages("even", 2)
+    [cut] = chain.cuts(stages)
+    assert words(cut.shape) == crossing
+    assert {path: words(shape) for path, shape in chain.results(stages, cut.shape, sharded=False).items()} == results
+    assert words(chain.logits()) == "[batch, length, 16]"
+
+
+def test_whole_shapes_are_told_where_a_stage_may_receive_a_shard_of_another_layout(chain_of):
+    for name, told in (("TokensFirst", {"tok", "pos", "blocks.0", "blocks.1"}), ("Model", {"pos"})):
+        chain = chain_of(name)
+        stages = chain.stages("even", 2)
+        [cut] = chain.cuts(stages)
+        assert chain.results(stages, cut.shape, sharded=True).keys() == told
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Summed", r"`blocks\.0` does not return one tensor whose lengths are multiples of the batch and the length"),
+        ("Paired", r"`blocks\.0` does not return one tensor"),
+    ],
+)
+def test_modules_that_placeholders_cannot_replace_are_refused(name: str, message: str, chain_of):
+    chain = chain_of(name)
+    with pytest.raises(CannotFollow, match=message):
+        list(chain.cuts(chain.stages("even", 2)))
+
+
+def test_result_that_is_not_of_every_token_is_refused(chain_of):
+    with pytest.raises(CannotFollow, match=r"the model returns \[length, batch, 16\], and the last stage has to"):
+        chain_of("Turned").logits()
 
 
 def test_call_into_a_block_is_refused(chain_of):

@@ -41,3 +41,27 @@ def test_expert_padding_diagnostic_is_avoided_by_expert_parallelism():
     assert message(plan, "LP835").endswith("padded to 4 times their size")
     on_ep = plan.replace("16", "16, ep = 4") + "\nshard standard on ep"
     assert "LP835" not in codes(on_ep)
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled", "refused", "warned"),
+    [
+        ("param = fp32", "layers.* = inductor", True, True),
+        ("param = fp32", "layers.* = inductor(fullgraph = false)", False, True),
+        ("param = fp32", "layers.* = aot_eager", False, True),
+        ("param = fp32", "layers.*.attention = inductor", False, False),
+        ("param = bf16", "layers.* = inductor", False, False),
+    ],
+)
+def test_built_in_experts_compile_in_bf16(precision: str, compiled: str, refused: bool, warned: bool):
+    plan = 'model mixtral("tiny")\nmesh (dp_shard = 4)\nfsdp on dp_shard\n'
+    found = codes(f"{plan}precision ({precision})\ncompile {{ {compiled} }}")
+    assert ("LP630" in found, "LP637" in found) == (refused, warned)
+
+
+def test_experts_that_are_not_compiled_multiply_in_any_dtype():
+    assert "LP637" not in codes(
+        f"{MANY}\nprecision (param = fp32)\ncompile {{ layers.* = aot_eager(fullgraph = false) }}"
+    )
+    traced = MANY.replace("fsdp on dp_shard", "fsdp on dp_shard (backend = graph)")
+    assert not {"LP630", "LP637"} & set(codes(f"{traced}\nprecision (param = fp32)\ncompile {{ layers.* = inductor }}"))

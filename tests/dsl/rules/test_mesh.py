@@ -8,6 +8,7 @@ from legoai.dsl.diagnostics.diagnostic import apply_fixes
 from support.rule_plans import codes, diagnostics, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
+MIXTRAL = 'model mixtral("tiny")\nmesh (dp_shard = 8)\n'
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,8 @@ def test_every_axis_of_several_ranks_has_a_use(text: str, unused: list[str]) -> 
         ("mesh (dp_shard = 8)\nshard on tp { }\n" + FSDP, False),
         ("mesh (dp_shard = 8)\nshard on tp { output = colwise }\n" + FSDP, True),
         ("mesh (dp_shard = 8)\nfsdp on dp_replicate, dp_shard { layers.* = unit }", True),
+        (MIXTRAL + "shard on ep { **.experts = experts }\n" + FSDP, True),
+        (MIXTRAL + "shard on ep { **.experts = experts(capacity_factor = 1.25) }\n" + FSDP, False),
     ],
 )
 def test_a_statement_on_an_axis_of_one_rank_is_idle(text: str, idle: bool) -> None:

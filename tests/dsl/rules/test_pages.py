@@ -29,13 +29,13 @@ batch   (global = 256, micro = 1, seq_len = 8192)
 """
 
 WITHOUT_EXAMPLE = {
+    "LP313": "needs a device's file",
     "LP418": "no built-in model has a fused layer",
     "LP425": "needs a config file",
     "LP519": "no built-in model has a parameter without dims",
     "LP229": "every built-in model has first values",
     "LP518": "needs a model of somebody else's",
     "LP617": "no device of the catalogue is older than Ampere",
-    "LP637": "needs a config file",
     "LP659": "no built-in model draws random numbers",
     "LP904": "needs a solver's line whose digest belongs to another text",
 }

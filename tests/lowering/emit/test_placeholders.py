@@ -50,6 +50,14 @@ BODIES = {
         FACTORY.replace("support.factories:build", "support.factories:build_sequence"),
         'mesh (pp = 2)\npipeline on pp (schedule = 1F1B, split = ["3"])\n' + PLAIN_DOUBLE,
     ),
+    "tokens before samples": (
+        FACTORY.replace("support.factories:build", "support.factories:build_tokens_first"),
+        "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE,
+    ),
+    "all tokens in one dim": (
+        FACTORY.replace("support.factories:build", "support.factories:build_flat"),
+        "mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n" + PLAIN_DOUBLE,
+    ),
     "factory in shards": (
         FACTORY,
         """mesh (pp = 2, dp_shard = 2)

@@ -51,6 +51,18 @@ class Whole(nn.Module):
         return self.head(x)
 
 
+class Turned(Whole):
+    """Passes [length, batch, features] through its blocks, with angles by the length of its embedding's output."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        angles = self.angles(x)[:, None]
+        x = x.transpose(0, 1)
+        for block in self.blocks:
+            x = block(x, angles)
+        return self.head(x).transpose(0, 1)
+
+
 class Pairs(Whole):
     """Takes the blocks for such that return two tensors."""
 
@@ -64,7 +76,8 @@ def made(number: int | None = None, kind: type[Whole] = Whole) -> Whole:
     torch.manual_seed(0)
     model = kind()
     if number is not None:
-        put_placeholders(model, STAGES, number, (2, 5))
+        results = {"tokens": (2, 5, WIDTH)} if kind is Turned else {}
+        put_placeholders(model, STAGES, number, (2, 5), results=results)
     return model
 
 
@@ -74,6 +87,21 @@ def test_stages_in_sequence_equal_the_model():
     for number in range(3):
         through = made(number)(through)
     assert torch.equal(through, made()(tokens))
+
+
+def test_stages_of_another_layout_send_contiguous_tensors_and_equal_the_model():
+    tokens = torch.randint(VOCABULARY, (2, 5))
+    whole = made(kind=Turned)
+    whole(tokens).square().sum().backward()
+    outputs, inputs = [], [tokens]
+    for number in range(3):
+        stage = made(number, Turned)
+        outputs.append(stage(inputs[-1]))
+        inputs.append(outputs[-1].detach().requires_grad_())
+    assert torch.equal(outputs[-1], whole(tokens))
+    assert all(output.is_contiguous() and output.shape == (5, 2, WIDTH) for output in outputs[:-1])
+    [grad] = torch.autograd.grad(outputs[2].square().sum(), inputs[2])
+    assert grad.is_contiguous() and grad.shape == (5, 2, WIDTH)
 
 
 def test_gradients_reach_every_stage():
