@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -40,12 +40,14 @@ class Held(NamedTuple):
         gathered: stages whose parameters are unsharded, if they stay so from forward to backward.
         halved: micro batches between the halves of a split backward, by stage; the second half reads the same
             activations as the first.
+        sent: number of tensors that were sent to other ranks and are kept, since nothing has waited for them.
     """
 
     micro_batches: Mapping[int, int]
     summed: frozenset[int]
     gathered: frozenset[int]
     halved: Mapping[int, int]
+    sent: int = 0
 
     def kept(self, *, between_halves: bool) -> Mapping[int, int]:
         """Micro batches whose activations are kept, by stage; with or without those between the halves of backward."""
@@ -79,14 +81,18 @@ class ActionGraph:
         ranks: actions of each rank in a step, in its order.
         of_pass: micro batches of a pass, after which a stage's gradients are reduced.
         ahead: number of stages that are unsharded at once: those of the next actions.
+        waits_at_end: whether what a rank sends is waited for at the end of a pass only.
 
     Raises:
         ValueError: the ranks wait for each other in a cycle.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[Action]], of_pass: int, ahead: int = 0) -> None:
+    def __init__(
+        self, ranks: Sequence[Sequence[Action]], of_pass: int, ahead: int = 0, *, waits_at_end: bool = False
+    ) -> None:
         self.stages = 1 + max(action.stage for actions in ranks for action in actions)
-        self.held = tuple(tuple(_most_held(actions, of_pass, ahead)) for actions in ranks)
+        last = self.stages - 1 if waits_at_end else None
+        self.held = tuple(tuple(_most_held(actions, of_pass, ahead, last)) for actions in ranks)
         """For each rank, the memory states that no other state of the rank dominates."""
         self.actions: list[Action] = []
         self._before: list[tuple[int, ...]] = []
@@ -160,7 +166,7 @@ _CHANGES: Final = {"F": (0, 1), "B": (0, -1), "I": (1, -1), "W": (-1, 0)}
 """Changes by an action: of the micro batches between halves of backward, and of those between forward and backward."""
 
 
-def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[Held]:
+def _most_held(actions: Sequence[Action], of_pass: int, ahead: int, last: int | None) -> Iterator[Held]:
     """The memory states of a rank that no other state dominates.
 
     With a split backward, the states with the most micro batches between halves, and among these the most in flight,
@@ -168,39 +174,59 @@ def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[
     """
     between: dict[_Counts, Held] = {}
     others: dict[tuple[_Counts, frozenset[int], frozenset[int]], Held] = {}
-    for most_between, one in _moments(actions, of_pass, ahead):
+    for most_between, one in _moments(actions, of_pass, ahead, last):
         counts = tuple(sorted(one.micro_batches.items()))
         if most_between:
-            between[counts] = one
+            between[counts] = _with_more_sent(between.get(counts), one)
         else:
-            others.setdefault((counts, one.summed, one.gathered), one)
+            key = counts, one.summed, one.gathered
+            others[key] = _with_more_sent(others.get(key), one)
     yield from between.values()
     for one in others.values():
         if not any(other is not one and _covers(other, one) for other in others.values()):
             yield one
 
 
-def _moments(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[tuple[bool, Held]]:
-    """Yield states that may be the peak, each with whether the most micro batches are between halves of backward."""
+def _with_more_sent(one: Held | None, other: Held) -> Held:
+    return other if one is None or other.sent >= one.sent else one
+
+
+def _moments(actions: Sequence[Action], of_pass: int, ahead: int, last: int | None) -> Iterator[tuple[bool, Held]]:
+    """Yield states that may be the peak, each with whether the most micro batches are between halves of backward.
+
+    `last` is the last stage of the pipeline, if what is sent is kept to the end of a pass.
+    """
     now: Counter[int] = Counter()
     halved: Counter[int] = Counter()
     done: Counter[int] = Counter()
     gathered = _gathered(actions, of_pass, ahead)
     totals = list(itertools.accumulate((_CHANGES[action.kind] for action in actions), _added))
     fullest = max(totals, default=(0, 0))
+    own, sent = {action.stage for action in actions}, 0
     for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
         between, before = _CHANGES[action.kind]
         halved[action.stage] += between
         now[action.stage] += before
         if action.kind in ("B", "W"):
             done[action.stage] += 1
+        if place and action.micro_batch // of_pass != actions[place - 1].micro_batch // of_pass:
+            sent = 0
+        sent += last is not None and _is_sent(action, own, last)
         first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
         # After a forward that is followed by another forward, the next state has more micro batches in flight.
         most = action.kind == "F" and (following is None or following.kind != "F")
         most_between = totals[place] == fullest and fullest[0] > 0
         if first or most or most_between:
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            yield most_between, Held(dict(now), summed, gathered[place], dict(+halved))
+            yield most_between, Held(dict(now), summed, gathered[place], dict(+halved), sent)
+
+
+def _is_sent(action: Action, own: Collection[int], last: int) -> bool:
+    """Whether the result of an action is sent to another rank."""
+    if action.kind == "W":
+        return False
+    to = action.stage + (1 if action.kind == "F" else -1)
+    return 0 <= to <= last and to not in own
 
 
 def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
@@ -223,7 +249,7 @@ def _gathered(actions: Sequence[Action], of_pass: int, ahead: int) -> list[froze
 def _covers(other: Held, one: Held) -> bool:
     counts = other.micro_batches
     more = all(counts.get(stage, 0) >= n for stage, n in one.micro_batches.items())
-    return more and one.summed <= other.summed and one.gathered <= other.gathered
+    return more and one.summed <= other.summed and one.gathered <= other.gathered and one.sent <= other.sent
 
 
 def graph_of(analysis: Analysis) -> ActionGraph | None:
@@ -259,7 +285,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
             tuple(_single(name, len(held), rank, micro_batches) for rank in range(len(held))), micro_batches, often, 1
         )
     listed = kept_or_listed(name, held, micro_batches, functools.partial(_listed, name, held, micro_batches))
-    return _graph(listed, micro_batches, often, _GATHERED)
+    return _graph(listed, micro_batches, often, _GATHERED, waits_at_end=True)
 
 
 def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) -> Listed:
@@ -298,7 +324,9 @@ def _computed(actions: Sequence[Any]) -> Iterator[Action]:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int, ahead: int = 0) -> ActionGraph:
+def _graph(
+    ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int, ahead: int = 0, *, waits_at_end: bool = False
+) -> ActionGraph:
     return ActionGraph(
         [
             [
@@ -310,4 +338,5 @@ def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int
         ],
         micro_batches,
         ahead,
+        waits_at_end=waits_at_end,
     )

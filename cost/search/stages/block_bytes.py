@@ -11,6 +11,7 @@ from legoai.cost.search.lower_bounds.activations import between_halves
 from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
@@ -96,8 +97,8 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
     """Least seconds of recomputation of each rank per micro batch, forced by the memory limit; empty if not known.
 
     At each moment of the schedule, the activations of the micro batches in flight must fit in the memory limit less the
-    state of the blocks, accumulated gradients, tensors between the halves of a split backward, and parameters that stay
-    unsharded.
+    state of the blocks, accumulated gradients, tensors between the halves of a split backward, parameters that stay
+    unsharded, and what is sent and received.
 
     Args:
         analysis: analysis of a plan with an even split.
@@ -127,6 +128,7 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
             taken += block.gradients * sum(counts[stage] for stage in moment.summed)
             taken += parameters * sum(counts[stage] for stage in moment.gathered)
             taken += block.given * sum(number * counts[stage] for stage, number in kept.items())
+            taken += sent_and_received(analysis, stages, moment, between_halves=halves)
             if halves:
                 taken += block.halved * sum(count * counts[stage] for stage, count in moment.with_gradients.items())
             most = max(most, least_recomputed(outputs, block.room - taken))

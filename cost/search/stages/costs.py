@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.op_costs import OpCosts
-from legoai.cost.search.lower_bounds.activations import between_halves, handed_on, kept_of_blocks
+from legoai.cost.search.lower_bounds.activations import between_halves, kept_of_blocks
 from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.shared_work import PHASES, BlockWork, LayerSeconds
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
+from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.trace.records import Kernel, Phase
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.magnitudes.state import (
     state_of_modules,
     summed_gradients_of_modules,
@@ -136,11 +137,11 @@ def least_problem(
         moments=[
             [
                 Moment(
-                    (kept_then := held.kept(between_halves=apart)),
+                    held.kept(between_halves=apart),
                     room,
                     held.summed,
                     held.gathered,
-                    _buffers(analysis, stages, kept_then),
+                    sent_and_received(analysis, stages, held, between_halves=apart),
                     held.with_gradients,
                 )
                 for held in moments
@@ -150,17 +151,6 @@ def least_problem(
         graph=graph,
         micro_batches=batches,
     )
-
-
-def _buffers(analysis: Analysis, stages: Sequence[int], kept: Mapping[int, int]) -> float:
-    """Bytes of a rank's receive buffers for activations and gradients, without those counted with its blocks.
-
-    torch allocates one for each micro batch of a pass and each stage of the rank, and keeps them across steps. Those
-    for activations in flight are counted as the kept input of the stage's first block.
-    """
-    each, last = pass_micro_batches(analysis.plan) or 0, (stage_count(analysis) or 0) - 1
-    received = sum((stage > 0) * (each - kept.get(stage, 0)) + (stage < last) * each for stage in stages)
-    return float(handed_on(analysis) * max(received, 0))
 
 
 def observed_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:

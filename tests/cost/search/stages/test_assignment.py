@@ -86,7 +86,7 @@ def test_equal_stages_take_the_closed_form_time(schedule: str, ranks: int, passe
 
 def test_micro_batches_in_flight_equal_the_schedule():
     most = [list(rank) for rank in graph("1F1B", ranks=4, micro_batches=8).held]
-    assert most == [[({rank: 4 - rank}, {rank}, {rank}, {})] for rank in range(4)]
+    assert most == [[({rank: 4 - rank}, {rank}, {rank}, {}, 0)] for rank in range(4)]
 
 
 def test_micro_batches_between_backward_halves_are_counted():
@@ -101,11 +101,23 @@ def test_micro_batches_between_backward_halves_are_counted():
 
 def test_unreduced_gradients_live_from_first_to_last_backward():
     first, second = graph("GPipe", ranks=2, micro_batches=8).held
-    assert first == (({0: 8}, set(), {0}, {}), ({0: 7}, {0}, {0}, {}))
-    assert second == (({1: 8}, set(), {1}, {}), ({1: 7}, {1}, {1}, {}))
+    assert first == (({0: 8}, set(), {0}, {}, 0), ({0: 7}, {0}, {0}, {}, 0))
+    assert second == (({1: 8}, set(), {1}, {}, 0), ({1: 7}, {1}, {1}, {}, 0))
     again = graph("GPipe", ranks=2, micro_batches=8, passes=2).held
     assert again == (first, second), "a pass reduces them"
-    assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}, {}),)
+    assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}, {}, 0),)
+
+
+def test_tensors_sent_by_ranks_of_several_stages_are_kept_to_the_end_of_a_pass():
+    """A rank sends what each stage gives, but the last; and the gradients of what each takes, but the first."""
+    ranks = graph("Interleaved1F1B", ranks=2, micro_batches=8).held
+    # Stages 0 and 2, then 1 and 3: three results of each micro batch, without those that are still to come.
+    assert [max(moment.sent for moment in rank) for rank in ranks] == [22, 21]
+    assert ranks == graph("Interleaved1F1B", ranks=2, micro_batches=8, passes=2).held
+    # In a V stages 1 and 2 are on one rank: of both stages of the first rank half as much is sent.
+    v_shaped = graph("ZBVZeroBubble", ranks=2, micro_batches=8).held
+    assert max(moment.sent for moment in v_shaped[0]) <= 2 * 8
+    assert all(not moment.sent for rank in graph("1F1B", ranks=2, micro_batches=8).held for moment in rank)
 
 
 def test_gathered_stages_equal_those_of_torch():

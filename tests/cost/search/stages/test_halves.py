@@ -100,7 +100,7 @@ def test_split_backward_recomputes_full_blocks():
             analysed(
                 schedule, "auto", f"loss chunked(16)\nrequire peak_memory <= {limit}GiB", sequences=32, length=16384
             )
-            for limit in (8, 70)
+            for limit in (12, 70)
         )
         return BoundsOf()(short).step_time / BoundsOf()(ample).step_time - 1.0
 
