@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,6 +17,21 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
+
+_IN_FP32: Final = ContextVar("float8_products_in_fp32", default=False)
+
+
+@contextlib.contextmanager
+def float8_products(*, in_fp32: bool) -> Iterator[None]:
+    """Let layers that are converted meanwhile multiply their float8 numbers in fp32, or with the float8 kernel.
+
+    On a CPU the float8 kernel is torch's reference loop, which takes hundreds of times as long.
+    """
+    token = _IN_FP32.set(in_fp32)
+    try:
+        yield
+    finally:
+        _IN_FP32.reset(token)
 
 
 def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, gather_weights: bool = False) -> None:
@@ -39,7 +55,9 @@ def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, g
         module,
         module_filter_fn=lambda _, path: path in before,
         config=replace(
-            float8.Float8LinearConfig.from_recipe_name(recipe), enable_fsdp_float8_all_gather=gather_weights
+            float8.Float8LinearConfig.from_recipe_name(recipe),
+            enable_fsdp_float8_all_gather=gather_weights,
+            emulate=_IN_FP32.get(),
         ),
     )
     for path, layer in before.items():

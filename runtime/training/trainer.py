@@ -20,6 +20,7 @@ from legoai.runtime.checkpoint.checkpoint import model_digest
 from legoai.runtime.compiled import own_compile_cache
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.float8 import float8_products
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.launching.attendant import attend
 from legoai.runtime.launching.failures import explained
@@ -210,7 +211,8 @@ class Trainer(Recipe):
     def _parallel(
         self, model: nn.Module, mesh: DeviceMesh, device: Device, seed: int, first_values: FirstValues | None
     ) -> nn.Module:
-        model = self.parallelize(model, mesh)
+        with float8_products(in_fp32=device.type == "cpu"):
+            model = self.parallelize(model, mesh)
         materialize(
             model,
             device=device,

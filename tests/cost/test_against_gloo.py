@@ -23,7 +23,7 @@ from legoai.cost.trace.trace import Trace
 from support.combinations import COMBINATIONS
 from support.plans import lowered
 from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 TRIAL = (4, "int32")
 """Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""
@@ -62,7 +62,7 @@ def test_simulated_collectives_equal_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text
     real = gloo(combination.world)(run_and_record, text)
-    found = in_a_fork(simulated, text, combination.world)
+    found = in_the_simulator(simulated, text, combination.world)
     assert len(found) == len(real) == combination.world
     for rank, (called, noted) in enumerate(real):
         for step in range(1, STEPS):  # of the first, only one micro batch is simulated

@@ -18,6 +18,7 @@ from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy
 from support import simulated
 from support.marks import some_slow
+from support.simulator import in_the_simulator
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ LOSS_KERNELS = {
 
 
 def test_chunked_loss_is_recomputed():
-    records = [item for item in steady(simulated.in_a_fork(in_pieces)) if isinstance(item, Kernel)]
+    records = [item for item in steady(in_the_simulator(in_pieces)) if isinstance(item, Kernel)]
     phases = Counter(item.phase for item in records if item.op == "aten._log_softmax")
     assert phases == {"forward": 4 * 2, "recompute": 4 * 2}  # micro batches, pieces
     assert {item.module for item in records if item.op in LOSS_KERNELS} == {"loss"}
@@ -169,7 +170,7 @@ def test_trace_is_deterministic_and_survives_serialisation(traced):
 
 
 def test_successive_simulations_leave_no_process_group():
-    assert simulated.in_a_fork(twice, "fsdp and tensor parallel") == (True, False)
+    assert in_the_simulator(twice, "fsdp and tensor parallel") == (True, False)
 
 
 def twice(name: str) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.evaluator import Figures
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 HEAD = """\
 plan test
@@ -61,7 +61,7 @@ def both(way: str) -> tuple[Figures, Figures]:
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS])
 def test_replayed_estimate_equals_full_simulation(way: str):
-    whole, few = in_a_fork(both, way)
+    whole, few = in_the_simulator(both, way)
     assert whole.whole
     assert not few.whole
     for name in ("peak_memory bytes", "reserved_memory bytes"):
@@ -106,5 +106,5 @@ def seconds(devices: int, batch: int, length: int, body: str) -> tuple[float, fl
 )
 def test_replayed_host_bound_step_equals_full_simulation(devices: int, batch: int, length: int, body: str):
     """Over a few blocks the device works off its backlog; over all blocks it runs at the host's pace."""
-    whole, few = in_a_fork(seconds, devices, batch, length, body)
+    whole, few = in_the_simulator(seconds, devices, batch, length, body)
     assert few == pytest.approx(whole, rel=1e-6)

@@ -13,7 +13,7 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
 from legoai.cost.timing.intervals import busy
 from legoai.specs.directives.cluster import ClusterUse
-from support import simulated
+from support.simulator import in_the_simulator
 
 PLAN = """plan small
 
@@ -59,7 +59,7 @@ def plan(folder: Path, *, cluster="h100_sxm", dtype="bf16", requires=REQUIRES) -
 @pytest.fixture(scope="module")
 def estimated(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Figures of an estimate that is computed in a fork."""
-    return simulated.in_a_fork(figures, plan(tmp_path_factory.mktemp("plans")))
+    return in_the_simulator(figures, plan(tmp_path_factory.mktemp("plans")))
 
 
 def figures(path: Path, **options) -> dict:
@@ -132,7 +132,7 @@ def test_every_requirement_is_measured(estimated: dict):
 
 
 def test_slower_device_override_takes_longer(estimated: dict, tmp_path: Path):
-    other = simulated.in_a_fork(figures, plan(tmp_path), profile="a100_sxm80")
+    other = in_the_simulator(figures, plan(tmp_path), profile="a100_sxm80")
     assert other["device"] == ("a100_sxm80", "a100_sxm80", 312e12)
     assert other["flops"] == estimated["flops"]
     assert other["parts"][0] > estimated["parts"][0]
@@ -148,7 +148,7 @@ def test_uneven_shards_are_largest_on_the_first_rank(tmp_path: Path):
         text.partition("shard on tp")[0].replace("global = 16", "global = 12")
         + "fsdp on dp_shard { layers.* = unit }\n"
     )
-    first, last = (simulated.in_a_fork(peak, path, rank) for rank in (0, 2))
+    first, last = (in_the_simulator(peak, path, rank) for rank in (0, 2))
     assert first > last
 
 

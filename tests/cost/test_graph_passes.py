@@ -23,7 +23,7 @@ from legoai.lowering.program import lower
 from legoai.specs.cluster import device
 from support.combinations import COMBINATIONS
 from support.plans import HEAD, lowered, manifest_of, resolved
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = (
     HEAD.replace("cpu(devices = 4)", "h100_sxm")
@@ -50,7 +50,7 @@ def figures() -> tuple[dict[str, Any], str, str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_pass_differences_sum_to_the_estimate():
-    found, text, picture, plan = in_a_fork(figures)
+    found, text, picture, plan = in_the_simulator(figures)
     assert [item["name"] for item in found["passes"]] == NAMES
     for figure in ("step_time_s", "peak_active_bytes", "exposed_communication_s", "collectives"):
         total = found["traced"][figure] + sum(item["difference"][figure] for item in found["passes"])
@@ -113,7 +113,7 @@ def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str
 def test_simulated_rank_issues_the_graph_collectives(name: str, least: int):
     """A real rank is tested in `test_against_gloo.py`."""
     text = lowered(COMBINATIONS[name].text).text
-    in_graph, seen = in_a_fork(in_graph_and_trace, text)
+    in_graph, seen = in_the_simulator(in_graph_and_trace, text)
     assert len(in_graph) >= least
     assert seen == in_graph * (len(seen) // len(in_graph))
 
@@ -133,8 +133,8 @@ def reads(text: str) -> list[tuple[str, int]]:
 def test_row_counts_are_read_in_forward_and_not_in_recomputation():
     graph = COMBINATIONS["experts on every rank, as one graph"].text
     eager = graph.replace("(backend = graph) ", "")
-    of_graph = in_a_fork(reads, lowered(graph).text)
-    of_eager = in_a_fork(reads, lowered(eager).text)
+    of_graph = in_the_simulator(reads, lowered(graph).text)
+    of_eager = in_the_simulator(reads, lowered(eager).text)
     of_forward = [item for item in of_eager if item[0] == "forward"]
     assert len(of_forward) == 2 * 2 * (1 + 3)  # micro batches, layers; the exchange, and three products of groups
     assert of_graph == of_forward
@@ -158,8 +158,10 @@ def kernels(text: str, kind: str) -> list[tuple[str, str, str]]:
 def test_graph_regions_have_the_kernels_of_compiled_modules():
     graph = COMBINATIONS["fsdp, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
     graph += "compile { layers.* = inductor }\n"
-    of_graph = in_a_fork(kernels, lowered(graph).text, "cuda")
-    of_eager = in_a_fork(kernels, lowered(graph.replace("(backend = graph) ", "").replace(REORDERED, "")).text, "cuda")
+    of_graph = in_the_simulator(kernels, lowered(graph).text, "cuda")
+    of_eager = in_the_simulator(
+        kernels, lowered(graph.replace("(backend = graph) ", "").replace(REORDERED, "")).text, "cuda"
+    )
     fused = [[item for item in found if item[2].startswith("fused")] for found in (of_graph, of_eager)]
     products = [[item for item in found if item[2] == "aten.mm"] for found in (of_graph, of_eager)]
     assert sorted(products[0]) == sorted(products[1])
@@ -169,7 +171,7 @@ def test_graph_regions_have_the_kernels_of_compiled_modules():
 
 def test_experts_with_grouped_kernels_are_compiled():
     graph = COMBINATIONS["experts in shards, in bf16, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
-    found = in_a_fork(kernels, lowered(f"{graph}compile {{ layers.* = inductor }}\n").text, "cuda")
+    found = in_the_simulator(kernels, lowered(f"{graph}compile {{ layers.* = inductor }}\n").text, "cuda")
     inside = {op for phase, module, op in found if phase == "forward" and "feed_forward" in module}
     assert {op for op in inside if not op.startswith("fused")} == {
         "aten.mm", "aten.topk", "aten.index", "aten._grouped_mm",

@@ -11,7 +11,7 @@ from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 LAYERS, TP, TOKENS, DIM = 3, 8, 8192, 4096
 PLAN = f"""\
@@ -51,12 +51,12 @@ def costs(overlap: str) -> Estimate:
 
 @pytest.fixture(scope="module")
 def plain() -> Estimate:
-    return in_a_fork(costs, "")
+    return in_the_simulator(costs, "")
 
 
 @pytest.fixture(scope="module")
 def overlapped() -> Estimate:
-    return in_a_fork(costs, OVERLAP)
+    return in_the_simulator(costs, OVERLAP)
 
 
 def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, float]:
@@ -107,6 +107,6 @@ def test_overlap_keeps_the_products(plain, overlapped):
 
 def test_lower_bounds_exclude_hidden_communication_and_freed_memory():
     deep = PLAN.replace(f"n_layers = {LAYERS}", "n_layers = 16").replace("OVERLAP", OVERLAP)
-    bound, found = in_a_fork(bound_and_cost, deep)
+    bound, found = in_the_simulator(bound_and_cost, deep)
     assert 0.0 < bound.step_time < found.step_time
     assert 0.7 * found.peak_active < bound.memory < found.peak_active

@@ -9,7 +9,7 @@ import pytest
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective, Kernel, WaitWork
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 RULES = "{ norm = group(weight_decay = 0), layers.*.*_norm = group(weight_decay = 0), output = group(lr_scale = 0.5) }"
 PLAN = f"""\
@@ -45,8 +45,8 @@ def update_of_muon(text: str) -> tuple[Counter[str], int, int]:
 
 
 def test_muon_step_has_orthogonalization_and_its_collectives():
-    one = in_a_fork(update_of_muon, MUON)
-    none = in_a_fork(update_of_muon, MUON[: MUON.index("optimizer")] + "optimizer adamw(lr = 3e-4)\n")
+    one = in_the_simulator(update_of_muon, MUON)
+    none = in_the_simulator(update_of_muon, MUON[: MUON.index("optimizer")] + "optimizer adamw(lr = 3e-4)\n")
     products = one[0] - none[0]
     # 4 layers of 7 matrices, of which 4 ranks have a quarter; in each step of two one product and two of addmm.
     assert (products["aten.mm"], products["aten.addmm"]) == (7 * 2, 7 * 4)
@@ -63,5 +63,5 @@ def kernels(text: str, *, replay: bool) -> Counter[str]:
 @pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_parameter_group_is_one_update_kernel(replay: bool):
     for rules, groups in (("", 1), (RULES, 4)):
-        found = in_a_fork(kernels, f"{PLAN} {rules}\n", replay=replay)
+        found = in_the_simulator(kernels, f"{PLAN} {rules}\n", replay=replay)
         assert found["aten._fused_adamw_"] == groups, rules

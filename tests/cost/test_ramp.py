@@ -6,7 +6,7 @@ from legoai.cost.assumptions import of_full_batch
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Mark
 from support.plans import HEAD, lowered, resolved
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = f"{HEAD.replace('devices = 4', 'devices = 1')}batch (global = 16, micro = 2, seq_len = 16)\n"
 GROWING = PLAN.replace("seq_len = 16", "seq_len = 16, ramp = stages(global = [2, 8], until = [10, 20])")
@@ -20,7 +20,7 @@ def micro_batches(text: str) -> int:
 
 
 def test_simulated_step_has_the_full_batch():
-    assert in_a_fork(micro_batches, GROWING) == in_a_fork(micro_batches, PLAN) == 8
+    assert in_the_simulator(micro_batches, GROWING) == in_the_simulator(micro_batches, PLAN) == 8
 
 
 def test_estimate_states_the_smaller_first_steps():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import legoai
-from support import simulated
 from support.marks import NEEDS_SOLVER
 from support.plans import SEQUENCE_PARALLEL
+from support.simulator import in_the_simulator
 
 PLAN = f"""plan small
 
@@ -37,7 +37,7 @@ def figures(folder: Path, treatments: list[str]) -> list[tuple[float, float]]:
 @pytest.mark.slow
 def test_budget_trades_memory_for_recomputation(tmp_path: Path):
     treatments = ["full", "budget(1%, by = knapsack)", "budget(30%, by = ilp)"]
-    (recompute, peak), little, more = simulated.in_a_fork(figures, tmp_path, treatments)
+    (recompute, peak), little, more = in_the_simulator(figures, tmp_path, treatments)
     assert little == (pytest.approx(recompute), pytest.approx(peak, rel=0.02))
     assert 0.0 < more[0] < recompute
     assert more[1] > peak

@@ -9,7 +9,7 @@ import pytest
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective
 from support.plans import lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 DIM, HIDDEN, VOCABULARY, LAYERS = 32, 64, 128, 2
 BLOCK = 4 * DIM * DIM + 3 * DIM * HIDDEN + 2 * DIM
@@ -37,7 +37,7 @@ cluster cpu(devices = {world})
 batch (global = {data}, micro = 1, seq_len = {TOKENS})
 precision (param = fp32)
 {body}"""
-    return in_a_fork(_collectives, lowered(text).text, world)
+    return in_the_simulator(_collectives, lowered(text).text, world)
 
 
 def _collectives(program: str, world: int) -> list[Collective]:

@@ -16,6 +16,7 @@ from legoai.runtime.training.step import take_step
 from support import simulated, zoo
 from support.marks import some_slow
 from support.memory_peaks import exact_peak, tracked_peak_of
+from support.simulator import in_the_simulator
 
 MODELS = tuple(zoo.CONFIGS)
 
@@ -39,7 +40,7 @@ def peaks(name: str, precision: str, checkpointed: bool) -> tuple[int, int]:
 )
 @pytest.mark.parametrize("name", some_slow(MODELS, "convnextv2", "clip", "vit"))
 def test_peak_equals_the_torch_memory_tracker(name: str, precision: str, checkpointed: bool) -> None:
-    ours, theirs = simulated.in_a_fork(peaks, name, precision, checkpointed)
+    ours, theirs = in_the_simulator(peaks, name, precision, checkpointed)
     assert ours == theirs
 
 
@@ -97,8 +98,8 @@ def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tup
     "name", [name if name in ("t5", "convnextv2") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
 def test_kernels_equal_a_real_step(name: str) -> None:
-    real = compared(simulated.in_a_fork(real_kernels, name))
-    assert compared(simulated.in_a_fork(captured_kernels, name)) == real
+    real = compared(in_the_simulator(real_kernels, name))
+    assert compared(in_the_simulator(captured_kernels, name)) == real
     assert len(real) > 80
 
 
@@ -120,7 +121,7 @@ ATTENTION = {"t5": {"dropout_rate": 0.0}}
     ],
 )
 def test_attention_kernel_is_that_of_a_gpu(name: str, kernel: str) -> None:
-    found = simulated.in_a_fork(attention_of, name)
+    found = in_the_simulator(attention_of, name)
     assert found == {
         f"aten._scaled_dot_product_{kernel}_attention",
         f"aten._scaled_dot_product_{kernel}_attention_backward",

@@ -111,7 +111,7 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     from legoai.runtime.torch_internals.fake_world import forget_meshes
 
     forget_meshes()  # in the session that was forked this process may have been rank 0 of such a mesh
-    _end_with_the_session()
+    end_with_the_session()
     gc.freeze()  # objects of the session are never garbage here, and each collection would traverse all of them
     stacks = _stack_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -130,7 +130,7 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     os._exit(0)  # skips the exit handlers of the session that was forked
 
 
-def _end_with_the_session() -> None:
+def end_with_the_session() -> None:
     """A session that is killed cannot close its pool; the kernel ends the ranks then."""
     if sys.platform == "linux":
         set_parent_death_signal = 1

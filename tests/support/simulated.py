@@ -27,6 +27,7 @@ from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
 from support import programs
+from support.simulator import in_the_simulator
 
 PROGRAMS = {
     "one device": {},
@@ -90,7 +91,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: A
 def traced(name: str, **options: Any) -> Trace:
     """Return the trace of rank 1 of a program, or of rank 0 where it is alone."""
     world = world_of(name)
-    return in_a_fork(_capture, name, world=world, rank=min(1, world - 1), **options)
+    return in_the_simulator(_capture, name, world=world, rank=min(1, world - 1), **options)
 
 
 def _capture(name: str, *, micro_batches: int | None = None, **options: Any) -> Trace:

@@ -12,8 +12,8 @@ from legoai.cost.memory.use import MemoryUse
 from legoai.cost.trace.records import Collective, Kernel, WaitStream
 from legoai.cost.trace.trace import Trace
 from legoai.specs.cluster import device
-from support import simulated
 from support.plans import SEQUENCE_PARALLEL
+from support.simulator import in_the_simulator
 
 RANKS = 4
 PLAN = """
@@ -43,7 +43,7 @@ def estimated(asynchronous: str, folder: Path) -> tuple[Trace, float, MemoryUse,
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Trace, float, MemoryUse, bool]]:
-    return [simulated.in_a_fork(estimated, word, tmp_path_factory.mktemp("pieces")) for word in ("true", "false")]
+    return [in_the_simulator(estimated, word, tmp_path_factory.mktemp("pieces")) for word in ("true", "false")]
 
 
 def products(trace: Trace) -> list[Kernel]:

@@ -11,6 +11,7 @@ from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """
 plan modes
@@ -46,8 +47,8 @@ def figures(*args: str) -> tuple[float, float, tuple[str, ...]]:
 
 def test_autotuned_products_have_library_cost_and_a_stated_assumption():
     for mode, same in (("max_autotune", "reduce_overhead"), ("max_autotune_no_cudagraphs", "default")):
-        *costs, assumed = in_a_fork(figures, mode)
-        *others, silent = in_a_fork(figures, same)
+        *costs, assumed = in_the_simulator(figures, mode)
+        *others, silent = in_the_simulator(figures, same)
         assert costs == others
         [line] = set(assumed) - set(silent)
         assert line.startswith(f"matrix products under `{mode}` are those of the library")

@@ -17,7 +17,7 @@ from legoai.lowering.program import lower
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
-from support import simulated
+from support.simulator import in_the_simulator
 
 
 def manifest(family: str, preset: str) -> Manifest:
@@ -60,7 +60,7 @@ def test_deepseeks_active_parameters_are_those_of_its_papers(preset: str, active
     ],
 )  # fmt: skip
 def test_formula_equals_captured_flops_of_one_device(model: str):
-    formula, captured = simulated.in_a_fork(both_ways, model)
+    formula, captured = in_the_simulator(both_ways, model)
     assert captured == pytest.approx(formula, rel=1e-12)
 
 
@@ -100,7 +100,7 @@ def of_run_and_prediction(text: str) -> tuple[float | None, Estimate]:
 
 @pytest.mark.parametrize("model", ['llama3("1b")', 'gpt2("small", max_seq_len = 2048)'])
 def test_run_and_prediction_have_equal_mfu_at_equal_step_time(model: str):
-    shown, found = simulated.in_a_fork(of_run_and_prediction, ON_GPUS.format(model=model, device="h100_sxm"))
+    shown, found = in_the_simulator(of_run_and_prediction, ON_GPUS.format(model=model, device="h100_sxm"))
     assert shown == pytest.approx(found.metric("mfu", "fraction"), rel=1e-12)
 
 

@@ -9,7 +9,7 @@ from legoai.cost.memory.storages import memory
 from support.combinations import COMBINATIONS, Combination
 from support.plans import lowered
 from support.real_memory import real_peak
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 
 def simulated_peaks(text: str, world: int) -> list[int]:
@@ -57,7 +57,7 @@ def test_compiled_regions_free_tensors_after_their_last_use(name: str, gloo):
 
 def compare(combination: Combination, plan: str, gloo, *, exact: bool) -> None:
     text = lowered(plan).text
-    found = in_a_fork(simulated_peaks, text, combination.world)
+    found = in_the_simulator(simulated_peaks, text, combination.world)
     real = [MOST] * combination.world
     for _ in range(RUNS):
         real = list(map(min, real, gloo(combination.world)(real_peak, text)))

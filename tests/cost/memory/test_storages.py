@@ -9,12 +9,13 @@ from legoai.cost.trace.records import Allocate, Free, Mark, Resize
 from legoai.cost.trace.trace import Trace
 from support import simulated
 from support.memory_peaks import exact_peak, tracked_peak
+from support.simulator import in_the_simulator
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"])
 def test_peak_equals_the_torch_memory_tracker(name):
     trace = simulated.traced(name, micro_batches=1)
-    assert exact_peak(trace) == simulated.in_a_fork(tracked_peak, name)
+    assert exact_peak(trace) == in_the_simulator(tracked_peak, name)
 
 
 PARAMETERS = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 2 * 32 * 256 + 32

@@ -26,6 +26,7 @@ from legoai.cost.trace.segments import Instance
 from legoai.lowering.program import Program
 from support.pipelines import four_ranks
 from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 CAPTURED_EACH = {("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}
@@ -42,7 +43,7 @@ def _compared(program: Program, world: int) -> tuple[int, bool]:
 
 def check(folder: Path, schedule: str, *, sharded: bool, passes: int = 1) -> None:
     program = four_ranks(folder, schedule, sharded=sharded, passes=passes)
-    count, equal = in_a_fork(_compared, program, 8 if sharded else 4)
+    count, equal = in_the_simulator(_compared, program, 8 if sharded else 4)
     if (schedule, sharded) in CAPTURED_EACH:
         assert count == 1
     else:
@@ -63,7 +64,7 @@ def test_trace_of_graph_stages_is_derived(schedule: str, tmp_path: Path):
     """Also with split backward: values between halves belong to one micro batch, and sums to the stage."""
     program = four_ranks(tmp_path, schedule, sharded=True, traced=True)
     assert equal_coordinates(program, 4) == [[0], [1, 2], [3]]
-    assert in_a_fork(_compared, program, 8) == (2, True)
+    assert in_the_simulator(_compared, program, 8) == (2, True)
 
 
 @pytest.mark.slow
@@ -118,7 +119,7 @@ def _sums(program: Program, world: int) -> list[bool]:
     "schedule", ["1F1B", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "1F1B")]
 )
 def test_memory_of_segments_equals_memory_of_records(schedule: str, tmp_path: Path):
-    assert all(in_a_fork(_sums, four_ranks(tmp_path, schedule), 4))
+    assert all(in_the_simulator(_sums, four_ranks(tmp_path, schedule), 4))
 
 
 def _groups(program: Program) -> list[bool]:
@@ -134,7 +135,7 @@ def _groups(program: Program) -> list[bool]:
 
 
 def test_derived_trace_uses_its_own_groups(tmp_path: Path):
-    assert in_a_fork(_groups, four_ranks(tmp_path, "1F1B", sharded=True)) == [True, True]
+    assert in_the_simulator(_groups, four_ranks(tmp_path, "1F1B", sharded=True)) == [True, True]
 
 
 def kernel(start: float, end: float) -> Interval:
@@ -210,7 +211,7 @@ def _timed(program: Program) -> list[tuple[float, int]]:
 
 
 def test_segments_without_marks_are_timed_as_records(tmp_path: Path):
-    ours, theirs = in_a_fork(_timed, four_ranks(tmp_path, "GPipe"))
+    ours, theirs = in_the_simulator(_timed, four_ranks(tmp_path, "GPipe"))
     assert ours[0] == pytest.approx(theirs[0])
     assert ours[1] == theirs[1] > 1000
 

@@ -21,7 +21,7 @@ from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from support.orders import stages_of
 from support.pipelines import MICRO_BATCHES, two_ranks
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 EVERY = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -34,7 +34,7 @@ def _taken(program: Program, world: int, replay: bool) -> list[Trace]:
 
 
 def taken(program: Program, *, world: int = 2, replay: bool = True) -> list[Trace]:
-    return in_a_fork(_taken, program, world, replay)
+    return in_the_simulator(_taken, program, world, replay)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def _shortened(program: Program, world: int) -> list[Trace | None]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_replayed_actions_equal_executed_actions(schedule: str, traces, tmp_path: Path):
-    shortened = in_a_fork(_shortened, two_ranks(tmp_path, schedule), 2)
+    shortened = in_the_simulator(_shortened, two_ranks(tmp_path, schedule), 2)
     for whole, short in zip(traces(schedule), shortened, strict=True):
         assert short is not None, "left out"
         assert short.records == whole.records
@@ -200,7 +200,9 @@ def _few_actions(program: Program) -> list[Trace]:
 @pytest.mark.parametrize("schedule", [item for item in SCHEDULES if item.values[0] not in SPLITS_BACKWARD])
 def test_replayed_actions_with_reshard_after_forward_equal_executed_actions(schedule: str, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=True, micro_batches=12, reshard="after_forward")
-    for whole, short in zip(taken(program, world=4, replay=False), in_a_fork(_few_actions, program), strict=True):
+    for whole, short in zip(
+        taken(program, world=4, replay=False), in_the_simulator(_few_actions, program), strict=True
+    ):
         assert short.records == whole.records
 
 

@@ -13,8 +13,8 @@ from legoai.cost.replay.piece import Piece
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device
-from support import simulated
 from support.plans import lowered
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan deep
@@ -51,7 +51,7 @@ def composed(name: str, dense: int) -> tuple[list[str], bool]:
     [("experts", 3), *(pytest.param("tensor parallel", dense, marks=pytest.mark.slow) for dense in (1, 3))],
 )
 def test_blocks_with_experts_are_repeated_behind_dense_ones(name: str, dense: int):
-    assert simulated.in_a_fork(composed, name, dense) == ([f"layers[{dense}..8]"], True)
+    assert in_the_simulator(composed, name, dense) == ([f"layers[{dense}..8]"], True)
 
 
 def both_ways() -> tuple[Estimate, Estimate]:
@@ -63,7 +63,7 @@ def both_ways() -> tuple[Estimate, Estimate]:
 
 @pytest.mark.slow
 def test_few_blocks_have_the_time_and_memory_of_all():
-    whole, few = simulated.in_a_fork(both_ways)
+    whole, few = in_the_simulator(both_ways)
     assert whole.whole and not few.whole
     assert few.step_time == pytest.approx(whole.step_time, rel=1e-6)
     assert few.metric("peak_memory", "bytes") == whole.metric("peak_memory", "bytes")

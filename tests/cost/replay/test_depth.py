@@ -21,8 +21,9 @@ from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
 from legoai.lowering.program import Program
 from legoai.specs.cluster import device
-from support import ROOT, combinations, simulated
+from support import ROOT, combinations
 from support.plans import lowered
+from support.simulator import in_the_simulator
 
 LAYERS = 9
 WHOLE = {name: one for name, one in combinations.COMBINATIONS.items() if "mesh (pp" not in one.body}
@@ -81,7 +82,7 @@ def compared(programs: dict[tuple[int, int], Program], world: int) -> tuple[list
 def check(name: str, *others: tuple[int, int]) -> None:
     sizes = ((LAYERS, 5), *others)
     world = combinations.COMBINATIONS[name].world
-    different, repeated = simulated.in_a_fork(compared, {size: deep(name, *size)[0] for size in sizes}, world)
+    different, repeated = in_the_simulator(compared, {size: deep(name, *size)[0] for size in sizes}, world)
     assert different == []
     assert repeated or name not in REPEATED
 
@@ -126,7 +127,7 @@ def whole_and_short(text: str) -> bool:
 @pytest.mark.slow
 def test_host_computation_over_all_blocks_is_replayed():
     """With parameters in host memory, the norm of all gradients is found there."""
-    assert simulated.in_a_fork(whole_and_short, HOST)
+    assert in_the_simulator(whole_and_short, HOST)
 
 
 WORKED = {"llama3_8b_8": (1, 2), "llama3_70b_256": (4, 5), "mixtral_8x7b_64": (1, 2)}
@@ -140,7 +141,7 @@ def test_worked_plans_are_replayed(name):
     batches = {size: int(re.search(r"^MICRO_BATCHES = (\d+)", one.text, re.M)[1]) for size, one in sizes.items()}
     programs = {(layers, batches[layers, times]): one for (layers, times), one in sizes.items()}
     world = int(re.search(r"_(\d+)$", name)[1])
-    assert simulated.in_a_fork(compared, programs, world) == ([], True)
+    assert in_the_simulator(compared, programs, world) == ([], True)
 
 
 def worked(name: str, layers: int, times: int) -> Program:
@@ -171,7 +172,7 @@ def test_first_micro_batch_with_all_gathers_is_distinguished():
     text = re.sub(r"n_layers = \d+", "n_layers = 8", re.sub(r"^fsdp .*$", rules, one.text, flags=re.M))
     assert rules in text
     program = lowered(re.sub(r"batch \(global = \d+", f"batch (global = {5 * one.data}", text))
-    assert simulated.in_a_fork(compared, {(8, 5): program}, one.world) == ([], True)
+    assert in_the_simulator(compared, {(8, 5): program}, one.world) == ([], True)
 
 
 PREFETCHED = {
@@ -189,7 +190,7 @@ def test_blocks_with_explicit_prefetch_are_replayed(name, under):
     statements, layers, period = PREFETCHED[name]
     text, world = long(under, layers)
     program = lowered(f"{text}\n{statements}\n")
-    assert simulated.in_a_fork(unevenly_composed, program, world) == ([period], True)
+    assert in_the_simulator(unevenly_composed, program, world) == ([period], True)
 
 
 def uneven(name: str, under: str) -> tuple[Program, list[int]]:
@@ -215,7 +216,7 @@ def unevenly_composed(program: Program, world: int) -> tuple[list[int], bool]:
 def test_blocks_of_several_classes_are_replayed(name="every second checkpointed", under="fsdp"):
     program, periods = uneven(name, under)
     world = combinations.COMBINATIONS[under].world
-    assert simulated.in_a_fork(unevenly_composed, program, world) == (periods, True)
+    assert in_the_simulator(unevenly_composed, program, world) == (periods, True)
 
 
 @pytest.mark.slow
@@ -231,12 +232,12 @@ def test_first_units_with_other_treatment_are_replayed():
     text = re.sub(r"^fsdp .*$", rule, text, flags=re.M)
     assert rule in text
     program = lowered(f"{text}\ncheckpoint {{ layers.* = first(7, full) }}\n")
-    assert simulated.in_a_fork(unevenly_composed, program, world) == ([1, 1], True)
+    assert in_the_simulator(unevenly_composed, program, world) == ([1, 1], True)
 
 
 def test_one_capture_replays_other_group_lengths():
     programs = [uneven_at(length) for length in (7, 12)]
-    assert simulated.in_a_fork(followed, *programs, combinations.COMBINATIONS["fsdp"].world)
+    assert in_the_simulator(followed, *programs, combinations.COMBINATIONS["fsdp"].world)
 
 
 def uneven_at(length: int) -> Program:
@@ -286,7 +287,7 @@ def test_changes_to_skipped_blocks_have_no_effect():
 
 
 def test_replay_to_fewer_blocks_or_micro_batches_is_refused():
-    assert simulated.in_a_fork(refused, *deep("fsdp")) == [
+    assert in_the_simulator(refused, *deep("fsdp")) == [
         "the trace of 2 micro batches cannot be composed from that of 3",
         "the trace of fewer than 5 blocks cannot be composed from that of more",
         "blocks: no run of repeated blocks",

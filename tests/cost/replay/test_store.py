@@ -282,7 +282,13 @@ def step_times(*texts: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("more", ["", "comm (prefetch = units(2, 2))\n"], ids=["few blocks", "all blocks"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("", id="few blocks"),
+        pytest.param("comm (prefetch = units(2, 2))\n", id="all blocks", marks=pytest.mark.slow),
+    ],
+)
 def test_computation_over_all_blocks_is_not_replayed_to_other_depths(more, tmp_path, monkeypatch):
     plans = [changed("n_layers = 9", f"n_layers = {depth}") + more for depth in (6, 9, 6)]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "together"))

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from support import ROOT, simulated
+from support import ROOT
+from support.simulator import in_the_simulator
 
 PLAN = """plan reported  # </script><b>
 
@@ -67,12 +68,12 @@ def line_of(text: str, plan: str = PLAN) -> int:
 
 @pytest.fixture(scope="module")
 def reported() -> dict:
-    return simulated.in_a_fork(everything, PLAN)
+    return in_the_simulator(everything, PLAN)
 
 
 @pytest.fixture(scope="module")
 def staged() -> dict:
-    return simulated.in_a_fork(everything, PIPELINE)
+    return in_the_simulator(everything, PIPELINE)
 
 
 def function_calls(function: Callable[[], object]) -> int:

@@ -18,7 +18,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import summed_gradients
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan small
@@ -69,7 +69,7 @@ def peaks(reshard: str, treatment: str, batch: int) -> tuple[float, int, UnitsIn
     ],
 )
 def test_units_and_activations_bound_is_below_the_peak(reshard: str, treatment: str, batch: int):
-    least, peak, units = in_a_fork(peaks, reshard, treatment, batch)
+    least, peak, units = in_the_simulator(peaks, reshard, treatment, batch)
     assert 0 < units.before < units.last
     assert least <= peak
     # Without what units hold it is no more than this.
@@ -83,7 +83,7 @@ def of_budget() -> tuple[float, int]:
 
 
 def test_budget_bound_is_below_the_peak():
-    least, peak = in_a_fork(of_budget)
+    least, peak = in_the_simulator(of_budget)
     assert 0 < least <= peak
 
 
@@ -95,7 +95,7 @@ def waits() -> tuple[float, float]:
 
 
 def test_exposed_communication_bound_is_below_the_simulation():
-    least, exposed = in_a_fork(waits)
+    least, exposed = in_the_simulator(waits)
     assert 0.5 * exposed < least <= exposed
 
 
@@ -124,7 +124,7 @@ def sums(schedule: str) -> tuple[float, float]:
     "schedule", ["1F1B", "InterleavedZeroBubble", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)]
 )
 def test_gradient_accumulation_bound_is_below_the_simulation(schedule: str):
-    least, took = in_a_fork(sums, schedule)
+    least, took = in_the_simulator(sums, schedule)
     assert 0.4 * took < least <= took
 
 

@@ -17,7 +17,7 @@ from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 HEADS = {
     "cpu": 'model llama3("tiny", n_layers = 2)\ncluster cpu(devices = 4)\nprecision (param = fp32, reduce = fp32)\n',
@@ -158,7 +158,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
 )
 def test_bounds_are_below_the_simulation(head: str, body: str):
     body = body.replace("fused, ", "")  # whose compilation takes seconds
-    assert in_a_fork(drawn, head, body, 4, 1) == []
+    assert in_the_simulator(drawn, head, body, 4, 1) == []
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_bounds_are_below_the_simulation(head: str, body: str):
     ],
 )
 def test_bounds_are_below_the_simulation_of_many_candidates(head: str, body: str, seed: int):
-    assert in_a_fork(drawn, head, body, 20, 100 + seed) == []
+    assert in_the_simulator(drawn, head, body, 20, 100 + seed) == []
 
 
 def test_partial_answer_bounds_are_below_completion_bounds():
@@ -233,6 +233,6 @@ def bounds_over_hosts() -> tuple[float, float, float, float, float]:
 
 
 def test_step_over_hosts_is_bounded_by_parameter_traffic():
-    least, travels, step, memory, peak = in_a_fork(bounds_over_hosts)
+    least, travels, step, memory, peak = in_the_simulator(bounds_over_hosts)
     assert 0.7 * step < travels <= least <= step
     assert 0.25 * peak < memory <= peak

@@ -16,7 +16,7 @@ from legoai.cost.trace.trace import records_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan small
@@ -56,7 +56,7 @@ def simulated(text: str) -> tuple[float, list[Moved]]:
 def observed():
     """A plan on one rank, its seconds and its bound, and bounds with the memory traffic of its blocks."""
     text = PLAN.format(devices=1, micro=2, mesh="dp_shard = 1", body=SHARDED)
-    seconds, moved = in_a_fork(simulated, text)
+    seconds, moved = in_the_simulator(simulated, text)
     analysis, bounds = analysed(text), BoundsOf()
     before = bounds(analysis).step_time
     bounds.observe(analysis, MicroBatchWork(), moved, MemoryPoints())
@@ -83,7 +83,7 @@ def test_observed_memory_traffic_raises_a_valid_bound(observed):
 def test_bound_holds_for_other_degrees_and_micro_batches(observed, devices: int, micro: int, mesh: str, body: str):
     bounds = observed[3]
     text = PLAN.format(devices=devices, micro=micro, mesh=mesh, body=body)
-    seconds, _ = in_a_fork(simulated, text)
+    seconds, _ = in_the_simulator(simulated, text)
     analysis = analysed(text)
     assert BoundsOf()(analysis).step_time < bounds(analysis).step_time < seconds
 

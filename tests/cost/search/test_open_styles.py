@@ -26,7 +26,7 @@ from legoai.dsl.open_rules import with_open_rules
 from legoai.lowering.program import lower
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 LLAMA = 'model llama3("1b", n_layers = 4, tie_embeddings = false, vocab_size = 2048)\n'
 MODELS = {
@@ -132,14 +132,14 @@ def checked(text: str, count: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("case", ["cut", "zero bubble"])
 def test_open_styles_bound_is_below_every_choice(case: str):
-    assert in_a_fork(checked, CASES[case], 2, 1) == []
+    assert in_the_simulator(checked, CASES[case], 2, 1) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
 def test_open_styles_bound_is_below_many_choices(case: str, seed: int):
-    assert in_a_fork(checked, CASES[case], 12, 100 + seed) == []
+    assert in_the_simulator(checked, CASES[case], 12, 100 + seed) == []
 
 
 PARTS = {
@@ -214,7 +214,7 @@ def test_each_legal_choice_is_a_path_of_the_graph(part: str, options: str):
         else:
             shortest.append(own.graph.least(seconds))
     assert min(shortest) == pytest.approx(graph.least(seconds))
-    assert in_a_fork(that_run, text, without) == []
+    assert in_the_simulator(that_run, text, without) == []
 
 
 def that_run(text: str, choices: Sequence[Sequence[int]]) -> list[Sequence[int]]:

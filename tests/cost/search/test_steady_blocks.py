@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 BLOCKS = 24
 PLAN = """\
@@ -68,29 +69,27 @@ def learn(bounds: BoundsOf, treatment: str, **values: object) -> None:
     bounds.observe(decided(treatment, **values), figures.micro_batch, figures.moved, figures.points)
 
 
-def per_block() -> list[tuple[float, float]]:
-    """Time that a steady block adds to a step, and that two more blocks add to full simulations."""
-    found = []
-    for values in ({}, {"TP": 2}, {"REPLICATE": 2}):
-        _, figures = simulated("selective([attention])", **values)
-        steady = figures.micro_batch.steady
-        assert steady is not None
-        batches = micro_batches(decided("full", **values).plan)
-        assert batches is not None
-        times = []
-        for layers in (BLOCKS, BLOCKS + 4):
-            analysis = decided("selective([attention])", **values, LAYERS=layers)
-            assert analysis.manifest is not None
-            whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
-            optimizer = whole.slowest.breakdown.by_phase.get("optimizer", 0.0)
-            times.append(whole.step_time - optimizer)
-        found.append((steady.everything.seconds * batches, (times[1] - times[0]) / 4))
-    return found
+def per_block(values: dict[str, object]) -> tuple[float, float]:
+    """Time that a steady block adds to a step, and that four more blocks add to full simulations, for each."""
+    _, figures = simulated("selective([attention])", **values)
+    steady = figures.micro_batch.steady
+    assert steady is not None
+    batches = micro_batches(decided("full", **values).plan)
+    assert batches is not None
+    times = []
+    for layers in (BLOCKS, BLOCKS + 4):
+        analysis = decided("selective([attention])", **values, LAYERS=layers)
+        assert analysis.manifest is not None
+        whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
+        optimizer = whole.slowest.breakdown.by_phase.get("optimizer", 0.0)
+        times.append(whole.step_time - optimizer)
+    return steady.everything.seconds * batches, (times[1] - times[0]) / 4
 
 
-def test_steady_block_time_equals_an_added_simulated_block() -> None:
-    for steady, whole in in_a_fork(per_block):
-        assert steady == pytest.approx(whole, rel=1e-6)
+@pytest.mark.parametrize("values", [{}, {"TP": 2}, pytest.param({"REPLICATE": 2}, marks=pytest.mark.slow)])
+def test_steady_block_time_equals_an_added_simulated_block(values: dict[str, object]) -> None:
+    steady, whole = in_the_simulator(per_block, values)
+    assert steady == pytest.approx(whole, rel=1e-6)
 
 
 def of_short_sequences() -> tuple[bool, bool]:
@@ -101,73 +100,84 @@ def of_short_sequences() -> tuple[bool, bool]:
 
 def test_host_bound_blocks_are_not_steady() -> None:
     """Another block may leave the device time that they catch up with."""
-    assert in_a_fork(of_short_sequences) == (True, False)
+    assert in_the_simulator(of_short_sequences) == (True, False)
 
 
 SEEN = ("none", "full", "selective([attention])")
 MIXED = ("first(9, full)", "first(9, full, others = selective([attention]))", "every(3)")
-DEGREES: tuple[dict[str, object], ...] = ({}, {"TP": 2})
 
 
-def mixtures() -> list[tuple[str, float, float, float]]:
+def mixtures(values: dict[str, object], mixed: Sequence[str]) -> list[tuple[str, float, float, float]]:
     """Mixtures of treatments that were observed: their bounds before that and with it, and their simulated times."""
     found = []
-    for values in DEGREES:
-        bounds, before = BoundsOf(), BoundsOf()
-        for treatment in SEEN:
-            learn(bounds, treatment, **values)
-        for treatment in (*SEEN, *MIXED):
-            analysis = decided(treatment, **values)
-            least = before(analysis).step_time, bounds(analysis).step_time
-            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    bounds, before = BoundsOf(), BoundsOf()
+    for treatment in SEEN:
+        learn(bounds, treatment, **values)
+    for treatment in (*SEEN, *mixed):
+        analysis = decided(treatment, **values)
+        least = before(analysis).step_time, bounds(analysis).step_time
+        found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
     return found
 
 
-def test_mixed_treatments_are_bounded_by_the_mean_block_time() -> None:
-    for name, before, least, simulated_time in in_a_fork(mixtures):
+@pytest.mark.parametrize(
+    ("values", "mixed"),
+    [({}, MIXED), ({"TP": 2}, MIXED[1:2]), pytest.param({"TP": 2}, MIXED[::2], marks=pytest.mark.slow)],
+)
+def test_mixed_treatments_are_bounded_by_the_mean_block_time(values: dict[str, object], mixed: Sequence[str]) -> None:
+    for name, before, least, simulated_time in in_the_simulator(mixtures, values, mixed):
         assert before < least <= simulated_time, name
         assert least > 0.94 * simulated_time, name
 
 
-def other_degrees() -> list[tuple[str, float, float, float]]:
+OTHERS: tuple[dict[str, object], ...] = ({"REPLICATE": 2}, {"LOSS": "chunked(4)"}, {"REPLICATE": 8})
+
+
+def other_degrees(
+    values: dict[str, object], others: Sequence[dict[str, object]]
+) -> list[tuple[str, float, float, float]]:
     """Candidates with other data-parallel degrees and losses than the one that was observed."""
     found = []
-    for values in DEGREES:
-        bounds, before = BoundsOf(), BoundsOf()
-        learn(bounds, "full", **values)
-        for other in ({"REPLICATE": 2}, {"REPLICATE": 8}, {"LOSS": "chunked(4)"}):
-            analysis = decided("full", **values, **other)
-            least = before(analysis).step_time, bounds(analysis).step_time
-            found.append((f"{values} {other}", *least, simulated("full", **values, **other)[0].step_time))
+    bounds, before = BoundsOf(), BoundsOf()
+    learn(bounds, "full", **values)
+    for other in others:
+        analysis = decided("full", **values, **other)
+        least = before(analysis).step_time, bounds(analysis).step_time
+        found.append((f"{values} {other}", *least, simulated("full", **values, **other)[0].step_time))
     return found
 
 
-def test_observed_blocks_bound_other_data_parallel_degrees() -> None:
-    for name, before, least, simulated_time in in_a_fork(other_degrees):
+@pytest.mark.parametrize(
+    ("values", "others"),
+    [({}, OTHERS), ({"TP": 2}, OTHERS[:1]), pytest.param({"TP": 2}, OTHERS[1:], marks=pytest.mark.slow)],
+)
+def test_observed_blocks_bound_other_data_parallel_degrees(
+    values: dict[str, object], others: Sequence[dict[str, object]]
+) -> None:
+    for name, before, least, simulated_time in in_the_simulator(other_degrees, values, others):
         assert before < least <= simulated_time, name
 
 
 def beyond_bounds() -> list[tuple[str, float, float, float]]:
     """Treatments whose blocks were observed and others: bounds without and with the shortfalls of steps, and times."""
     found = []
-    for values in DEGREES[:1]:
-        bounds, before = BoundsOf(), BoundsOf()
-        for treatment in SEEN:
-            _, figures = simulated(treatment, **values)
-            for one in (bounds, before):
-                learn(one, treatment, **values)
-            bounds.shortfalls.observe(decided(treatment, **values), figures.micro_batch, figures.step_time)
-        for treatment in (*SEEN, MIXED[1], "budget(0.5)"):
-            analysis = decided(treatment, **values)
-            least = before(analysis).step_time, bounds(analysis).step_time
-            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    bounds, before = BoundsOf(), BoundsOf()
+    for treatment in SEEN:
+        _, figures = simulated(treatment)
+        for one in (bounds, before):
+            learn(one, treatment)
+        bounds.shortfalls.observe(decided(treatment), figures.micro_batch, figures.step_time)
+    for treatment in (*SEEN, MIXED[1], "budget(0.5)"):
+        analysis = decided(treatment)
+        least = before(analysis).step_time, bounds(analysis).step_time
+        found.append((treatment, *least, simulated(treatment)[0].step_time))
     return found
 
 
 def test_steps_exceed_their_bounds_by_the_same_time_under_all_treatments() -> None:
-    for name, before, least, simulated_time in in_a_fork(beyond_bounds):
+    for name, before, least, simulated_time in in_the_simulator(beyond_bounds):
         assert before < least <= simulated_time, name
-        if name.split(" {")[0] in (*SEEN, *MIXED):
+        if name in (*SEEN, *MIXED):
             assert least > 0.99 * simulated_time, name
 
 
@@ -183,24 +193,32 @@ def one_treatment_seen() -> tuple[float, float]:
 
 
 def test_one_treatment_shows_no_shortfall_of_others() -> None:
-    assert in_a_fork(one_treatment_seen) == (0.0, 0.0)
+    assert in_the_simulator(one_treatment_seen) == (0.0, 0.0)
 
 
-def unseen() -> list[tuple[str, float, float, float]]:
+UNSEEN = ("budget(0.5)", "full", "selective([attention, matmul])", "budget(0.75)")
+
+
+def unseen(values: dict[str, object], treatments: Sequence[str]) -> list[tuple[str, float, float, float]]:
     """Unobserved treatments, with blocks that recompute nothing."""
     found = []
-    for values in DEGREES:
-        bounds, before = BoundsOf(), BoundsOf()
-        learn(bounds, "none", **values)
-        for treatment in ("selective([attention, matmul])", "budget(0.75)", "budget(0.5)", "full"):
-            analysis = decided(treatment, **values)
-            least = before(analysis).step_time, bounds(analysis).step_time
-            found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
+    bounds, before = BoundsOf(), BoundsOf()
+    learn(bounds, "none", **values)
+    for treatment in treatments:
+        analysis = decided(treatment, **values)
+        least = before(analysis).step_time, bounds(analysis).step_time
+        found.append((f"{treatment} {values}", *least, simulated(treatment, **values)[0].step_time))
     return found
 
 
-def test_unobserved_treatment_is_bounded_by_blocks_without_recomputation() -> None:
-    for name, before, least, simulated_time in in_a_fork(unseen):
+@pytest.mark.parametrize(
+    ("values", "treatments"),
+    [({}, UNSEEN), ({"TP": 2}, UNSEEN[:2]), pytest.param({"TP": 2}, UNSEEN[2:], marks=pytest.mark.slow)],
+)
+def test_unobserved_treatment_is_bounded_by_blocks_without_recomputation(
+    values: dict[str, object], treatments: Sequence[str]
+) -> None:
+    for name, before, least, simulated_time in in_the_simulator(unseen, values, treatments):
         assert before < least <= simulated_time, name
 
 
@@ -227,7 +245,7 @@ def taught() -> tuple[list[float], float]:
 
 
 def test_deciding_treatments_are_simulated_to_tighten_a_bound() -> None:
-    bounds, fastest = in_a_fork(taught)
+    bounds, fastest = in_the_simulator(taught)
     assert 1 <= len(bounds) <= 2
     assert bounds == sorted(bounds)
     assert 0.96 * fastest < bounds[-1] <= fastest

@@ -13,7 +13,7 @@ from legoai.cost.search.unrecomputed import Unrecomputed, recomputes_nothing
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan test
@@ -110,5 +110,5 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "
     ],
 )
 def test_no_step_is_faster_than_one_that_recomputes_nothing(mesh: str, treatments: list[str]):
-    nothing, *others = in_a_fork(step_times, mesh, treatments)
+    nothing, *others = in_the_simulator(step_times, mesh, treatments)
     assert all(one >= nothing for one in others)

@@ -21,7 +21,7 @@ from legoai.lowering.program import lower
 from legoai.specs.cluster import device as catalogue_device
 from support.drawn_plans import CONFIGS
 from support.marks import some_slow
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 GROUPS, ROWS, K, COLUMNS = 4, 32, 8, 16
 
@@ -79,7 +79,7 @@ def recorded() -> tuple[list[tuple[tuple[int, ...], ...]], int]:
 
 
 def test_fp32_experts_are_one_product_each():
-    ours, reads = in_a_fork(recorded)
+    ours, reads = in_the_simulator(recorded)
     experts("cpu")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         experts("cpu")
@@ -102,7 +102,7 @@ def model_flops(family: str, body: str) -> float:
 
 @pytest.mark.parametrize("family", some_slow(["mixtral", "qwen3_moe", "deepseek_v3"], "mixtral"))
 def test_transformers_mixtures_have_equal_flops_in_fp32_and_bf16(family: str):
-    exact, lower = (in_a_fork(model_flops, family, body) for body in ("", "precision (master = bf16)\n"))
+    exact, lower = (in_the_simulator(model_flops, family, body) for body in ("", "precision (master = bf16)\n"))
     assert exact == lower > 0
 
 
@@ -120,7 +120,7 @@ def compiled_experts() -> None:
 
 def test_compiled_fp32_experts_are_refused_with_a_message():
     with pytest.raises(SimulationError, match="experts of `transformers` multiply one after the other"):
-        in_a_fork(compiled_experts)
+        in_the_simulator(compiled_experts)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def products_of(device: str, body: str) -> tuple[int, int]:
 @pytest.mark.parametrize("body", ["", "compile { layers.* = inductor }\n"])
 def test_a100_experts_are_one_product_each(body: str):
     body = f"precision (master = bf16)\n{body}"
-    on_h100, on_a100 = (in_a_fork(products_of, device, body) for device in ("h100_sxm", "a100_sxm80"))
+    on_h100, on_a100 = (in_the_simulator(products_of, device, body) for device in ("h100_sxm", "a100_sxm80"))
     assert on_h100[1] == 2 * 3 * 3  # of each block three, each with two in backward
     assert on_a100 == (on_h100[0] + 4 * on_h100[1], 0)

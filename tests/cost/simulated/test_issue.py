@@ -12,14 +12,14 @@ from legoai.cost.trace.records import Collective, Copy, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from legoai.specs.cluster import device
-from support import simulated
 from support.plans import lowered
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan issue
 model   {model}, n_layers = {layers}, dim = 64, n_heads = 4, n_kv_heads = 2, hidden_dim = 96, vocab_size = 64)
 cluster h100_sxm(devices = 4)
-batch   (global = 20, micro = 1, seq_len = 32)
+batch   (global = 10, micro = 1, seq_len = 32)
 mesh    (dp_shard = 2, tp = 2)
 shard on tp {{
   layers.*.attention.{{wq, wk, wv}} = colwise
@@ -47,7 +47,7 @@ def step():
 
     def of(model: str, more: str = "") -> list:
         if (model, more) not in kept:
-            trace = simulated.in_a_fork(_captured, program(model, more))
+            trace = in_the_simulator(_captured, program(model, more))
             span = trace.steps[-1]
             records = trace.records[span.start : span.stop]
             kept[model, more] = [one for one in records if isinstance(one, Kernel | Collective | Copy)]
@@ -98,10 +98,10 @@ def test_compiled_graph_issues_its_kernels_in_both_passes(step):
 def _composed(short: Program, whole: Program) -> tuple[bool, bool]:
     piece = capturing.capture_piece(short, world=4)
     assert isinstance(piece, Piece)
-    found = piece.trace({"layers": 9}, 10)
+    found = piece.trace({"layers": 9}, 5)
     return bool(piece.containers), found == capturing.capture(whole, world=4, replay=False)
 
 
 def test_replayed_blocks_have_the_issuers_of_full_capture():
     one = program(IN_PYTHON, layers=9)
-    assert simulated.in_a_fork(_composed, one, one) == (True, True)
+    assert in_the_simulator(_composed, one, one) == (True, True)

@@ -20,7 +20,8 @@ from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
-from support import programs, simulated
+from support import programs
+from support.simulator import in_the_simulator
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256
 PARAMETERS = MATRICES + 5 * 32
@@ -49,7 +50,7 @@ def trainer(what: str, micro_batches: int):
 
 @functools.cache
 def traced(what: str, kind: str = "cuda", micro_batches: int = 1) -> Trace:
-    return simulated.in_a_fork(_traced, what, kind, micro_batches)
+    return in_the_simulator(_traced, what, kind, micro_batches)
 
 
 def _traced(what: str, kind: str, micro_batches: int) -> Trace:

@@ -52,15 +52,7 @@ def test_stages_with_separate_treatments_equal_one_process(gloo, data, unstaged)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "1F1B",
-        "GPipe",
-        "Interleaved1F1B",
-        "LoopedBFS",
-    ],
-)
+@pytest.mark.parametrize("schedule", some_slow(["1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"], "GPipe", "LoopedBFS"))
 def test_compiled_stages_equal_one_process(schedule: str, gloo, data, unstaged):
     compiled = "compile { layers.* = aot_eager }\n"
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}{compiled}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
@@ -297,7 +289,11 @@ def order_file(path: Path, schedule: str, style: str, *, communication: bool) ->
 
 @pytest.mark.parametrize(
     ("schedule", "style", "communication"),
-    [("ZBVZeroBubble", "v", False), ("DualPipeV", "v", True), ("Interleaved1F1B", "loop", False)],
+    [
+        pytest.param("ZBVZeroBubble", "v", False, marks=pytest.mark.slow),
+        ("DualPipeV", "v", True),
+        ("Interleaved1F1B", "loop", False),
+    ],
 )
 def test_order_file_equals_one_process(schedule: str, style: str, communication: bool, gloo, data, unstaged, tmp_path):
     order_file(tmp_path / "order.csv", schedule, style, communication=communication)

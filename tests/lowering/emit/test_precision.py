@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from legoai.runtime import RunError, convert_to_float8
+from legoai.runtime.float8 import float8_products
 from legoai.specs.models.layers import Linear
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
@@ -80,6 +81,22 @@ def test_float8_layers_have_the_initial_weights_of_linear_layers():
     assert type(model[0]).__name__ == "Float8Linear"
     assert type(model[1]) is Linear
     assert torch.equal(model[0].weight, expected)
+
+
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_products_in_fp32_equal_the_float8_kernel(in_fp32: bool):
+    """But for the order of scaling and of addition; the kernel is that of torch for a CPU."""
+    pytest.importorskip("torchao.float8")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32, bias=False))
+    inputs, plain = torch.randn(16, 16), model[0].weight.detach().clone()
+    with float8_products(in_fp32=in_fp32):
+        convert_to_float8(model, ("0",), recipe="tensorwise")
+    assert model[0].config.emulate is in_fp32
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    left, right = ((item * (largest / item.abs().max())).to(torch.float8_e4m3fn).float() for item in (inputs, plain))
+    expected = left @ right.T * (inputs.abs().max() * plain.abs().max() / largest**2)
+    assert torch.allclose(model(inputs), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_float8_loss_and_gradients_are_close_to_bf16(gloo, data):

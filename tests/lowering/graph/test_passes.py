@@ -42,7 +42,7 @@ from legoai.lowering.graph.step.readable import readable
 from legoai.lowering.graph.step.values import shows
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 from support.step_graphs import BODY, after_each_pass
 
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
@@ -93,7 +93,7 @@ def counts(graph: StepGraph) -> str:
 
 
 def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.FixtureRequest):
-    found = in_a_fork(after_each_pass, lowered(HEAD + BODY).text, communication)
+    found = in_the_simulator(after_each_pass, lowered(HEAD + BODY).text, communication)
     text = "\n\n".join(f"# {name}\n{shown}" for name, shown in found.items()) + "\n"
     path = Path(__file__).parent / "communication.txt"
     if request.config.getoption("--update-programs"):
@@ -145,7 +145,7 @@ def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.Fix
     ],
 )
 def test_gather_and_scatter_counts_after_each_pass(head: str, body: str, expected: list[str]):
-    assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
+    assert list(in_the_simulator(after_each_pass, lowered(head + body).text, counts).values()) == expected
 
 
 def of_both_graphs(graph: StepGraph) -> str:
@@ -157,7 +157,9 @@ def of_both_graphs(graph: StepGraph) -> str:
 
 def test_later_micro_batches_reuse_gathered_units():
     kept = "layers.{0..2} = unit(reshard = never), layers.3 = unit }"
-    found = in_a_fork(after_each_pass, lowered(HEAD + BODY.replace("layers.* = unit }", kept)).text, of_both_graphs)
+    found = in_the_simulator(
+        after_each_pass, lowered(HEAD + BODY.replace("layers.* = unit }", kept)).text, of_both_graphs
+    )
     assert list(found)[-1] == "keep_unsharded"
     assert found["overlap_communication"] == "6 5 6 5"  # the root, four layers, and the last again for backward
     assert found["keep_unsharded"] == "6 5 3 5"
@@ -180,7 +182,7 @@ def test_bucketed_replica_reduction_overlaps_computation():
     body = BODY.replace("dp_shard = 2", "dp_replicate = 2, dp_shard = 2").replace(
         "on dp_shard", "on dp_replicate, dp_shard"
     )
-    found = in_a_fork(after_each_pass, lowered(HEAD + body).text, over_replicas, 4)
+    found = in_the_simulator(after_each_pass, lowered(HEAD + body).text, over_replicas, 4)
     assert list(found.values()) == ["39 0", "39 0", "39 0", "5 0", "5 2"]  # behind three, no layer computes
 
 
@@ -193,7 +195,7 @@ def buckets_of_torch(text: str, megabytes: float) -> dict[str, str]:
 
 def test_torch_scheduler_hides_communication_of_each_pass():
     plan = BODY.replace("(reorder = true)", "{ layers.* = bucket(compiler) }")
-    found = in_a_fork(buckets_of_torch, lowered(HEAD + plan).text, 0.5)
+    found = in_the_simulator(buckets_of_torch, lowered(HEAD + plan).text, 0.5)
     lines = [line.split() for line in found["schedule_overlap"].splitlines()]
     assert [phase for phase, *_ in lines] == sorted((phase for phase, *_ in lines), reverse=True), "forward comes first"
     kinds = [(phase, kind) for phase, kind, *_ in lines]
@@ -259,7 +261,7 @@ def regions(graph: StepGraph) -> str:
 
 def test_regions_between_collectives_compile_once_for_equal_blocks():
     compiled = f"{BODY}compile {{ layers.* = aot_eager }}\n"
-    found = in_a_fork(after_each_pass, lowered(HEAD + compiled).text, regions)
+    found = in_the_simulator(after_each_pass, lowered(HEAD + compiled).text, regions)
     before, after = found["overlap_communication"].splitlines(), found["compile_regions"].splitlines()
     assert [line for line in after if ":" not in line] == before
     block = [f"forward of layers.{index}: layers_0_forward" for index in range(4)]
@@ -347,7 +349,7 @@ def test_gathers_start_ahead_as_the_limit_allows():
     found = {}
     for limit in (1, block, 2 * block + 1, 100 * block):
         body = BODY.replace("reorder = true", f"reorder = true, prefetch = proactive(limit = {limit}B)")
-        found[limit] = in_a_fork(after_each_pass, lowered(HEAD + body).text, outstanding)["prefetch_proactively"]
+        found[limit] = in_the_simulator(after_each_pass, lowered(HEAD + body).text, outstanding)["prefetch_proactively"]
     ahead = {1: 0, block: 1, 2 * block + 1: 2, 100 * block: 4}
     assert found == {limit: f"{count * block} {count * block}" for limit, count in ahead.items()}
 
@@ -416,7 +418,7 @@ def ahead_and_held(graph: StepGraph) -> str:
 
 def test_timed_prefetch_spans_buckets_within_the_memory_limit():
     body = BODY.replace("{ layers.* = unit }", "{ layers.* = unit, {norm, output} = unit }")
-    shown = in_a_fork(after_each_pass, lowered(HEAD + body).text, ahead_and_held)["bucket_units"]
+    shown = in_the_simulator(after_each_pass, lowered(HEAD + body).text, ahead_and_held)["bucket_units"]
     before, (free, high), (bound, low) = (line.split(" of ") for line in shown.splitlines())
     # Of forward the embedding, four blocks, the norm and the output, of backward the same again but for the embedding;
     # each that stands behind enough of them computes beside as many operators as its time allows.

@@ -11,7 +11,7 @@ from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 BLOCKS = 12
 TEXT = f"""\
@@ -32,7 +32,7 @@ def figures(text: str) -> Figures:
 
 
 def seen(batch: int, unit: str, treatment: str) -> tuple[MemoryPoints, float]:
-    found = in_a_fork(figures, TEXT.format(batch=batch, unit=unit, treatment=treatment))
+    found = in_the_simulator(figures, TEXT.format(batch=batch, unit=unit, treatment=treatment))
     return found.points, found.metric("peak_memory", "bytes")
 
 

@@ -17,7 +17,7 @@ from legoai.cost.search.stages.costs import Room, blocks_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 # Its kernels take longer than the host needs to issue them. Where the host is late, an action's time depends on how
 # long its rank waited before.
@@ -45,7 +45,7 @@ def seen(holes: MemoryHoles, values: Values) -> Figures:
     for hole, value in ((holes.holes.fsdp, values.fsdp), (holes.holes.checkpoint, values.checkpoint)):
         assert hole is not None and value is not None
         text = text.replace("auto", holes.plan.holes[hole].choices[value], 1)
-    return in_a_fork(figures, text)
+    return in_the_simulator(figures, text)
 
 
 @pytest.mark.slow

@@ -165,8 +165,14 @@ def followed(problem: StagedMemoryProblem, division: StagedDivision) -> tuple[fl
     return max(clock.values()) + besides, excess
 
 
+MANY = (3, 10, 23, 24)
+"""Tens of problems with many divisions, which take two thirds of the time of all."""
+
+
 @NEEDS_SOLVER
-@pytest.mark.parametrize("tens", range(25))
+@pytest.mark.parametrize(
+    "tens", [pytest.param(tens, marks=pytest.mark.slow) if tens in MANY else tens for tens in range(25)]
+)
 def test_stage_program_equals_brute_force(tens: int):
     for seed in range(10 * tens, 10 * tens + 10):
         problem = drawn(seed)

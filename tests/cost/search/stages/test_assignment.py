@@ -21,7 +21,7 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from support.marks import NEEDS_SOLVER
 from support.orders import SECONDS, multi_stage, price
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 SCHEDULES = {
     "GPipe": (1, (2, 3, 4)),
@@ -353,6 +353,6 @@ def simulated(counts: tuple[int, ...], others: list[tuple[int, ...]]) -> list[tu
 @pytest.mark.slow
 def test_one_simulated_split_predicts_the_others():
     """The time after the last action is taken as constant: the optimizer's part of a block does not move with it."""
-    for seconds, predicted, size, predicted_bytes in in_a_fork(simulated, (3, 3), [(4, 2), (2, 4)]):
+    for seconds, predicted, size, predicted_bytes in in_the_simulator(simulated, (3, 3), [(4, 2), (2, 4)]):
         assert predicted == pytest.approx(seconds, rel=0.03)
         assert predicted_bytes == pytest.approx(size, rel=0.005)

@@ -16,7 +16,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import first_modules
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """\
 plan test
@@ -60,7 +60,7 @@ def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[
     ],
 )
 def test_backward_halves_take_no_less_than_their_bounds(schedule: str, treatment: str):
-    said, simulated, bound, step = in_a_fork(halves, schedule, treatment)
+    said, simulated, bound, step = in_the_simulator(halves, schedule, treatment)
     for stage, took in enumerate(said):
         for kind, seconds in took.items():
             assert seconds <= simulated.get(f"{stage}{kind}", 0.0)

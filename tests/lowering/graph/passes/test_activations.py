@@ -20,7 +20,7 @@ from legoai.runtime.recomputation import budget as recompute_budget
 from legoai.runtime.recomputation.policies import keep_outputs, traced_by
 from legoai.runtime.torch_internals.graph_passes import make_fx
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 BODY = f"""\
 batch (global = 8, micro = 2, seq_len = 256)
@@ -64,8 +64,8 @@ def simulated(text: str) -> tuple[Counter, int, list[list[tuple[str, int]]]]:
 
 
 def test_operators_saved_by_the_eager_backend_are_saved():
-    eager, eager_peak, eager_choice = in_a_fork(simulated, lowered(HEAD + BODY).text)
-    graph, peak, choice = in_a_fork(simulated, lowered(HEAD + BODY.replace("eager", "graph")).text)
+    eager, eager_peak, eager_choice = in_the_simulator(simulated, lowered(HEAD + BODY).text)
+    graph, peak, choice = in_the_simulator(simulated, lowered(HEAD + BODY.replace("eager", "graph")).text)
     assert choice == eager_choice and len(choice) == 2 and all(choice)
     # The eager backend also computes again what only kept outputs are computed of.
     assert eager - graph == Counter({("aten.mm", "recompute", "layers.1.attention.wo"): 2})

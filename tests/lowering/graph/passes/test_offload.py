@@ -14,7 +14,7 @@ from legoai.lowering.graph.passes.blocks import Blocks
 from legoai.lowering.graph.passes.offload import saved_activations
 from legoai.lowering.graph.step.places import place_of
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 from support.step_graphs import BODY, after_each_pass
 
 ALL = "offload (activations = all)\n"
@@ -50,7 +50,7 @@ def copies(graph: StepGraph) -> tuple[int, list[str], Counter[str]]:
 
 def test_saved_activations_are_offloaded_and_back_a_block_ahead():
     more = "checkpoint { layers.{0, 1} = full, layers.2 = selective([matmul]) }\n"
-    found = in_a_fork(after_each_pass, lowered(HEAD + BODY + more + ALL).text, copies)
+    found = in_the_simulator(after_each_pass, lowered(HEAD + BODY + more + ALL).text, copies)
     before, _, none = found["overlap_communication"]
     after, wrong, calls = found["offload_activations"]
     assert before > 0 and not any(none[call] for call in CALLS)
@@ -72,7 +72,7 @@ def leaving(graph: StepGraph) -> dict[str, int]:
 def test_byte_limited_offload_is_even_over_blocks():
     text = lowered(f"{HEAD}{BODY}offload (activations = bytes(400KB))\n").text
     assert "partial(offload_activations, most=400000)" in text
-    found = in_a_fork(after_each_pass, text, leaving)
+    found = in_the_simulator(after_each_pass, text, leaving)
     [total] = found["overlap_communication"].values()
     left = found["offload_activations"]
     assert total > 1.5 * 400_000 and 0.9 * 400_000 < sum(left.values()) <= 400_000
@@ -94,8 +94,8 @@ def simulated(text: str) -> tuple[int, dict[str, int], set[int]]:
 def test_offload_lowers_memory_on_separate_copy_streams():
     head = HEAD.replace("cpu(devices = 4)", "h100_sxm")
     body = BODY.replace("seq_len = 16", "seq_len = 256")
-    kept, _, _ = in_a_fork(simulated, lowered(head + body).text)
-    peak, moved, streams = in_a_fork(simulated, lowered(head + body + ALL).text)
+    kept, _, _ = in_the_simulator(simulated, lowered(head + body).text)
+    peak, moved, streams = in_the_simulator(simulated, lowered(head + body + ALL).text)
     assert peak < kept
     assert moved["device_to_host"] == moved["host_to_device"] > 0
     assert len(streams) == 2

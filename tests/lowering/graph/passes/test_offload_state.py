@@ -18,7 +18,7 @@ from legoai.lowering.graph.passes.offload_state import Fragment, backs_under, fr
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.offloading.state_copies import StateCopies
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 from support.step_graphs import BODY
 
 BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")
@@ -67,7 +67,7 @@ def taken(text: str) -> tuple[Trace, int]:
 
 @functools.cache
 def plain_run() -> tuple[Trace, int]:
-    return in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+    return in_the_simulator(taken, lowered(BODY_OF_GPUS).text)
 
 
 def moved(trace: Trace) -> Counter[str]:
@@ -88,7 +88,7 @@ def test_only_state_above_the_limit_is_offloaded():
     limit = peak - state // 2
     text = lowered(f"{BODY_OF_GPUS}offload (optimizer = adaptive)\nrequire peak_memory <= {limit}B\n").text
     assert f"partial(offload_optimizer_state, limit={limit}, moments=2)" in text
-    trace, _ = in_a_fork(taken, text)
+    trace, _ = in_the_simulator(taken, text)
     found = moved(trace)
     assert found["device_to_host"] == found["host_to_device"]
     assert 0.49 * state < found["device_to_host"] < 0.75 * state
@@ -98,7 +98,7 @@ def test_only_state_above_the_limit_is_offloaded():
 def test_full_state_offload_copies_each_way_once_per_step():
     plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
     plain, _ = plain_run()
-    trace, _ = in_a_fork(taken, lowered(plan).text)
+    trace, _ = in_the_simulator(taken, lowered(plan).text)
     state = memory(plain).by_category["optimizer_state"]
     assert moved(trace)["device_to_host"] == moved(trace)["host_to_device"] <= state
     assert memory(trace).peak <= memory(plain).peak - 0.5 * state
@@ -112,11 +112,11 @@ def test_only_activations_above_the_limit_are_offloaded():
     limit = peak - state - 2**20
     text = lowered(f"{BODY_OF_GPUS}{both}require peak_memory <= {limit}B\n").text
     assert f"partial(offload_activations, limit={limit})" in text
-    trace, _ = in_a_fork(taken, text)
+    trace, _ = in_the_simulator(taken, text)
     assert memory(trace).peak <= limit
     alone = lowered(f"{BODY_OF_GPUS}{adaptive}require peak_memory <= {peak - 2**20}B\n").text
     assert f"partial(offload_activations, limit={peak - 2**20}, moments=2)" in alone
-    trace, _ = in_a_fork(taken, alone)
+    trace, _ = in_the_simulator(taken, alone)
     assert memory(trace).peak <= peak - 2**20
     assert 2**20 <= moved(trace)["device_to_host"] < 8 * 2**20
 
@@ -138,6 +138,6 @@ def ends_of_copies(text: str) -> dict[str, list[str]]:
 
 def test_fragment_is_freed_after_its_copy_beside_activation_offload():
     plan = f"{BODY_OF_GPUS}offload (activations = all, optimizer = all)\n"
-    found = in_a_fork(ends_of_copies, lowered(plan).text)
+    found = in_the_simulator(ends_of_copies, lowered(plan).text)
     once = ["state_to_host", "free_state", "state_to_device", "wait_for_state"]
     assert set(map(tuple, found.values())) == {tuple(once)}

@@ -10,7 +10,7 @@ from legoai.cost.trace.records import Collective
 from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.passes.memory import held
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 from support.step_graphs import BODY
 
 OF_FOUR = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("dp_shard = 2", "dp_shard = 4")
@@ -38,7 +38,7 @@ def gathers_twice(text: str) -> list[tuple[int, int, Counter[tuple[tuple[int, ..
 def test_backward_gathers_from_the_partial_reshard_group():
     text = lowered(OF_FOUR.replace("= unit", "= unit(reshard = 2)")).text
     assert "reshard_after_forward=2" in text
-    first, second = in_a_fork(gathers_twice, text)
+    first, second = in_the_simulator(gathers_twice, text)
     assert first == second
     peak, in_graph, found = first
     everyone, two = (0, 1, 2, 3), (2, 3)

@@ -16,7 +16,7 @@ from legoai.lowering.graph.passes.memory import Life, held
 from legoai.lowering.graph.passes.overlap import gathers_of
 from legoai.lowering.graph.passes.unshard import with_changes
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 from support.step_graphs import BODY, after_each_pass
 
 SPLIT = BODY.replace("layers.* = unit", "layers.*.{attention, feed_forward} = unit")
@@ -48,7 +48,9 @@ def under_limits(graph: StepGraph) -> str:
 
 
 def test_smallest_and_first_freed_units_stay_unsharded():
-    found = json.loads(in_a_fork(after_each_pass, lowered(HEAD + SPLIT).text, under_limits)["overlap_communication"])
+    found = json.loads(
+        in_the_simulator(after_each_pass, lowered(HEAD + SPLIT).text, under_limits)["overlap_communication"]
+    )
     (_, least, *_), (_, whole, stay, kept), *between = found
     assert stay == kept and len(stay) == 9 and least < whole
     for limit, peak, stay, _ in between:
@@ -67,7 +69,7 @@ def test_smallest_and_first_freed_units_stay_unsharded():
 @pytest.mark.slow
 def test_one_micro_batch_keeps_units_for_backward_only():
     body = HEAD + BODY.replace("global = 8", "global = 4")
-    found = json.loads(in_a_fork(after_each_pass, lowered(body).text, under_limits)["overlap_communication"])
+    found = json.loads(in_the_simulator(after_each_pass, lowered(body).text, under_limits)["overlap_communication"])
     (_, least, stay_least, _), (_, whole, stay, _), *_ = found
     assert stay_least == ["tok_embeddings"] and len(stay) == 5 and least < whole
     assert all(not kept and peak <= limit for limit, peak, _, kept in found[1:])
@@ -87,11 +89,11 @@ def taken(text: str) -> tuple[int, int, int]:
 
 
 def test_unsharded_units_stay_within_the_memory_limit():
-    least, in_graph, gathers = in_a_fork(taken, lowered(f"{ON_GPUS}require peak_memory <= 1MiB\n").text)
+    least, in_graph, gathers = in_the_simulator(taken, lowered(f"{ON_GPUS}require peak_memory <= 1MiB\n").text)
     assert gathers == 18  # in each of two micro batches five units, and four again
     assert 0 <= in_graph - least < 8 * 512
     limit = least + 1_000_000
-    peak, in_graph, gathers = in_a_fork(taken, lowered(f"{ON_GPUS}require peak_memory <= {limit}B\n").text)
+    peak, in_graph, gathers = in_the_simulator(taken, lowered(f"{ON_GPUS}require peak_memory <= {limit}B\n").text)
     assert least < peak <= in_graph <= limit
     assert gathers == 8  # five units; and one layer, which did not fit, three times more
 

@@ -19,7 +19,7 @@ from legoai.lowering.graph.step.places import place_of
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
 from support.plans import HEAD, lowered
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 BODY = """\
 batch    (global = 16, micro = 2, seq_len = 16)
@@ -77,7 +77,7 @@ def seen(graph: fx.Graph) -> Seen:
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_each_stage_action_has_its_part_of_the_graph(recomputed: bool):
     checkpoint = "checkpoint { layers.* = full }\n" if recomputed else ""
-    found = in_a_fork(of_last_stage, lowered(HEAD + BODY + checkpoint).text)
+    found = in_the_simulator(of_last_stage, lowered(HEAD + BODY + checkpoint).text)
     communication = {name: item[:2] for name, item in found.items() if any(item[:2])}
     assert communication == {"forward": (3, 0), "reduction": (0, 3)}
     assert found["forward"].phases == found["later_forward"].phases == {"forward"}
@@ -92,7 +92,7 @@ def test_each_stage_action_has_its_part_of_the_graph(recomputed: bool):
 
 def test_resharded_units_are_gathered_in_each_action():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit")
-    found = in_a_fork(of_last_stage, lowered(HEAD + body).text)
+    found = in_the_simulator(of_last_stage, lowered(HEAD + body).text)
     communication = {name: item[:2] for name, item in found.items() if any(item[:2])}
     blocks = (2, 0)  # the root, with the last norm and the output layer, stays gathered
     assert communication == {
@@ -123,13 +123,13 @@ def test_stage_gathers_start_as_early_as_the_limit_allows():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit, root = unit")
     early = body.replace("reorder = true", "reorder = true, prefetch = proactive(limit = 1GiB)")
     by_one = {"forward": 2, "later_forward": 2, "backward": 1, "later_backward": 1}
-    assert in_a_fork(ahead, lowered(HEAD + body).text) == by_one
+    assert in_the_simulator(ahead, lowered(HEAD + body).text) == by_one
     all_of_them = {"forward": 3, "later_forward": 2, "backward": 2, "later_backward": 2}
-    assert in_a_fork(ahead, lowered(HEAD + early).text) == all_of_them
+    assert in_the_simulator(ahead, lowered(HEAD + early).text) == all_of_them
 
 
 def test_split_backward_halves_have_their_parts():
-    found = in_a_fork(of_last_stage, lowered(HEAD + SPLIT).text)
+    found = in_the_simulator(of_last_stage, lowered(HEAD + SPLIT).text)
     assert list(found) == [
         "forward", "later_forward", "input_backward", "weight_backward", "later_weight_backward", "reduction"
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_split_backward_halves_have_their_parts():
 
 def test_each_stage_graph_is_printed():
     body = BODY.replace("1F1B", "Interleaved1F1B")
-    found = in_a_fork(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
+    found = in_the_simulator(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
     passes = ("trace", "deduplicate_unshards", "bucket_units", "overlap_communication")
     actions = ("forward", "later_forward", "backward", "later_backward", "reduction")
     names = [f"stage_{stage}_{name}" for part in (passes, actions) for stage in (0, 2) for name in part]
@@ -164,7 +164,7 @@ def issued(text: str) -> list[str]:
 
 def test_simulated_rank_issues_the_stage_graph_collectives():
     """A real rank is tested in `tests/cost/test_against_gloo.py`."""
-    assert in_a_fork(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
+    assert in_the_simulator(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
 
 
 def added(text: str) -> tuple[int, set[str]]:
@@ -184,4 +184,4 @@ def added(text: str) -> tuple[int, set[str]]:
 
 def test_later_gradients_are_accumulated_without_a_cast_copy():
     mixed = "precision (param = bf16, reduce = fp32)\n"
-    assert in_a_fork(added, lowered(HEAD + BODY + mixed).text) == (20, {"torch.bfloat16"})
+    assert in_the_simulator(added, lowered(HEAD + BODY + mixed).text) == (20, {"torch.bfloat16"})
