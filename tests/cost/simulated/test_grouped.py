@@ -119,7 +119,7 @@ def compiled_experts() -> None:
 
 
 def test_compiled_fp32_experts_are_refused_with_a_message():
-    with pytest.raises(SimulationError, match="experts of `transformers` multiply one after the other"):
+    with pytest.raises(SimulationError, match="compiled experts multiply one after the other"):
         in_the_simulator(compiled_experts)
 
 
