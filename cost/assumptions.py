@@ -8,11 +8,9 @@ from typing import Final
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
-from legoai.dsl.analysis.computation.compile import AUTOTUNED, compiled_modules
-from legoai.dsl.analysis.facts import below, name_of
-from legoai.dsl.analysis.parallelism.experts import changed_experts
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
-from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.computation.compile import AUTOTUNED
+from legoai.dsl.analysis.facts import name_of
+from legoai.dsl.analysis.parallelism.graph_breaks import first_graph_break
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor
@@ -31,7 +29,7 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
 
 def of_compilation(plan: Plan, manifest: Manifest) -> Iterator[str]:
     """Yield what is unknown about kernels that are chosen by measurements, and what breaks in graphs leave out."""
-    broken = _first_with_breaks(plan, manifest)
+    broken = first_graph_break(Analysis(plan, manifest))
     if broken is not None:
         yield (
             f"the graph of `{name_of(broken[0])}` breaks at `{broken[1]}`: what lies between the modules inside of it "
@@ -41,25 +39,6 @@ def of_compilation(plan: Plan, manifest: Manifest) -> Iterator[str]:
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):
         yield f"matrix products under `{mode}` are those of the library: which others are faster, only a device tells"
-
-
-def _first_with_breaks(plan: Plan, manifest: Manifest) -> tuple[str, str] | None:
-    """Return the first compiled module whose graph breaks, and the units or experts where; None without any.
-
-    :func:`legoai.cost.compilation.modules.has_graph_break` finds the same in a program.
-    """
-    if plan.compile is None:
-        return None
-    analysis = Analysis(plan, manifest)
-    if is_traced(analysis):
-        return None
-    breaks, units = changed_experts(analysis), fsdp_units(analysis) if plan.fsdp is not None else {}
-    for path, rule in compiled_modules(analysis).items():
-        inside = [other for other in breaks if other == path or below(other, path)]
-        inside += [other for other in units if below(other, path)]
-        if inside and not rule.treatment.fullgraph:
-            return path, inside[0]
-    return None
 
 
 def of_profile(plan: Plan, device: str) -> Iterator[str]:

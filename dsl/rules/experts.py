@@ -66,8 +66,7 @@ class ExpertsInOneGraph(Check):
 
     def _one_by_one(self, analysis: Analysis) -> Iterator[Diagnostic]:
         """Experts in one graph of inductor whose numbers of rows decide shapes: its kernels need to know which."""
-        precision, changed = analysis.plan.precision, changed_experts(analysis)
-        found = [path for path in split_by_host(analysis) if path not in changed]
+        precision, found = analysis.plan.precision, split_by_host(analysis)
         for path, rule in following(analysis, analysis.plan.compile, (Inductor,)).items():
             inside = next((item for item in found if item == path or below(item, path)), None)
             if inside is None or not rule.treatment.fullgraph:

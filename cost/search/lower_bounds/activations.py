@@ -139,6 +139,7 @@ def worked_on(analysis: Analysis) -> int:
     return least * bytes_of_feature(analysis) // analysis.plan.mesh.tp
 
 
+@fact
 def handed_on(analysis: Analysis) -> int:
     """Bytes that a block hands to the next one for one micro batch, on each rank, at least; 0 where it is not known.
 

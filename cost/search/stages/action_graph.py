@@ -47,7 +47,7 @@ class Held(NamedTuple):
     summed: frozenset[int]
     gathered: frozenset[int]
     halved: Mapping[int, int]
-    sent: int = 0
+    sent: int
 
     def kept(self, *, between_halves: bool) -> Mapping[int, int]:
         """Micro batches whose activations are kept, by stage; with or without those between the halves of backward."""

@@ -171,7 +171,7 @@ def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
         Undecided: a rule's treatment is a hole.
     """
     precision, broken = analysis.plan.precision, changed_experts(analysis)
-    found = [path for path in split_by_host(analysis) if path not in broken]
+    found = split_by_host(analysis)
     if getattr(precision, dtype_of_weights(analysis)) not in ("bf16", "fp64"):  # fp64 is not supported at all
         found += [path for path in multiplied_by_group(analysis) if path not in broken]
     compiled = compiled_modules(analysis).items()
@@ -179,13 +179,17 @@ def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def split_by_host(analysis: Analysis) -> list[str]:
-    """The experts of built-in models that multiply one after another, by numbers of rows that the host reads."""
+    """The experts of built-in models that multiply one after another, by numbers of rows that the host reads.
+
+    Experts on several ranks, and those with a capacity, are left out: they break a graph in every dtype.
+    """
     manifest, precision = analysis.manifest, analysis.plan.precision
     computed = has_policy(analysis) or autocast_dtype(analysis) is not None
     dtype = precision.param if computed else precision.master
     if manifest is None or analysis.plan.model.family in FOREIGN or dtype == "bf16":
         return []
-    return [path for path, info in manifest.modules.items() if info.kind == "experts"]
+    broken = changed_experts(analysis)
+    return [path for path, info in manifest.modules.items() if info.kind == "experts" and path not in broken]
 
 
 def _in_double(analysis: Analysis) -> Iterator[Unsupported]:

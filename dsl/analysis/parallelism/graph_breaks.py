@@ -1,0 +1,29 @@
+"""Compiled modules whose graph breaks at units or distributed experts."""
+
+from __future__ import annotations
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.compile import compiled_modules
+from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.parallelism.experts import changed_experts
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.graph import is_traced
+
+
+def first_graph_break(analysis: Analysis) -> tuple[str, str] | None:
+    """Return the first compiled module whose graph breaks, and the experts or the unit where; None without any.
+
+    :func:`legoai.cost.compilation.modules.has_graph_break` finds the same in a program.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    if analysis.plan.compile is None or is_traced(analysis):
+        return None
+    breaks, units = changed_experts(analysis), fsdp_units(analysis) if analysis.plan.fsdp is not None else {}
+    for path, rule in compiled_modules(analysis).items():
+        inside = [other for other in breaks if other == path or below(other, path)]
+        inside += [other for other in units if below(other, path)]
+        if inside and not rule.treatment.fullgraph:
+            return path, inside[0]
+    return None
