@@ -32,7 +32,8 @@ Memory. Sharded parameters, gradients and optimizer state (:func:`legoai.dsl.ana
 or parameters and optimizer state with unsharded parameters, the activations of all blocks
 (:mod:`legoai.cost.search.lower_bounds.activations`), and either the logits at the beginning of a backward, or all that
 the backward of a block's feed-forward module reads, with the buffers of units then
-(:mod:`legoai.cost.search.lower_bounds.units_in_backward`).
+(:mod:`legoai.cost.search.lower_bounds.units_in_backward`). Simulated candidates whose blocks all have one treatment
+give the peaks of those that mix them (:mod:`legoai.cost.search.observed_peaks`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from legoai.cost.search.lower_bounds.recomputation import blocks_moved_again, by
 from legoai.cost.search.lower_bounds.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
 from legoai.cost.search.memory.points import MemoryPoints
-from legoai.cost.search.memory_bounds import least_memory
+from legoai.cost.search.memory_bounds import MemoryBounds
 from legoai.cost.search.memory_limits import for_tensors, room_of
 from legoai.cost.search.recomputation_bounds import RecomputationBounds
 from legoai.cost.search.shortfalls import Shortfalls
@@ -110,6 +111,7 @@ class BoundsOf:
         data_parallel: least seconds beside layers.
         delays: least seconds by which blocks are delayed.
         shortfalls: least seconds that are in none of these.
+        memory: least bytes, but for what a pipeline's schedule decides.
     """
 
     profile: str | None = None
@@ -121,6 +123,7 @@ class BoundsOf:
     data_parallel: DataParallelBounds = field(init=False)
     delays: BlockDelays = field(init=False)
     shortfalls: Shortfalls = field(init=False)
+    memory: MemoryBounds = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
@@ -131,12 +134,13 @@ class BoundsOf:
         self.data_parallel = DataParallelBounds(self.layers, self.for_tensors)
         self.delays = BlockDelays(self.layers, self.data_parallel)
         self.recomputation = RecomputationBounds(self.layers, self.for_tensors, self.delays.of)
+        self.memory = MemoryBounds(self.layers, self.shared)
         self.shortfalls = Shortfalls(lambda analysis: self.layers.once(analysis, self._added_up))
 
     @property
     def known(self) -> object:
         """Version of all observations: while it is the same, bounds are too."""
-        return self.layers.own, self.layers.observed.revision, self.shortfalls.revision
+        return self.layers.own, self.layers.observed.revision, self.shortfalls.revision, self.memory.peaks.revision
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -169,10 +173,18 @@ class BoundsOf:
             memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
 
+    def as_sum(self, analysis: Analysis) -> float:
+        """Least seconds of a complete candidate without stages, as a sum over its blocks, each with its treatment."""
+        batches = micro_batches(analysis.plan)
+        assert batches is not None
+        again = sum(self.layers.once(analysis, self._again).values()) * batches
+        return self.layers.once(analysis, self._whatever_is_kept) + again + self.shortfalls.of(analysis)
+
     def observe(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved], points: MemoryPoints) -> None:
         """Note what a simulated candidate shows of others: the work of a micro batch, and what its blocks moved."""
         self.shared.observe(analysis, work)
         self.layers.observe(analysis, moved, work, points.released if points.blocks else 0.0)
+        self.memory.peaks.observe(analysis, points)
 
     def unobserved(self, analysis: Analysis) -> list[str]:
         """Keys of what simulating a candidate would show of others, without what is known."""
@@ -180,8 +192,7 @@ class BoundsOf:
         return [one for one in (of_blocks, self.shared.unobserved(analysis)) if one is not None]
 
     def _memory(self, analysis: Analysis) -> float:
-        kept = sum(self.layers.once(analysis, self._kept).values())
-        least: float = least_memory(analysis, self.shared.activations(analysis), kept)
+        least = self.memory.of(analysis)
         with contextlib.suppress(Undecided):
             if is_staged(analysis):
                 least = max(least, self.layers.once(analysis, self._under_any_schedule).bytes)
@@ -193,13 +204,6 @@ class BoundsOf:
             return least if problem is None else max(least, problem.memory(blocks_of_stages(analysis)))
         except Undecided:
             return least
-
-    def _kept(self, analysis: Analysis) -> dict[str, float]:
-        """Bytes that blocks were observed to keep for one micro batch; none of those that are not decided."""
-        try:
-            return self.layers.observed.kept(analysis)
-        except Undecided:
-            return {}
 
     def _seconds(self, analysis: Analysis) -> float:
         everything = self.layers.once(analysis, self._of_all_ranks)

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 
 from legoai.cost.search.lower_bounds.activations import freed_with_last, held_in_backward, kept_by_blocks
 from legoai.cost.search.lower_bounds.collectives import gathered_bytes
+from legoai.cost.search.lower_bounds.model_layers import ModelLayers
+from legoai.cost.search.lower_bounds.shared_work import SharedWork
 from legoai.cost.search.lower_bounds.units_in_backward import units_in_backward
+from legoai.cost.search.observed_peaks import ObservedPeaks
 from legoai.cost.search.stages.bounds import held_between_backwards
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.magnitudes.bounds import logits_bytes
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.specs.directives.hole import Undecided
+
+
+@dataclass(slots=True)
+class MemoryBounds:
+    """Least memory of the candidates of one plan, but for what a pipeline's schedule decides.
+
+    Args:
+        layers: with the observed blocks.
+        shared: what is known from candidates that were simulated.
+
+    Attributes:
+        peaks: of steps whose blocks all have one treatment.
+    """
+
+    layers: ModelLayers
+    shared: SharedWork
+    peaks: ObservedPeaks = field(default_factory=ObservedPeaks)
+
+    def of(self, analysis: Analysis) -> float:
+        """Least bytes of active memory on the fullest rank."""
+        least: float = least_memory(analysis, self.shared.activations(analysis), self.kept(analysis))
+        with contextlib.suppress(Undecided):
+            least = max(least, self.peaks.of(analysis))
+        return least
+
+    def kept(self, analysis: Analysis) -> float:
+        """Bytes that all blocks were observed to keep for one micro batch; 0 where their treatments are open."""
+        try:
+            return sum(self.layers.once(analysis, self.layers.observed.kept).values())
+        except Undecided:
+            return 0.0
 
 
 def least_memory(analysis: Analysis, activations: int, kept: float = 0.0) -> float:

@@ -21,6 +21,15 @@ _SHORTER: Final = (("minimize", "step_time"), ("maximize", "tokens_per_s"), ("ma
 """What is better if and only if a step is shorter, where model, batch and devices are decided."""
 
 
+_SMALL_GAP: Final = 0.005
+"""Gap that is not reduced further, as a share."""
+
+
+def nearly(best: float) -> float:
+    """The cost below which the bound of a gap is raised further, by that of the best candidate."""
+    return best - _SMALL_GAP * abs(best)
+
+
 def is_timed(objective: Objective) -> bool:
     """Whether the shorter of two steps of the same batch on the same devices is the better."""
     return (objective.direction, objective.metric) in _SHORTER

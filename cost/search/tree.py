@@ -20,6 +20,7 @@ from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
+from legoai.cost.search.mixtures import Mixtures
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import Costs, is_timed
@@ -102,6 +103,7 @@ class Search:
         self._probes = Probes(plan, bounds, self.without)
         self._joint = self._joint_memory()
         self._unrecomputed = None if self._joint is None else Unrecomputed(plan, self._joint)
+        self._mixtures = None if self._joint is None else Mixtures(plan, self._joint, self.costs, self.without)
         self.nodes = Nodes(
             plan,
             bounds=bounds,
@@ -330,14 +332,24 @@ class Search:
             if wanted:
                 self._evaluate(batch)
                 return True
-        return False
+        return early and self._mixed()
+
+    def _mixed(self) -> bool:
+        """Evaluate mixtures of treatments that may be better than the best candidate; false where there are none."""
+        if self._mixtures is None or self.result.best is None:
+            return False
+        wanted = self._mixtures.beside(self.result.best.choices, self._incumbent())
+        new = [choices for choices in wanted if choices not in self._asked and self._legal(choices, early=True)]
+        self._evaluate([(-math.inf, 0, choices) for choices in new])
+        return bool(wanted)
 
     def _bounded_by_others(self) -> bool:
         """Evaluate what bounds treatments that were not tried; false where nothing is left of it."""
-        if self._unrecomputed is None or self.result.best is None:
+        if self._unrecomputed is None or self._mixtures is None or self.result.best is None:
             return False
         self.nodes.least_untried(self._incumbent())
         wanted = self._unrecomputed.wanted(self.nodes.untried, self._incumbent())
+        wanted = wanted or self._mixtures.wanted(self.nodes, self._incumbent())
         new = [choices for choices in wanted if choices not in self._asked and self._legal(choices, early=False)]
         self._evaluate([(-math.inf, 0, choices) for choices in new])
         return bool(wanted)

@@ -13,12 +13,11 @@ from typing import Final
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.objective import nearly
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.open_plan import OpenPlan
 
-_SMALL_GAP: Final = 0.005
-"""Gap that is not reduced further."""
 _AT_ONCE: Final = 2
 """Candidates that are simulated together."""
 _TREATMENTS: Final = ("none", "full")
@@ -52,7 +51,7 @@ class Unrecomputed:
         found: list[Choices] = []
         for choices in sorted(untried, key=lambda one: (untried[one], str(one))):
             complete = self._complete(choices)
-            if untried[choices] >= (1.0 - _SMALL_GAP) * best or complete is None or len(found) == _AT_ONCE:
+            if untried[choices] >= nearly(best) or complete is None or len(found) == _AT_ONCE:
                 break
             found.append(complete)
         self._asked.update(found)
@@ -61,7 +60,7 @@ class Unrecomputed:
     def _complete(self, choices: Choices) -> Choices | None:
         """The choices with a treatment that was not asked for; None where none is left, and where more is open."""
         hole = self.joint.holes.holes.checkpoint
-        if hole is None or [index for index, value in enumerate(choices) if value is None] != [hole]:
+        if hole is None or not self.joint.holes.is_open_only(0, choices):
             return None
         texts = self.plan.holes[hole].choices[: self.plan.holes[hole].listed]
         values = [texts.index(text) for text in _TREATMENTS if text in texts]

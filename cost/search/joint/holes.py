@@ -59,6 +59,10 @@ class MemoryHoles:
         """The choices of the other holes."""
         return tuple(None if index in self.holes else choice for index, choice in enumerate(choices))
 
+    def is_open_only(self, kind: Kind, choices: Choices) -> bool:
+        """Whether the hole of a kind is the only one without a choice."""
+        return [index for index, value in enumerate(choices) if value is None] == [self.holes[kind]]
+
     def values(self, choices: Choices) -> Values:
         """The values of the three holes in a candidate."""
         return Values(*(None if hole is None else choices[hole] for hole in self.holes))

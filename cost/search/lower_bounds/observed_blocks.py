@@ -20,7 +20,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -92,7 +92,7 @@ class ObservedBlocks:
             self.revision += 1
         known = self._treatments.setdefault(key, {})
         if treatment is not None and treatment not in known and work.recomputed is not None:
-            kept = released - _freed_in_backward(analysis) if _keeps_on_device(analysis) else 0.0
+            kept = released - _freed_in_backward(analysis) if keeps_on_device(analysis) else 0.0
             known[treatment] = ObservedTreatment(work.recomputed / count, max(0.0, kept))
             self.revision += 1
 
@@ -117,7 +117,7 @@ class ObservedBlocks:
         Raises:
             Undecided: a treatment is a hole.
         """
-        if self.of(analysis) is None or not _keeps_on_device(analysis):
+        if self.of(analysis) is None or not keeps_on_device(analysis):
             return {}
         found = {}
         for path, treatment in treatments_of_blocks(analysis).items():
@@ -147,17 +147,19 @@ class ObservedBlocks:
 
 
 def treatments_of_blocks(analysis: Analysis) -> dict[str, Any]:
-    """The treatment of each block, by its path.
+    """The treatment of each block, by its path; of those in whose parts, or with which others, are recomputed, none.
 
     Raises:
         Undecided: one is a hole.
     """
-    rules = recomputed_modules(analysis)
-    return {path: rules[path].treatment if path in rules else KeepAll() for path in repeated_blocks(analysis.manifest)}
+    rules, blocks = recomputed_modules(analysis), repeated_blocks(analysis.manifest)
+    others = rules.keys() - set(blocks)
+    alone = [one for one in blocks if not any(below(one, other) or below(other, one) for other in others)]
+    return {path: rules[path].treatment if path in rules else KeepAll() for path in alone}
 
 
-def _keeps_on_device(analysis: Analysis) -> bool:
-    """Whether what blocks keep stays on the device."""
+def keeps_on_device(analysis: Analysis) -> bool:
+    """Whether the activations of blocks, and parameters, stay on the device."""
     offload = analysis.plan.offload
     return offload is None or (offload.activations == "none" and offload.parameters == "none")
 

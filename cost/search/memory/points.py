@@ -1,7 +1,8 @@
 """Observed memory of repeated blocks at the points of a step, from which other treatments of them are predicted.
 
 The backward of a block frees its activations; its unsharded parameters may remain. Both sizes are the same for all
-repeated blocks, so a line through a few of them gives the active memory in the backward of any of them.
+repeated blocks, so a line through a few of them gives the active memory in the backward of any of them. Only that of
+the last block, the first in backward, is lower: the parameters and gradients of others are not there yet.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class MemoryPoints:
     Attributes:
         blocks: number of blocks; 0 where they cannot be distinguished, so that peak, released and inside are unknown.
         peak: peak from forward to the start of backward: in forward, in the loss, and in the last blocks' backward.
-        released: decrease of active memory by the backward of one block.
+        released: decrease of active memory by the backward of one block, other than the last.
         inside: peak in the backward of the last block, extrapolated from the other blocks.
         optimizer: peak while the optimizer runs.
         outside: bytes of the device used outside PyTorch's allocator.
@@ -67,13 +68,14 @@ def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
     optimizer, outside = rank.memory.by_phase.get("optimizer", 0), rank.use.total - rank.use.reserved
     if len(seen.backward) < 2:
         return MemoryPoints(optimizer=optimizer, outside=outside)
-    first, last = seen.backward[0], seen.backward[-1]
+    steady = seen.backward[1:] if len(seen.backward) > 2 else seen.backward
+    first, last = steady[0], steady[-1]
     released = (first.before - last.before) / (first.block - last.block)
     return MemoryPoints(
         blocks=len(blocks),
         peak=seen.peak,
         released=released,
-        inside=max(one.most + (len(blocks) - 1 - one.block) * released for one in seen.backward),
+        inside=max(one.most + (len(blocks) - 1 - one.block) * released for one in steady),
         optimizer=optimizer,
         outside=outside,
     )

@@ -8,8 +8,9 @@ into two groups at most. So the blocks form a chain of pairs, along which the by
 The program counts the blocks of each pair. It minimises the seconds of recomputation, all-gathers and copies under the
 memory limit at each point of the step that may be the peak: the end of forward; the backward of the last block of each
 pair, when the blocks before it hold their activations and the blocks after it what their backward does not free; and
-the optimizer. A greedy choice serves as baseline and as upper bound: it starts from the fastest treatments, and changes
-one block at a time, by the change that frees missing bytes at the least cost.
+the optimizer. Of the last pair it is the last block but one: buffers of other units are not there before. A greedy
+choice serves as baseline and as upper bound: it starts from the fastest treatments, and changes one block at a time, by
+the change that frees missing bytes at the least cost.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class MemoryProblem:
         for place, (own, _) in enumerate(chain):
             before = sum(count * (one.held - own.held) for one, count in chain[:place])
             after = sum(count * (one.stays - own.held) for one, count in chain[place + 1 :])
+            after += 0.0 if chain[place + 1 :] else own.stays - own.held
             yield own.inside + before + after + offloaded.bytes
         one, _ = chain[0]
         stays = sum(count * (other.optimizer - one.optimizer) for other, count in chain) / self.blocks
@@ -341,6 +343,7 @@ class _Program:
                 self.count[pair]: (costs[pair].stays if pair != own and _follows(pair, own) else costs[pair].held)
                 for pair in self.pairs
             }
+            terms[self.last[own]] = one.stays - one.held
             yield {**terms, **ways}, room - one.inside + problem.blocks * one.held, self.used[own]
         ways = {one: cost.optimizer for one, cost in zip(self.way, problem.offloadings, strict=True)}
         yield {**{self.count[pair]: costs[pair].optimizer / problem.blocks for pair in self.pairs}, **ways}, room, None

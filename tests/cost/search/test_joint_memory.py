@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search import tree
+from legoai.cost.search import mixtures, tree
 from legoai.cost.search.evaluator import Figures, Outcome
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.cost.search.memory.points import MemoryPoints
@@ -111,7 +111,12 @@ def solution(text: str) -> Solution:
     return solve(OpenPlan(linted, directory=Path()), Formula())
 
 
-def brute_force(room: float, activations: Sequence[bool] = (False,)) -> float:
+def brute_force(
+    room: float,
+    activations: Sequence[bool] = (False,),
+    units: Sequence[str] = tuple(UNITS),
+    optimizer: Sequence[bool] = (False, True),
+) -> float:
     """Least seconds of all that a plan can write."""
 
     def rules(known: Sequence[str]) -> Iterator[list[str]]:
@@ -121,9 +126,9 @@ def brute_force(room: float, activations: Sequence[bool] = (False,)) -> float:
 
     least = float("inf")
     treatments = [one for one in KEPT if not one.startswith("every")]
-    for checkpoint, units in itertools.product(list(rules(treatments)), list(rules(list(UNITS)))):
-        for offloaded, copied in itertools.product((False, True), activations):
-            seconds, peak, _ = step(list(zip(checkpoint, units, strict=True)), offloaded=offloaded, copied=copied)
+    for checkpoint, unit in itertools.product(list(rules(treatments)), list(rules(units))):
+        for offloaded, copied in itertools.product(optimizer, activations):
+            seconds, peak, _ = step(list(zip(checkpoint, unit, strict=True)), offloaded=offloaded, copied=copied)
             if peak <= room:
                 least = min(least, seconds)
     return least
@@ -209,3 +214,31 @@ def test_joint_answer_over_the_limit_is_corrected(monkeypatch: pytest.MonkeyPatc
     found = solve(OpenPlan(linted, directory=Path()), Fragmented())
     assert found.best is not None
     assert found.value == pytest.approx(brute_force(114 * GIB))
+
+
+@NEEDS_SOLVER
+def test_mixtures_that_the_program_takes_for_too_large_are_tried(monkeypatch: pytest.MonkeyPatch):
+    """One treatment fragments memory by 20 GiB if all blocks have it, and not if some do."""
+
+    class Fragmented(Formula):
+        def figures(self, analysis: Analysis) -> Figures:
+            figures = super().figures(analysis)
+            kept = [getattr(rule.treatment, "keep", ()) for rule in recomputed_modules(analysis).values()]
+            more = 20 * GIB * (kept == [("attention", "alternate_matmul")] * BLOCKS)
+            key = "reserved_memory bytes"
+            return replace(figures, metrics={**figures.metrics, key: figures.metrics[key] + more})
+
+    text = TEXT.replace("fsdp on dp_shard { layers.* = auto }", "fsdp blocks on dp_shard").replace(
+        "offload (optimizer = auto)\n", ""
+    )
+    found = []
+    for most in (0, 1000):  # costs by a formula are far above all bounds, so that all that fits is tried
+        monkeypatch.setattr(mixtures, "MOST", most)
+        linted = lint(f"{text}require reserved_memory <= 101GiB\n", "test.plan", directory=Path())
+        found.append(solve(OpenPlan(linted, directory=Path()), Fragmented()))
+    without, best = found
+    assert best.value == pytest.approx(brute_force(100 * GIB, units=["after_forward"], optimizer=[False]))
+    assert without.value is not None and best.value is not None
+    assert without.value > best.value
+    counted = sum(best.result.refused.values()) + best.result.bounded
+    assert best.result.total == counted + len(best.result.evaluated) + len(best.result.failed)

@@ -1,0 +1,155 @@
+"""Mixtures of two treatments of equal blocks, which are tried one by one where a search would end with a gap.
+
+The integer program of :mod:`legoai.cost.search.joint_memory` answers with the mixture that is best by its predictions,
+and all others are bounded by what the best of them takes by active memory. Where few may be better than the best
+candidate by their own bounds, these are simulated.
+
+What blocks recompute and keep is a sum over them. So the mean of two treatments, weighted by their blocks, bounds each
+mixture of them, and excludes nearly all before there is a plan of any.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from legoai.cost.search.bounds import Bounds
+from legoai.cost.search.candidates import Choices
+from legoai.cost.search.joint.holes import Values, WrittenRule
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
+from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.memory_bounds import least_memory
+from legoai.cost.search.nodes import Nodes
+from legoai.cost.search.objective import Costs, nearly
+from legoai.cost.search.observed_peaks import peak_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.span import Span
+
+_AT_ONCE: Final = 4
+"""Mixtures that are simulated before the next are chosen."""
+MOST: Final = 48
+"""Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""
+
+_Bounded: TypeAlias = tuple[float, WrittenRule]
+
+
+class _Uniform(NamedTuple):
+    """What is known of a step whose blocks all have one treatment.
+
+    Attributes:
+        seconds: least, a sum over blocks.
+        kept: bytes that all blocks keep for one micro batch, least.
+        points: memory of the step; None where it was not simulated.
+    """
+
+    seconds: float
+    kept: float
+    points: MemoryPoints | None
+
+
+@dataclass(slots=True)
+class Mixtures:
+    """Mixtures of the treatments of one plan's blocks, beside the choices of its other holes.
+
+    Those are considered whose first blocks keep no more than the others, as in the integer program: what blocks keep
+    is freed from the last one on, and room is needed while the others recompute.
+
+    Args:
+        plan: with its holes.
+        joint: the holes that decide memory.
+        costs: of candidates.
+        without: spans of `require` lines that are left out.
+    """
+
+    plan: OpenPlan
+    joint: JointMemory
+    costs: Costs
+    without: Sequence[Span]
+    _asked: set[tuple[Choices, WrittenRule]] = field(default_factory=set)
+
+    def wanted(self, nodes: Nodes, best: float) -> list[Choices]:
+        """Those to be simulated next where the gap would not be small; none where it would stay.
+
+        Args:
+            nodes: of which the bounds of what is not tried one by one are raised.
+            best: cost of the best candidate.
+        """
+        limit = nearly(best)
+        while (least := nodes.least_untried(limit)) < limit:
+            group = next(one for one, bound in nodes.untried.items() if bound == least)
+            left = self._left(group)
+            if left is None or sum(bound < limit for bound, _ in left) > MOST:
+                return []
+            if found := self._next(group, left, limit):
+                return found
+            nodes.bound_untried(group, left[0][0] if left else math.inf)
+        return []
+
+    def beside(self, best: Choices, cost: float) -> list[Choices]:
+        """Those to be simulated next that may be better than the best candidate, and differ from it in nothing else."""
+        group = self.joint.holes.group(best)
+        left = self._left(group)
+        return [] if left is None or sum(bound < cost for bound, _ in left) > MOST else self._next(group, left, cost)
+
+    def _next(self, group: Choices, left: list[_Bounded], limit: float) -> list[Choices]:
+        """Take those out of the heap that are simulated next: of least bounds, which are below a limit."""
+        found: list[Choices] = []
+        while left and left[0][0] < limit and len(found) < _AT_ONCE:
+            bound, rule = heapq.heappop(left)
+            choices = self._chosen(group, rule)
+            own = self.costs.bounded(self._candidate(choices), bound)
+            if own is not None and own > bound:
+                heapq.heappush(left, (own, rule))
+            elif own is not None:
+                self._asked.add((group, rule))
+                found.append(choices)
+        return found
+
+    def _left(self, group: Choices) -> list[_Bounded] | None:
+        """Mixtures that were not asked for, as a heap; None where more is open than the treatment of all blocks."""
+        opened = self._candidate(group).analysis
+        if not self.joint.holes.is_open_only(0, group) or opened is None or is_staged(opened):
+            return None
+        found = [one for one in self._mixed(group, opened) if (group, one[1]) not in self._asked]
+        heapq.heapify(found)
+        return found
+
+    def _mixed(self, group: Choices, opened: Analysis) -> Iterator[_Bounded]:
+        """All mixtures that may fit, each with a bound of its cost."""
+        bounds, blocks = self.costs.bounds, len(repeated_blocks(opened.manifest))
+        room, every = bounds.for_tensors(opened), []
+        for value in self.joint.holes.listed(0):
+            candidate = self._candidate(self._chosen(group, (None, value, 0)))
+            if not candidate.errors and (analysis := candidate.analysis) is not None:
+                memory = bounds.memory.kept(analysis), bounds.memory.peaks.uniform(analysis)
+                every.append((value, candidate, _Uniform(bounds.as_sum(analysis), *memory)))
+        for (low, candidate, first), (high, _, other) in itertools.permutations(every, 2):
+            if _keeps_more(first, other):
+                continue
+            for some in range(1, blocks):
+                parts = (first, some), (other, blocks - some)
+                kept = sum(count * one.kept for one, count in parts) / blocks
+                points = [(one.points, count) for one, count in parts if one.points is not None]
+                if max(least_memory(opened, 0, kept), peak_of(points) if len(points) == len(parts) else 0.0) <= room:
+                    seconds = sum(count * one.seconds for one, count in parts) / blocks
+                    yield self.costs.least(Bounds(step_time=seconds), candidate), (low, high, some)
+
+    def _chosen(self, group: Choices, rule: WrittenRule) -> Choices:
+        holes = self.joint.holes
+        return holes.chosen(group, Values(holes.value(0, (rule,)), None, None))
+
+    def _candidate(self, choices: Choices) -> Candidate:
+        return self.plan.candidate(choices, without=self.without)
+
+
+def _keeps_more(first: _Uniform, other: _Uniform) -> bool:
+    """Whether blocks are known to keep more under the first of two treatments."""
+    one, two = first.points, other.points
+    return one is not None and two is not None and one.released > two.released

@@ -1,0 +1,102 @@
+"""Peak memory of steps whose blocks are treated differently, from simulated steps that treat all blocks equally.
+
+What a block holds until its backward depends on its own treatment, and what its backward needs beside that too. So the
+active memory at the turn from forward to backward, and in the backward of a block, is that of a step whose blocks all
+have the treatment of that block, but for what the blocks before it hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
+from legoai.cost.search.lower_bounds.observed_blocks import (
+    keeps_on_device,
+    one_treatment,
+    text_of,
+    treatments_of_blocks,
+)
+from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.shortfalls import all_but_treatments
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.caching import fact
+
+_LAST: Final = 2
+"""Blocks with whose backward the turn of a step may end, which therefore must have one treatment."""
+
+
+@dataclass(slots=True)
+class ObservedPeaks:
+    """Memory of the simulated candidates of one plan whose blocks all have one treatment.
+
+    Attributes:
+        revision: number of times that something new was observed.
+    """
+
+    revision: int = 0
+    _seen: dict[str, dict[str, MemoryPoints]] = field(default_factory=dict)
+    """By what candidates have in common, and by the treatment of blocks."""
+
+    def observe(self, analysis: Analysis, points: MemoryPoints) -> None:
+        """Note the memory of a simulated candidate."""
+        key = _decides_memory(analysis) if points.blocks else None
+        treatment = None if key is None else one_treatment(analysis)
+        known = {} if key is None else self._seen.setdefault(key, {})
+        if treatment is not None and treatment not in known:
+            known[treatment] = points
+            self.revision += 1
+
+    def of(self, analysis: Analysis) -> float:
+        """Least bytes of active memory of a candidate; 0 where the treatment of some block was not observed.
+
+        Raises:
+            Undecided: a treatment is a hole.
+        """
+        key, treatments = self._key(analysis), treatments_of_blocks(analysis).values()
+        if key is None or len(treatments) != len(repeated_blocks(analysis.manifest)):
+            return 0.0
+        runs = [
+            (self._seen[key].get(text_of(analysis, one)), len(list(same)))
+            for one, same in itertools.groupby(treatments)
+        ]
+        known = [(points, count) for points, count in runs if points is not None]
+        return peak_of(known) if len(known) == len(runs) else 0.0
+
+    def uniform(self, analysis: Analysis) -> MemoryPoints | None:
+        """Memory of a candidate whose blocks all have one treatment; None where that was not observed."""
+        key, treatment = self._key(analysis), one_treatment(analysis)
+        return None if key is None or treatment is None else self._seen[key].get(treatment)
+
+    def _key(self, analysis: Analysis) -> str | None:
+        """What a candidate has in common with simulated ones; None where there are none."""
+        key = _decides_memory(analysis) if self._seen else None
+        return key if key in self._seen else None
+
+
+def peak_of(blocks: Sequence[tuple[MemoryPoints, int]]) -> float:
+    """Peak of active memory at the turn of a step, and in the backward of all blocks but the last.
+
+    Args:
+        blocks: memory under the treatments of successive blocks, each with the number of these blocks.
+    """
+    total, found, held = sum(count for _, count in blocks), [0.0], 0.0
+    for place, (own, count) in enumerate(blocks):
+        until = count - (place == len(blocks) - 1)  # the first backward is not like those of others
+        if until:
+            found.append(own.inside + held + (until - 1) * own.released - (total - 1) * own.released)
+        held += count * own.released
+    last, count = blocks[-1]
+    if count >= _LAST:
+        found.append(last.peak + held - total * last.released)
+    return max(found)
+
+
+@fact
+def _decides_memory(analysis: Analysis) -> str | None:
+    """What decides memory beside the treatments of blocks; None where a compiler may decide it, or copies do."""
+    if analysis.plan.compile is not None or analysis.plan.pipeline is not None or not keeps_on_device(analysis):
+        return None
+    return all_but_treatments(analysis)
