@@ -32,7 +32,7 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.span import Span
 
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
 MOST: Final = 48
 """Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""

@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.candidates import Choices, Evaluated, evaluated
+from legoai.cost.search.candidates import Choices, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
-from legoai.cost.search.mixtures import Mixtures
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import Costs, is_timed
 from legoai.cost.search.observations import Observations
 from legoai.cost.search.probes import Probes, with_one_micro_batch
 from legoai.cost.search.result import Progress, SearchResult
-from legoai.cost.search.unrecomputed import Unrecomputed
+from legoai.cost.search.treatments import Treatments
 from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.runtime.linear_program import installed
@@ -49,13 +48,10 @@ _MEANWHILE: Final = 16
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
 
-_PROBES_AT_ONCE: Final = 4
+_PROBES_AT_ONCE: Final = 2
 """Probes that are simulated together."""
 _LOOKED_AT: Final = 32
 """Nodes of least bound for which they are looked for."""
-
-_MOST_JOINT: Final = 3
-"""Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
 
 
 class Search:
@@ -101,17 +97,22 @@ class Search:
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
         self._probes = Probes(plan, bounds, self.without)
-        self._joint = self._joint_memory()
-        self._unrecomputed = None if self._joint is None else Unrecomputed(plan, self._joint)
-        self._mixtures = None if self._joint is None else Mixtures(plan, self._joint, self.costs, self.without)
+        joint = self._joint_memory()
         self.nodes = Nodes(
             plan,
             bounds=bounds,
             costs=self.costs,
             found=self.result,
-            joint=self._joint,
+            joint=joint,
             without=self.without,
             deadline=deadline,
+        )
+        self._treatments = (
+            None
+            if joint is None
+            else Treatments(
+                plan=plan, joint=joint, costs=self.costs, nodes=self.nodes, found=self.result, without=self.without
+            )
         )
         self._observations = Observations(
             plan=plan,
@@ -119,7 +120,7 @@ class Search:
             nodes=self.nodes,
             costs=self.costs,
             found=self.result,
-            joint=self._joint,
+            joint=joint,
             without=self.without,
         )
 
@@ -219,7 +220,13 @@ class Search:
             return False
         heapq.heappush(self.nodes.heap, node)
         for choices in self.nodes.least(_LOOKED_AT, self._incumbent()):
-            probe = self._probes.of(choices) if len(probes) < _PROBES_AT_ONCE else None
+            if len(probes) == _PROBES_AT_ONCE:
+                break
+            least = self.costs.bounded(self.candidate(choices), -math.inf)
+            open_still = (
+                least is not None and least < self._incumbent()
+            )  # more may be known now than when it was bounded
+            probe = self._probes.of(choices) if open_still else None
             probes += [] if probe is None else [probe]
         new = [one for one in probes if one is not None and one not in self._asked]
         self.evaluate_early([one for one in new if one == node[2]])
@@ -304,54 +311,20 @@ class Search:
         Args:
             early: before the tree has come to the answers of the holes that are decided jointly.
         """
-        joint, found = self._joint, self.result
-        if joint is None:
+        if self._treatments is None:
             return False
-        groups: dict[Choices, list[Evaluated]] = {}
-        for item in found.evaluated:
-            groups.setdefault(joint.holes.group(item.choices), []).append(item)
-        least = {
-            group: min(self.costs.of(item) for item in items if item.feasible)
-            for group, items in groups.items()
-            if any(item.feasible for item in items)
-            and (early or self.nodes.untried.get(group, math.inf) < self._incumbent())
-        }
-        failed = {choices for choices, _ in found.failed}
-        won = joint.largest_gain(groups, self.costs) if early else math.inf
-        for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
-            if group not in joint.answers and least[group] - won >= self._incumbent():
-                continue  # joint answers are not likely to win more beside these than beside others
-            analysis = self.candidate(groups[group][0].choices).analysis
-            assert analysis is not None
-            wanted = joint.next_candidates(group, groups[group], self.bounds.room(analysis), analysis)
-            batch = [
-                (least[group], 0, choices)
-                for choices in wanted
-                if choices not in failed and self._legal(choices, early=early)
-            ]
-            if wanted:
-                self._evaluate(batch)
-                return True
-        return early and self._mixed()
-
-    def _mixed(self) -> bool:
-        """Evaluate mixtures of treatments that may be better than the best candidate; false where there are none."""
-        if self._mixtures is None or self.result.best is None:
-            return False
-        wanted = self._mixtures.beside(self.result.best.choices, self._incumbent())
-        new = [choices for choices in wanted if choices not in self._asked and self._legal(choices, early=True)]
-        self._evaluate([(-math.inf, 0, choices) for choices in new])
-        return bool(wanted)
+        wanted = self._treatments.jointly(early=early)
+        return self._tried(wanted or (self._treatments.beside_best() if early else []), early=early)
 
     def _bounded_by_others(self) -> bool:
         """Evaluate what bounds treatments that were not tried; false where nothing is left of it."""
-        if self._unrecomputed is None or self._mixtures is None or self.result.best is None:
-            return False
-        self.nodes.least_untried(self._incumbent())
-        wanted = self._unrecomputed.wanted(self.nodes.untried, self._incumbent())
-        wanted = wanted or self._mixtures.wanted(self.nodes, self._incumbent())
-        new = [choices for choices in wanted if choices not in self._asked and self._legal(choices, early=False)]
-        self._evaluate([(-math.inf, 0, choices) for choices in new])
+        return self._treatments is not None and self._tried(self._treatments.bounding(), early=False)
+
+    def _tried(self, wanted: Sequence[Choices], *, early: bool) -> bool:
+        """Evaluate candidates whatever their bounds are, and return whether there were any."""
+        failed = {choices for choices, _ in self.result.failed}
+        left = [choices for choices in wanted if choices not in self._asked and choices not in failed]
+        self._evaluate([(-math.inf, 0, choices) for choices in left if self._legal(choices, early=early)])
         return bool(wanted)
 
     def _legal(self, choices: Choices, *, early: bool) -> bool:

@@ -196,7 +196,7 @@ def test_other_holes_search_only_listed_values(text: str):
     search = tree.Search(
         plan, bounds=tree.BoundsOf(), evaluator=Formula(), objective=objective_of(plan.analysis.plan.objective)
     )
-    assert search._joint is None
+    assert search._treatments is None
 
 
 @NEEDS_SOLVER

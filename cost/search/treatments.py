@@ -1,0 +1,104 @@
+"""Candidates whose holes that decide memory are answered together, beside answers of the others.
+
+Those are joint answers (:mod:`legoai.cost.search.joint_memory`), mixtures of treatments
+(:mod:`legoai.cost.search.mixtures`), and what bounds all treatments that are not tried one by one
+(:mod:`legoai.cost.search.unrecomputed`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.mixtures import Mixtures
+from legoai.cost.search.nodes import Nodes
+from legoai.cost.search.objective import Costs, nearly
+from legoai.cost.search.result import SearchResult
+from legoai.cost.search.unrecomputed import Unrecomputed
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.span import Span
+
+_MOST_JOINT: Final = 3
+"""Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Treatments:
+    """Answers of the holes that decide memory, in one search.
+
+    Args:
+        plan: with its holes.
+        joint: the holes that decide memory.
+        costs: of candidates.
+        nodes: with the bounds of what is not tried one by one.
+        found: the evaluated candidates.
+        without: spans of `require` lines that are left out.
+    """
+
+    plan: OpenPlan
+    joint: JointMemory
+    costs: Costs
+    nodes: Nodes
+    found: SearchResult
+    without: Sequence[Span]
+    _mixtures: Mixtures = field(init=False)
+    _unrecomputed: Unrecomputed = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Mixtures and bounds of the same plan."""
+        self._mixtures = Mixtures(self.plan, self.joint, self.costs, self.without)
+        self._unrecomputed = Unrecomputed(self.plan, self.joint)
+
+    @property
+    def _best(self) -> float:
+        return math.inf if self.found.best is None else self.costs.of(self.found.best)
+
+    def jointly(self, *, early: bool) -> list[Choices]:
+        """What joint answers beside the best others need, and these; none where nothing is left of it.
+
+        Args:
+            early: before the tree has come to the answers of the holes that are decided jointly.
+        """
+        groups: dict[Choices, list[Evaluated]] = {}
+        for item in self.found.evaluated:
+            groups.setdefault(self.joint.holes.group(item.choices), []).append(item)
+        least = {
+            group: min(self.costs.of(item) for item in items if item.feasible)
+            for group, items in groups.items()
+            if any(item.feasible for item in items) and (early or self._may_gain(group))
+        }
+        won = self.joint.largest_gain(groups, self.costs) if early else math.inf
+        for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
+            if group not in self.joint.answers and least[group] - won >= self._best:
+                continue  # joint answers are not likely to win more beside these than beside others
+            analysis = self.plan.candidate(groups[group][0].choices, without=self.without).analysis
+            assert analysis is not None
+            room = self.costs.bounds.room(analysis)
+            if wanted := self.joint.next_candidates(group, groups[group], room, analysis):
+                return wanted
+        return []
+
+    def _may_gain(self, group: Choices) -> bool:
+        """Whether joint answers beside some choices may be better than the best candidate: by much, if not its own."""
+        assert self.found.best is not None
+        untried = self.nodes.untried.get(group, math.inf)
+        if group == self.joint.holes.group(self.found.best.choices):
+            return untried < self._best
+        bounded = self.costs.bounded(self.plan.candidate(group, without=self.without), untried)
+        return bounded is not None and bounded < nearly(self._best)
+
+    def beside_best(self) -> list[Choices]:
+        """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
+        return [] if self.found.best is None else self._mixtures.beside(self.found.best.choices, self._best)
+
+    def bounding(self) -> list[Choices]:
+        """What bounds treatments that were not tried; none where the gap is small, or where it would stay."""
+        if self.found.best is None:
+            return []
+        self.nodes.least_untried(self._best)
+        wanted = self._unrecomputed.wanted(self.nodes.untried, self._best)
+        return wanted or self._mixtures.wanted(self.nodes, self._best)
