@@ -222,23 +222,27 @@ class Search:
         for choices in self.nodes.least(_LOOKED_AT, self._incumbent()):
             if len(probes) == _PROBES_AT_ONCE:
                 break
+            # More may be known now than when it was bounded.
             least = self.costs.bounded(self.candidate(choices), -math.inf)
-            open_still = (
-                least is not None and least < self._incumbent()
-            )  # more may be known now than when it was bounded
-            probe = self._probes.of(choices) if open_still else None
+            probe = self._probes.of(choices) if least is not None and least < self._incumbent() else None
             probes += [] if probe is None else [probe]
         new = [one for one in probes if one is not None and one not in self._asked]
-        self.evaluate_early([one for one in new if one == node[2]])
-        self._probe([one for one in new if one != node[2]])
+        self._probe([one for one in new if one != node[2]], [one for one in new if one == node[2]])
         return True
 
-    def _probe(self, probes: Sequence[Choices]) -> None:
-        """Simulate probes with one micro batch each, and note what they show of others."""
+    def _probe(self, probes: Sequence[Choices], whole: Sequence[Choices]) -> None:
+        """Simulate probes with one micro batch each, and note what they show of others.
+
+        Args:
+            probes: to be simulated.
+            whole: what is evaluated meanwhile.
+        """
         complete = dict.fromkeys(found for choices in probes if (found := self.nodes.styled(choices)) is not None)
         candidates = [self.candidate(choices) for choices in complete]
         analyses = [with_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
+        if whole:
+            self.evaluate_early(whole)
         self._expand_meanwhile(len(analyses))
         for choices, candidate, analysis, outcome in zip(complete, candidates, analyses, outcomes, strict=True):
             if isinstance(outcome, Figures):
