@@ -9,6 +9,7 @@ and that of the weights, normalisation and what is recomputed in both.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -34,6 +35,9 @@ _DECIDE: Final = ("model", "attention", "precision", "context")
 
 _OF_STEP: Final = ("global", "seq_len", "ramp")
 """What `batch` says of a step, and no micro batch; the length may be the model's own."""
+
+_MOST_TEXTS: Final = 1024
+"""Texts of treatments that are kept."""
 
 _Key: TypeAlias = str
 
@@ -204,14 +208,22 @@ def one_treatment(analysis: Analysis) -> str | None:
 
 def text_of(analysis: Analysis, treatment: Any) -> str:
     """A treatment of a block as text, with what `checkpoint` says of all."""
+    options = "{}" if isinstance(treatment, KeepAll) else _options_of_checkpoint(analysis)
+    return _as_text(Full() if isinstance(treatment, Every) else treatment, options)
+
+
+@fact
+def _options_of_checkpoint(analysis: Analysis) -> str:
+    """What `checkpoint` says of all modules, as text."""
     checkpoint = analysis.plan.checkpoint
-    options = (
-        {}
-        if checkpoint is None or isinstance(treatment, KeepAll)
-        else {name: value for name, value in describe(checkpoint).items() if name not in ("rules", "on", "arguments")}
-    )
-    one = Full() if isinstance(treatment, Every) else treatment
-    return json.dumps([describe(one), options], sort_keys=True)
+    described = {} if checkpoint is None else describe(checkpoint)
+    options = {name: value for name, value in described.items() if name not in ("rules", "on", "arguments")}
+    return json.dumps(options, sort_keys=True)
+
+
+@functools.lru_cache(_MOST_TEXTS)
+def _as_text(treatment: Any, options: str) -> str:
+    return f"[{json.dumps(describe(treatment), sort_keys=True)}, {options}]"
 
 
 def _freed_in_backward(analysis: Analysis) -> float:
