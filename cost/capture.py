@@ -33,6 +33,7 @@ from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
 from legoai.cost.simulated.grouped import has_grouped_kernel
 from legoai.cost.simulated.host import host_memory
+from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.recorder import Capture
@@ -50,15 +51,17 @@ from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
-from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
+from legoai.runtime.torch_internals.graphs import disable_current_modes
 from legoai.runtime.torch_internals.patching import patched_attribute
-from legoai.runtime.training import trainer as preparation
+from legoai.runtime.training import trainer as of_trainer
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.runtime.training.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
     from legoai.cost.pipelines.deep_stages import DerivedTraces
     from legoai.runtime.parallelism.pipeline import Pipeline
 
@@ -282,12 +285,13 @@ def _captured(
     ``few`` limits the micro batches, or executed actions, of the second step. ``freed`` is whether classes of pipeline
     actions depend on whether parameters are unsharded; None for whether they are resharded after forward.
     """
-    recorder = Capture(grouped_kernel=has_grouped_kernel(kind, gpu))
-    runs: list[RepeatedBlocks] = []
     capability = gpu.compute_capability if gpu is not None else None
+    recorder = Capture(grouped_kernel=has_grouped_kernel(kind, gpu), kernels=(kind, capability))
+    runs: list[RepeatedBlocks] = []
     simulated = simulated_device(recorder, rank=rank, world=world, kind=kind, capability=capability)
     with simulated as fake, recorder.errors():
-        trainer = _built_without_fake_tensors(trainer_of(program), kind)
+        preparation = Preparation(recorder.kernels)
+        trainer = _built_without_fake_tensors(trainer_of(program), kind, preparation)
         if containers and (trainer.pipeline is None or _may_be_short(trainer.pipeline)):
             ahead = program.look_ahead if isinstance(program, Program) else 1
             trainer = _with_few_blocks(trainer, runs, containers, ahead)
@@ -315,12 +319,13 @@ def _captured(
             casts,
             host_memory(kind),
             compilation(recorder, kind, gpu),
-            patched_attribute(preparation, "model_digest", lambda _: ""),  # used only for checkpoints
+            patched_attribute(of_trainer, "model_digest", lambda _: ""),  # used only for checkpoints
             attention_kernel(trainer.attention_kernel),
             schedules,
             fake,
         ):
-            training = trainer.prepare(device, seed=trainer.seed)
+            with preparation:
+                training = trainer.prepare(device, seed=trainer.seed)
             wanted = _run_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
@@ -361,30 +366,37 @@ def _with_few_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: B
     return dataclasses.replace(trainer, build_model=build_model, parallelize=parallelize)
 
 
-def _built_without_fake_tensors(trainer: Trainer, kind: Kind) -> Trainer:
+def _built_without_fake_tensors(trainer: Trainer, kind: Kind, preparation: Preparation) -> Trainer:
     """Return a trainer that builds its mesh and its model on the meta device without fake tensors, which is faster."""
 
     def outside(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            with unset_fake_temporarily():
+            with disable_current_modes():
                 return function(*args)
 
         return call
 
     def build_model() -> nn.Module:
-        with unset_fake_temporarily(), Unfilled():
-            model = trainer.build_model()
+        with disable_current_modes():
+            with Unfilled():
+                model = trainer.build_model()
             cast_parameters(model, trainer.master_dtype)
             return model
 
     def build_graph(*args: Any) -> StepFunction:
         assert trainer.build_graph is not None, "a program that traces its step"
-        with collectives_as_traced(), on_simulated(kind):
+        with preparation.off(), collectives_as_traced(), on_simulated(kind):
             return trainer.build_graph(*args)
+
+    def build_stage(*args: Any) -> PipelineStage:
+        assert trainer.pipeline is not None, "a program with a pipeline"
+        with preparation.off():  # the stage may be a graph, which is traced
+            return trainer.pipeline.build_stage(*args)
 
     return dataclasses.replace(
         trainer,
+        pipeline=None if trainer.pipeline is None else dataclasses.replace(trainer.pipeline, build_stage=build_stage),
         build_graph=None if trainer.build_graph is None else build_graph,
         build_model=build_model,
         build_mesh=outside(trainer.build_mesh),

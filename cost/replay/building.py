@@ -160,7 +160,7 @@ class _Building:
 
     def _nodes(self) -> Iterator[tuple[int, Node]]:
         """Yield the nodes of the trace, each with its region."""
-        wheres = [self._position(index) for index in range(len(self.trace))]
+        wheres = self._positions()
         bounds = [index for index, where in enumerate(wheres) if index == 0 or where != wheres[index - 1]]
         ranges = [range(start, stop) for start, stop in zip(bounds, [*bounds[1:], len(wheres)], strict=True)]
         for span in ranges:
@@ -174,19 +174,34 @@ class _Building:
             where = wheres[span.start]
             yield where.region, self._part(span, where) if where.alone == NONE else self._alone(span.start, where)
 
-    def _position(self, index: int) -> _Position:
-        record, batch = self.trace.records[index], self.batch
-        region = 0 if batch is None or index < batch.start else 1 if index < batch.stop else 2
-        own = tuple(one.own[index] for one in self.repetitions)
-        inside = [c for c, one in enumerate(self.repetitions) if one.own[index] == one.middle]
-        if len(inside) > 1:
-            raise Unequal
-        container = inside[0] if inside else NONE
-        sweep = self.repetitions[container].sweep[index] if inside else NONE
-        alone = self._stands_alone(index, record)
-        if alone and inside:
-            raise Unequal
-        return _Position(region, own, sweep, container, index if alone else NONE)
+    def _positions(self) -> list[_Position]:
+        """Return the position of every record."""
+        records, batch = self.trace.records, self.batch
+        start, stop = (len(records), len(records)) if batch is None else (batch.start, batch.stop)
+        owns = list(zip(*[one.own for one in self.repetitions], strict=True)) or [()] * len(records)
+        middles = [one.middle for one in self.repetitions]
+        found: list[_Position] = []
+        same: dict[tuple[int, tuple[int, ...], int, int], _Position] = {}
+        for index, (record, own) in enumerate(zip(records, owns, strict=True)):
+            region = 0 if index < start else 1 if index < stop else 2
+            container, sweep = NONE, NONE
+            for place, middle in enumerate(middles):
+                if own[place] != middle:
+                    continue
+                if container != NONE:
+                    raise Unequal
+                container, sweep = place, self.repetitions[place].sweep[index]
+            if self._stands_alone(index, record):
+                if container != NONE:
+                    raise Unequal
+                found.append(_Position(region, own, sweep, container, index))
+                continue
+            key = region, own, sweep, container
+            where = same.get(key)
+            if where is None:
+                where = same[key] = _Position(*key, alone=NONE)
+            found.append(where)
+        return found
 
     def _is_for_all(self, record: Record) -> bool:
         """Whether the host computes outside all blocks: the dependence on the number of blocks is not known."""

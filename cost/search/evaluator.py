@@ -408,10 +408,16 @@ def _outcome(  # noqa: PLR0917
     try:
         # A candidate's records are gone when its figures are known, and no pass over them frees anything earlier.
         with contextlib.redirect_stdout(None), uncollected():
-            analysis = Analysis(plan, manifest, directory)
-            # Figures of units need every unit in the timeline.
-            whole = whole or bool(bucket_rules(analysis))
-            found = estimate(program, plan, manifest, directory=directory, profile=profile, whole=whole)
-            return Figures.of(found, analysis)
+            return _figures(program, plan, manifest, directory, profile, whole)
     except CannotEstimateError as error:
         return NoFigures(reason=str(error))
+
+
+def _figures(  # noqa: PLR0917
+    program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None, whole: bool
+) -> Figures:
+    analysis = Analysis(plan, manifest, directory)
+    # Figures of units need every unit in the timeline.
+    whole = whole or bool(bucket_rules(analysis))
+    found = estimate(program, plan, manifest, directory=directory, profile=profile, whole=whole)
+    return Figures.of(found, analysis)

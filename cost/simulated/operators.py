@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import CollectiveKind, TensorType
-from legoai.runtime.torch_internals.operators import OpOverload
+from legoai.runtime.torch_internals.operators import OpOverload, is_traceable_wrapper_subclass_type
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
 """How a call is recorded. `nothing` creates a view or reserves memory; `read` copies one value to the host.
@@ -123,6 +123,18 @@ class UnknownCollective(ValueError):  # noqa: N818 (it names what was met)
 
 
 @functools.cache
+def wraps(kind: type) -> bool:
+    """Whether tensors of a type consist of others, as DTensors do."""
+    return is_traceable_wrapper_subclass_type(kind)
+
+
+@functools.cache
+def name_of(func: OpOverload) -> str:
+    """Return the name of an operator, such as `aten.mm`, whatever the overload."""
+    return f"{func.namespace}.{func._schema.name.partition('::')[2]}"
+
+
+@functools.cache
 def operator(func: OpOverload) -> Operator:
     """Return the properties of an operator.
 
@@ -130,7 +142,7 @@ def operator(func: OpOverload) -> Operator:
         UnknownCollective: it communicates, and is none of the known collectives.
         SimulationError: its effect on memory is not supported.
     """
-    name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"
+    name = name_of(func)
     written = tuple(
         item.name if item.kwarg_only else index
         for index, item in enumerate(func._schema.arguments)

@@ -6,7 +6,7 @@ Functions of torch that must behave differently there are patched while a simula
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 import torch
@@ -25,6 +25,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
+from legoai.cost.simulated.propagation import known_metadata
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
 from legoai.runtime.parallelism.mesh import split_into_parts, split_off_experts
@@ -73,7 +74,7 @@ def simulated_device(
         for patch in (
             _patched_fake_mode(),
             patched_meshes(),
-            _patched_propagation(recorder),
+            _patched_propagation(recorder, (kind, capability)),
             _patched_waits(),
             one_rank_alone(),
             without_dynamo(),
@@ -201,8 +202,13 @@ def _outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _patched_propagation(recorder: Recorder) -> Iterator[None]:
-    """Pause the recorder while DTensor propagates shapes with tensors of global shape, which no device allocates."""
+def _patched_propagation(recorder: Recorder, kernels: Hashable) -> Iterator[None]:
+    """Pause the recorder while DTensor propagates shapes with tensors of global shape, which no device allocates.
+
+    Args:
+        recorder: of the trace.
+        kernels: what decides the kernels of the device, on which shapes depend that are known already.
+    """
 
     def paused(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -215,9 +221,11 @@ def _patched_propagation(recorder: Recorder) -> Iterator[None]:
         return call
 
     with contextlib.ExitStack() as stack:
-        for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
-            path = f"torch.distributed.tensor._sharding_prop:ShardingPropagator.{name}"
-            stack.enter_context(patched(path, paused(original(path))))
+        place = "torch.distributed.tensor._sharding_prop:ShardingPropagator"
+        path = f"{place}.propagate_op_sharding_non_cached"
+        stack.enter_context(patched(path, paused(original(path))))
+        path = f"{place}._propagate_tensor_meta_non_cached"
+        stack.enter_context(patched(path, known_metadata(paused(original(path)), kernels)))
         yield
 
 

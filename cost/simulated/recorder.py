@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -64,9 +64,11 @@ class StorageRef(weakref.ref[torch.UntypedStorage]):
 class Capture(Recorder):
     """Recorder of the ops of one rank."""
 
-    def __init__(self, *, grouped_kernel: bool = True) -> None:
+    def __init__(self, *, grouped_kernel: bool = True, kernels: Hashable = None) -> None:
         self.grouped_kernel = grouped_kernel
         """Whether the device has a kernel of grouped products."""
+        self.kernels = kernels
+        """What decides the kernels of the device; None where it is not known."""
         self.records: list[Item] = []
         self.operands: dict[int, Operands] | None = None
         """The operands of kernels, by the index of their record; None where they are not needed."""

@@ -6,13 +6,15 @@ much. Here the outputs of a call on tensors of the simulated device are cached b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from legoai.cost.simulated.device import SIM
-from legoai.cost.simulated.operators import Operator
+from legoai.cost.simulated.operands import Shares
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import (
     DisableTorchDispatch,
@@ -26,9 +28,18 @@ _CHANGES_SHAPE: Final = frozenset(
     {"aten.detach_", "aten.requires_grad_", "aten.resize_", "aten.resize_as_", "aten.set_", "aten.record_stream"}
 )
 _UNKNOWN: Final = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-_PLAIN: Final = frozenset(
+PLAIN: Final = frozenset(
     {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+"""Types of arguments that are equal if their values are."""
+
+
+aten = torch.ops.aten
+
+FUSED_UPDATES: Final = frozenset(
+    {aten._fused_adagrad_.default, aten._fused_adam_.default, aten._fused_adamw_.default, aten._fused_sgd_.default}
+)
+"""Elementwise updates of lists of tensors; they return nothing."""
 
 
 class _Result(NamedTuple):
@@ -44,52 +55,136 @@ class _Result(NamedTuple):
     dtype: torch.dtype | None
 
 
-class _Answer(NamedTuple):
-    """Outputs of a call; ``kind`` is the type of a sequence of outputs, or None for a single one."""
+class _Number(NamedTuple):
+    """One output that is a number, such as the length of attention's longest sequence."""
 
-    results: tuple[_Result | None, ...]
+    value: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """Outputs of a call, and what is recorded of it.
+
+    Attributes:
+        results: the outputs.
+        kind: the type of a sequence of outputs, or None for a single one.
+        kernel: the fields of the record of such a call; None where none was recorded yet.
+        shares: the traffic of its tensors; None where it was not needed yet.
+    """
+
+    results: tuple[_Result | _Number | None, ...]
     kind: type | None
+    kernel: Mapping[str, Any] | None = None
+    shares: Shares | None = None
+
+
+class Question(NamedTuple):
+    """A call whose outputs may be known: all that they depend on, and its tensors in order."""
+
+    key: tuple[object, ...]
+    inputs: list[FakeTensor]
+
+
+_MOST_ANSWERS: Final = 2**15
+"""Answers above which those of earlier simulations are dropped; a simulation adds some hundred of 1 kB."""
+_DEVICES: Final = 4
+"""Kinds of devices of which answers are kept."""
+
+
+@functools.lru_cache(_DEVICES)
+def _answers_on(kernels: Hashable) -> dict[object, Answer | None]:
+    """Return the answers on devices with the same kernels; empty at first."""
+    return {}
 
 
 class Results:
-    """Cache of outputs of calls."""
+    """Cache of outputs of calls.
 
-    def __init__(self) -> None:
-        self.answers: dict[object, _Answer | None] = {}
+    Args:
+        kernels: what decides the kernels of the simulated device; answers are shared with all simulations in this
+            process on such a device. None where it is not known: answers serve this simulation alone.
+    """
+
+    def __init__(self, kernels: Hashable = None) -> None:
+        self.answers = {} if kernels is None else _answers_on(kernels)
+        if len(self.answers) > _MOST_ANSWERS:
+            self.answers.clear()
         self.like: FakeTensor | None = None
         """One of the tensors of this simulation, from which outputs take their mode and device."""
 
-    def of(self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs of a call, from the cache or the fake tensor mode."""
-        if func.namespace not in _NAMESPACES or known.name in _CHANGES_SHAPE:
-            return func(*args, **kwargs)
-        parts: list[object] = [func]
-        inputs: list[FakeTensor] = []
-        if not (_describe(args, parts, inputs) and _describe(kwargs.items(), parts, inputs)):
-            return func(*args, **kwargs)
-        key = tuple(parts)
-        if key in self.answers:
-            answer = self.answers[key]
-            return func(*args, **kwargs) if answer is None else self._again(answer, inputs)
-        out = func(*args, **kwargs)
-        self.answers[key] = None if any(tag in func.tags for tag in _UNKNOWN) else self._answer(out, inputs)
-        return out
+    def of(self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the outputs of a call of a named operator, from the cache or the fake tensor mode."""
+        question = asked(func, name, args, kwargs)
+        answer = self.known(question)
+        if question is None or answer is None:
+            return self.computed(func, question, args, kwargs)[0]
+        return self.again(answer, question.inputs)[0]
 
-    def _answer(self, out: Any, inputs: Sequence[FakeTensor]) -> _Answer | None:
+    def known(self, question: Question | None) -> Answer | None:
+        """Return the answer to a question; None where it has none, or none yet."""
+        if question is None or not self._knows_tensor(question.inputs):
+            return None
+        return self.answers.get(question.key)
+
+    def computed(
+        self, func: OpOverload, question: Question | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Answer | None]:
+        """Return the outputs of a call from the fake tensor mode, and the answer for later ones."""
+        if question is None:
+            return func(*args, **kwargs), None
+        out = None if func in FUSED_UPDATES else func(*args, **kwargs)
+        known, inputs = self.answers, question.inputs
+        if question.key not in known:
+            known[question.key] = None if any(tag in func.tags for tag in _UNKNOWN) else self._answer(out, inputs)
+        return out, known[question.key]
+
+    def again(self, answer: Answer, inputs: Sequence[FakeTensor]) -> tuple[Any, list[FakeTensor], list[FakeTensor]]:
+        """Return the outputs of an answer; those that are tensors; and those of them that are new."""
+        found: list[FakeTensor | int | None] = []
+        results: list[FakeTensor] = []
+        fresh: list[FakeTensor] = []
+        for result in answer.results:
+            if type(result) is not _Result:
+                found.append(result.value if isinstance(result, _Number) else None)
+                continue
+            made = self._made(result, inputs)
+            found.append(made)
+            results.append(made)
+            if result.argument < 0:
+                fresh.append(made)
+        return found[0] if answer.kind is None else answer.kind(found), results, fresh
+
+    def on_device(self, elem: torch.Tensor, device: torch.device) -> FakeTensor:
+        """Return a tensor on the simulated device with the metadata of one on the meta device."""
+        if self.like is None:
+            self.like = _without_storage(torch.empty(0, device=device))
+        with DisableTorchDispatch():
+            return _fake(elem, self.like)
+
+    def _knows_tensor(self, inputs: Sequence[FakeTensor]) -> bool:
+        """Whether a tensor of this simulation is known, be it one of these."""
+        if self.like is None and inputs:
+            self.like = _without_storage(inputs[0])
+        return self.like is not None
+
+    def _answer(self, out: Any, inputs: Sequence[FakeTensor]) -> Answer | None:
         """Return the cache entry of a call; None where the outputs of an equal call might differ."""
         kind = type(out) if isinstance(out, list | tuple) else None
         if kind not in (None, list, tuple):
             return None
-        results: list[_Result | None] = []
+        results: list[_Result | _Number | None] = []
         for item in out if kind is not None else (out,):
             if item is None:
                 results.append(None)
+                continue
+            if type(item) is int:
+                results.append(_Number(item))
                 continue
             result = self._result(item, inputs) if type(item) is FakeTensor else None
             if result is None:
                 return None
             results.append(result)
-        return _Answer(tuple(results), kind)
+        return Answer(tuple(results), kind)
 
     def _result(self, item: FakeTensor, inputs: Sequence[FakeTensor]) -> _Result | None:
         if item.fake_device.type != SIM or item.constant is not None or item.layout is not torch.strided:
@@ -106,14 +201,7 @@ class Results:
             return None
         return _Result(-1, shape, stride, 0, item.dtype)
 
-    def _again(self, answer: _Answer, inputs: Sequence[FakeTensor]) -> Any:
-        if answer.kind is None:
-            return self._made(answer.results[0], inputs)
-        return answer.kind([self._made(result, inputs) for result in answer.results])
-
-    def _made(self, result: _Result | None, inputs: Sequence[FakeTensor]) -> FakeTensor | None:
-        if result is None:
-            return None
+    def _made(self, result: _Result, inputs: Sequence[FakeTensor]) -> FakeTensor:
         if result.shape is None:
             return inputs[result.argument]
         assert self.like is not None
@@ -127,14 +215,26 @@ class Results:
             return _fake(elem, self.like)
 
 
+def asked(func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Question | None:
+    """Return the question that a call of a named operator asks; None where its outputs cannot be looked up."""
+    if func.namespace not in _NAMESPACES or name in _CHANGES_SHAPE:
+        return None
+    parts: list[object] = [func]
+    inputs: list[FakeTensor] = []
+    if not (_describe(args, parts, inputs) and (not kwargs or _describe(kwargs.items(), parts, inputs))):
+        return None
+    return Question(tuple(parts), inputs)
+
+
 def tensor_like(like: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> FakeTensor:
     """Return a new tensor with the mode and device of another one, without recording it."""
     with DisableTorchDispatch():
         return _fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), like)
 
 
-def _without_storage(tensor: FakeTensor) -> FakeTensor:
+def _without_storage(tensor: torch.Tensor) -> FakeTensor:
     """Return an empty tensor of the same mode and device, which keeps no storage alive."""
+    assert isinstance(tensor, FakeTensor)
     with DisableTorchDispatch():
         return FakeTensor(tensor.fake_mode, torch.empty(0, device="meta"), tensor.fake_device)
 
@@ -165,7 +265,7 @@ def _describe(values: Any, parts: list[object], inputs: list[FakeTensor]) -> boo
                 return False
             inputs.append(value)
             parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             parts += (kind, value)
         elif isinstance(value, list | tuple):
             parts += (kind, len(value))

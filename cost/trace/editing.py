@@ -7,9 +7,11 @@ that records that are equal apart from their number are the same object.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import FIELD, MAKES, NONE, encoded, renumbered
@@ -37,23 +39,45 @@ class Operands:
     whole: bool
 
 
+class _Fields(NamedTuple):
+    """Fields of a type of record but for its number, and the indices of those that a key replaces; -1 for none."""
+
+    values: Callable[[Any], tuple[Any, ...]]
+    ranks: int
+    attributes: int
+
+
+@functools.cache
+def _fields(kind: type) -> _Fields:
+    numbered = FIELD.get(kind)
+    names: list[str] = [name for name in kind.__slots__ if name != numbered]  # type: ignore[attr-defined]
+
+    def place(name: str) -> int:
+        return names.index(name) if name in names else -1
+
+    def few(record: Any) -> tuple[Any, ...]:
+        return tuple([getattr(record, name) for name in names])
+
+    return _Fields(attrgetter(*names) if len(names) > 1 else few, place("ranks"), place("attributes"))
+
+
 def key_of(record: Record) -> object:
     """Return a key that is equal for records that are equal apart from their number."""
-    kind = type(record)
-    numbered = FIELD.get(kind)
-    values = [
+    kind: type = type(record)
+    fields = _fields(kind)
+    values = fields.values(record)
+    if fields.ranks >= 0:
         # The ranks of a group, which may number thousands, are the same tuple for the same group.
-        tuple(value.items()) if isinstance(value, dict) else id(value) if name == "ranks" else value
-        for name in kind.__slots__
-        if name != numbered
-        for value in (getattr(record, name),)
-    ]
+        return (kind, *values[: fields.ranks], id(values[fields.ranks]), *values[fields.ranks + 1 :])
+    if fields.attributes < 0:
+        return (kind, *values)
+    attributes = tuple(values[fields.attributes].items())
+    values = (*values[: fields.attributes], attributes, *values[fields.attributes + 1 :])
     try:
-        found = kind, *values
-        hash(found)
+        hash(attributes)
     except TypeError:  # an attribute is a list
-        return kind, repr(values)
-    return found
+        return kind, repr(list(values))
+    return (kind, *values)
 
 
 Made: TypeAlias = tuple[object, int]
@@ -79,7 +103,8 @@ class EditableTrace:
     @classmethod
     def of(cls, records: Sequence[Record], operands: Sequence[Operands | None] | None = None) -> EditableTrace:
         """Return the editable trace of records."""
-        numbers, kept = [], []
+        numbers: list[int] = []
+        kept: list[Record] = []
         same: dict[object, Record] = {}
         for record in records:
             kind = FIELD.get(type(record))

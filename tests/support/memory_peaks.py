@@ -11,6 +11,7 @@ from legoai.cost.capture import _built_without_fake_tensors
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.few_batches import ValuelessSource
+from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
@@ -33,7 +34,7 @@ def tracked_peak(name: str) -> int:
 
 def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
     """Return the peak in bytes that PyTorch's tracker finds in the second step of a trainer."""
-    trainer = _built_without_fake_tensors(trainer, "cuda")
+    trainer = _built_without_fake_tensors(trainer, "cuda", Preparation(None))
     device = Device(type=SIM, holds_values=False)
     casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:
