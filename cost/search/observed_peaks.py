@@ -90,7 +90,8 @@ def peak_of(blocks: Sequence[tuple[MemoryPoints, int]]) -> float:
         held += count * own.released
     last, count = blocks[-1]
     if count >= _LAST:
-        found.append(last.peak + held - total * last.released)
+        # The peak may be before all blocks hold what they keep: what the others keep more does not count.
+        found.append(last.peak + min(0.0, held - total * last.released))
     return max(found)
 
 

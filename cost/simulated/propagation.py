@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
 
+import torch
+
 from legoai.cost.simulated.results import PLAIN
 from legoai.runtime.torch_internals.fake_world import DTensorSpec
 
@@ -37,7 +39,7 @@ def known_metadata(propagate: Callable[..., Any], kernels: Hashable) -> Callable
         known.clear()
 
     def call(propagator: Any, schema: Any) -> Any:
-        parts: list[object] = [schema.op]
+        parts: list[object] = [schema.op, torch.get_default_dtype()]
         if not (_describe(schema.args_schema, parts) and _describe(schema.kwargs_schema.items(), parts)):
             return propagate(propagator, schema)
         key = tuple(parts)

@@ -219,7 +219,7 @@ def asked(func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     """Return the question that a call of a named operator asks; None where its outputs cannot be looked up."""
     if func.namespace not in _NAMESPACES or name in _CHANGES_SHAPE:
         return None
-    parts: list[object] = [func]
+    parts: list[object] = [func, torch.get_default_dtype()]  # of new tensors, and of integers times a number
     inputs: list[FakeTensor] = []
     if not (_describe(args, parts, inputs) and (not kwargs or _describe(kwargs.items(), parts, inputs))):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 
 import pytest
@@ -49,11 +50,10 @@ def test_python_function_costs_more_host_time_than_a_node() -> None:
         "forward": lambda: timer.forward(chain(Nodes), x, records=True),
     }
     with uncollected():
-        # In turn, so that a phase in which other processes slow this one down concerns all of them.
-        rounds = [{name: measure() for name, measure in measures.items()} for _ in range(5)]
-    nodes, functions, decoding, forward = (min(one[name] for one in rounds) for name in measures)
-    assert functions > 1.2 * nodes
-    assert forward > decoding
+        rounds = [{name: measure() for name, measure in measures.items()} for _ in range(9)]
+    # A processor's speed may change between two measurements, which concerns few rounds.
+    assert statistics.median(one["functions"] / one["nodes"] for one in rounds) > 1.2
+    assert statistics.median(one["forward"] / one["decoding"] for one in rounds) > 1.0
 
 
 def test_result_is_released_outside_of_the_timed_region() -> None:
