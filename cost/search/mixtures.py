@@ -113,9 +113,11 @@ class Mixtures:
         return found
 
     def _left(self, group: Choices) -> list[_Bounded] | None:
-        """Mixtures that were not asked for, as a heap; None where more is open than the treatment of all blocks."""
+        """Mixtures that were not asked for, as a heap; None where more is open than the treatment of equal blocks."""
         opened = self._candidate(group).analysis
-        if not self.joint.holes.is_open_only(0, group) or opened is None or is_staged(opened):
+        if not self.joint.holes.is_open_only(0, group) or opened is None:
+            return None
+        if is_staged(opened) or not repeated_blocks(opened.manifest):
             return None
         found = [one for one in self._mixed(group, opened) if (group, one[1]) not in self._asked]
         heapq.heapify(found)

@@ -97,7 +97,7 @@ def peak_of(blocks: Sequence[tuple[MemoryPoints, int]]) -> float:
 
 @fact
 def _decides_memory(analysis: Analysis) -> str | None:
-    """What decides memory beside the treatments of blocks; None where a compiler may decide it, or copies do."""
+    """What decides memory beside the treatments of equal blocks; None where a compiler may decide it, or copies do."""
     if analysis.plan.compile is not None or analysis.plan.pipeline is not None or not keeps_on_device(analysis):
         return None
-    return all_but_treatments(analysis)
+    return all_but_treatments(analysis) if repeated_blocks(analysis.manifest) else None

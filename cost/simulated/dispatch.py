@@ -17,7 +17,16 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.grouped import is_by_group, products
 from legoai.cost.simulated.operands import operands_of, shares_of
-from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer, wraps
+from legoai.cost.simulated.operators import (
+    ASKS_DEVICE,
+    Operator,
+    description,
+    operator,
+    tensors,
+    type_of,
+    whole_buffer,
+    wraps,
+)
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
@@ -46,8 +55,6 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 
 
 c10d = torch.ops.c10d
-
-_ASKS_DEVICE: Final = torch.ops.prim.device.default
 
 
 _ON_GIVEN_TENSORS: Final = frozenset(
@@ -109,7 +116,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _ASKS_DEVICE and type(args[0]) is FakeTensor:
+        if func is ASKS_DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         for kind in types:
             if kind is not FakeTensor and wraps(kind):

@@ -118,6 +118,10 @@ _COLLECTIVES: Final[Mapping[str, tuple[CollectiveKind, int]]] = {
 }
 
 
+ASKS_DEVICE: Final = torch.ops.prim.device.default
+"""Operator that asks for the device of a tensor."""
+
+
 class UnknownCollective(ValueError):  # noqa: N818 (it names what was met)
     """An operator communicates in a way that has no record type."""
 

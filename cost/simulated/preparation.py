@@ -13,12 +13,11 @@ from typing import Any, Final
 import torch
 
 from legoai.cost.simulated.device import SIM
-from legoai.cost.simulated.operators import name_of, tensors, wraps
+from legoai.cost.simulated.operators import ASKS_DEVICE, name_of, tensors, wraps
 from legoai.cost.simulated.results import Results
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import DisableTorchDispatch, OpOverload, TorchDispatchMode
 
-_ASKS_DEVICE: Final = torch.ops.prim.device.default
 _EMPTY_LIKE: Final = torch.ops.aten.empty_like.default
 
 
@@ -51,7 +50,7 @@ class Preparation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _ASKS_DEVICE and type(args[0]) is FakeTensor:
+        if func is ASKS_DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if any(kind is not FakeTensor and wraps(kind) for kind in types):
             return NotImplemented

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.observed_blocks import treatments_of_blocks
 from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.mixtures import Mixtures
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.observed_peaks import ObservedPeaks, peak_of
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.lint import lint
+from legoai.dsl.lint import Linted, lint
+from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from support.simulator import in_the_simulator
 
@@ -116,3 +122,32 @@ def test_blocks_with_treated_parts_have_no_treatment_of_their_own(rules: str):
     seen = ObservedPeaks()
     seen.observe(analysed("layers.* = none"), POINTS)
     assert seen.of(analysis) == 0.0
+
+
+UNEQUAL = """\
+plan test
+model   deepseek("tiny", n_layers = 9, n_dense_layers = 2)
+cluster h100_sxm
+batch   (global = 64, micro = 2, seq_len = 128)
+mesh    (dp_shard = 8)
+fsdp blocks on dp_shard
+checkpoint { layers.* = RULE }
+"""
+
+
+def test_unequal_blocks_have_no_peaks_and_no_mixtures():
+    def linted(rule: str) -> Linted:
+        found = lint(UNEQUAL.replace("RULE", rule), "test.plan", directory=Path())
+        assert not found.has_errors, found.diagnostics
+        return found
+
+    analysis = linted("none").analysis
+    assert analysis is not None and analysis.manifest is not None
+    assert not repeated_blocks(analysis.manifest)
+    seen = ObservedPeaks()
+    seen.observe(analysis, POINTS)
+    assert seen.of(analysis) == 0.0
+    plan = OpenPlan(linted("auto"), directory=Path())
+    joint = JointMemory(plan)
+    assert joint.holes.apply
+    assert Mixtures(plan, joint, Costs(objective_of(None), BoundsOf()), ())._left((None,)) is None
