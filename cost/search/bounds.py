@@ -15,7 +15,8 @@ computed by every rank. With mesh and micro batch decided, the bound adds:
 - where styles on `tp` are open, the least cost of any choice (:mod:`legoai.cost.search.lower_bounds.open_styles`);
 - FSDP's copies, its exposed communication, and the slowdown of kernels beside the rest
   (:mod:`legoai.cost.search.data_parallel_bounds`);
-- the loss beside layers (:mod:`legoai.cost.search.lower_bounds.loss`);
+- the loss beside layers (:mod:`legoai.cost.search.lower_bounds.loss`), and the optimizer's update
+  (:mod:`legoai.cost.search.lower_bounds.update`);
 - accumulation of unsharded gradients (:mod:`legoai.cost.search.lower_bounds.gradient_accumulation`);
 - recomputation of what does not fit (:mod:`legoai.cost.search.recomputation_bounds`), as open treatments allow
   (:mod:`legoai.cost.search.lower_bounds.open_treatments`);
@@ -56,6 +57,7 @@ from legoai.cost.search.lower_bounds.observed_blocks import treatments_of_blocks
 from legoai.cost.search.lower_bounds.recomputation import blocks_moved_again, by_treatments
 from legoai.cost.search.lower_bounds.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
+from legoai.cost.search.lower_bounds.update import seconds_of_update
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.memory_bounds import MemoryBounds
 from legoai.cost.search.memory_limits import for_tensors, room_of
@@ -163,15 +165,16 @@ class BoundsOf:
             ProfileError: a profile that is not there or not readable.
             CatalogueError: a device that is not known or not complete.
         """
-        try:
+        seconds = self.step_time(analysis)
+        # Where no split fits, nothing does.
+        return Bounds(step_time=seconds, memory=self._memory(analysis) if math.isfinite(seconds) else math.inf)
+
+    def step_time(self, analysis: Analysis) -> float:
+        """The bound of the step time alone, as :meth:`__call__` gives it."""
+        seconds = 0.0
+        with contextlib.suppress(Undecided):
             seconds = self._seconds(analysis)
-        except Undecided:
-            seconds = 0.0
-        return Bounds(
-            step_time=max(seconds, self.shared.seconds(analysis, 0.0)),
-            # Where no split fits, nothing does.
-            memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
-        )
+        return max(seconds, self.shared.seconds(analysis, 0.0))
 
     def as_sum(self, analysis: Analysis) -> float:
         """Least seconds of a complete candidate without stages, as a sum over its blocks, each with its treatment."""
@@ -221,9 +224,10 @@ class BoundsOf:
         return self.layers.once(analysis, self._of_token) * tokens / all_ranks(analysis)
 
     def _of_token(self, analysis: Analysis) -> float:
-        """Seconds of all layers for one token, at the fastest rates."""
+        """Seconds of all layers for one token, at the fastest rates, in forward, backward and recomputation."""
         of_token = self.layers.once(analysis, self.layers.of_token)
-        return _added(analysis, {path: Pass(took, FACTORS * took) for path, took in of_token.items()})
+        least = {path: Pass(took, FACTORS * took) for path, took in of_token.items()}
+        return (1 + FACTORS) * sum(of_token.values()) + sum(by_treatments(analysis, least).values())
 
     def _again(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds of recomputation, by the recomputing module."""
@@ -250,10 +254,15 @@ class BoundsOf:
 
     def _of_loss(self, analysis: Analysis) -> float:
         """Least seconds of the loss of a micro batch."""
-        try:
+        with contextlib.suppress(Undecided):
             return seconds_of_loss(analysis, self.machine(analysis))
-        except Undecided:
-            return 0.0
+        return 0.0
+
+    def _of_update(self, analysis: Analysis) -> float:
+        """Least seconds of the optimizer's update on a mean rank."""
+        with contextlib.suppress(Undecided):
+            return seconds_of_update(analysis, self.machine(analysis))
+        return 0.0
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""
@@ -268,7 +277,7 @@ class BoundsOf:
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) * batches / analysis.plan.mesh.pp
-        return computes + self.data_parallel.of(analysis).seconds()
+        return computes + self.data_parallel.of(analysis).seconds() + self.layers.once(analysis, self._of_update)
 
     def _added_up(self, analysis: Analysis) -> float:
         """The same with recomputation, which takes longest to find, of a plan whose batch is decided."""
@@ -344,11 +353,8 @@ class BoundsOf:
 
     def _raised(self, analysis: Analysis, work: Mapping[str, BlockWork]) -> StageProblem | None:
         problem = self.stage_problem(analysis)
-        return (
-            None
-            if problem is None
-            else raised_problem(problem, analysis, work, self.layers.once(analysis, self._again))
-        )
+        again = {} if problem is None else self.layers.once(analysis, self._again)
+        return None if problem is None else raised_problem(problem, analysis, work, again)
 
     def assignment(self, analysis: Analysis) -> Assignment | None:
         """The split of least cost of a plan in which only the split is open; None of others, or without a solver.
@@ -442,8 +448,3 @@ class BoundsOf:
     def room(self, analysis: Analysis) -> Room:
         """Bytes that a rank may take, by its device and by what the plan requires."""
         return room_of(analysis, self.machine(analysis))
-
-
-def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:
-    """Seconds of all layers in forward, backward and recomputation."""
-    return sum(one.forward + one.backward for one in least.values()) + sum(by_treatments(analysis, least).values())

@@ -20,8 +20,6 @@ from legoai.dsl.open_plan import Candidate, OpenPlan
 
 _AT_ONCE: Final = 4
 """Candidates that are evaluated before the next are chosen."""
-_CLOSE: Final = 0.01
-"""Share by which what is predicted may be above the best at last: beside others an answer changes another share."""
 _MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
 """Requirements that are predicted, and what bounds them."""
 
@@ -80,23 +78,20 @@ class LocalSearch:
                 self._descend(moving=moving)
             while self._search.jointly(early=True):
                 pass
-            for moving in (False, True):
-                self._descend(moving=moving, close=_CLOSE)
 
-    def _descend(self, *, moving: bool, close: float = 0.0) -> None:
+    def _descend(self, *, moving: bool) -> None:
         """Go to the best of the candidates beside the best one, until none is better.
 
         Args:
             moving: to other degrees too, where all has to be captured anew, and bounds are looser.
-            close: share by which what is predicted may be above the best.
         """
         found, before = self._search.result, None
         while found.best is not None and found.best is not before:
             before = found.best
-            likely = sorted(self._likely(before, moving=moving, close=close))
+            likely = sorted(self._likely(before, moving=moving))
             self._evaluate([choices for _, choices in likely[:_AT_ONCE]])
 
-    def _likely(self, best: Evaluated, *, moving: bool, close: float) -> Iterator[tuple[float, Choices]]:
+    def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:
         """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""
         search, base = self._search, self._open(best.choices)
         self._learn()
@@ -110,10 +105,7 @@ class LocalSearch:
             if least is None or least >= incumbent:
                 continue
             amounts = self._effects.predicted(base, choices)
-            if amounts is None:
-                continue
-            limit = incumbent + close * abs(incumbent)
-            if (amounts.cost < incumbent or (close and amounts.cost <= limit)) and self._fits(candidate, amounts):
+            if amounts is not None and amounts.cost < incumbent and self._fits(candidate, amounts):
                 yield amounts.cost, choices
 
     def _fits(self, candidate: Candidate, amounts: Amounts) -> bool:

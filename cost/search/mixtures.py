@@ -25,7 +25,7 @@ from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.memory_bounds import least_memory
 from legoai.cost.search.nodes import Nodes
-from legoai.cost.search.objective import Costs, nearly
+from legoai.cost.search.objective import Costs
 from legoai.cost.search.observed_peaks import peak_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import is_staged
@@ -81,7 +81,7 @@ class Mixtures:
             nodes: of which the bounds of what is not tried one by one are raised.
             best: cost of the best candidate.
         """
-        limit = nearly(best)
+        limit = self.costs.nearly(best)
         while (least := nodes.least_untried(limit)) < limit:
             group = next(one for one, bound in nodes.untried.items() if bound == least)
             left = self._left(group)

@@ -21,13 +21,8 @@ _SHORTER: Final = (("minimize", "step_time"), ("maximize", "tokens_per_s"), ("ma
 """What is better if and only if a step is shorter, where model, batch and devices are decided."""
 
 
-_SMALL_GAP: Final = 0.005
-"""Gap that is not reduced further, as a share."""
-
-
-def nearly(best: float) -> float:
-    """The cost below which the bound of a gap is raised further, by that of the best candidate."""
-    return best - _SMALL_GAP * abs(best)
+SMALL_GAP: Final = 0.005
+"""Gap that is not reduced further by default, as a share."""
 
 
 def is_timed(objective: Objective) -> bool:
@@ -47,10 +42,15 @@ class Costs:
     Args:
         objective: what is optimised.
         bounds: of candidates.
+        gap: share of the best candidate's cost below which a gap is not reduced further, by what is not tried one by
+            one.
+        exact: whether candidates that are tried one by one are looked at as long as any may be better.
     """
 
     objective: Objective
     bounds: BoundsOf
+    gap: float = SMALL_GAP
+    exact: bool = True
 
     def of(self, candidate: Evaluated) -> float:
         """What is minimised: the objective, negative where it is maximised."""
@@ -62,18 +62,36 @@ class Costs:
         """What the best candidate has the least of: its cost, and of equal ones reserved memory."""
         return self.of(candidate), candidate.figures.reserved
 
+    def nearly(self, best: float) -> float:
+        """The cost below which the bound of a gap is raised further, by that of the best candidate."""
+        return best - self.gap * abs(best) if math.isfinite(best) else best
+
+    def limit(self, best: float) -> float:
+        """The cost below which a candidate is looked at, by that of the best one."""
+        return best if self.exact else self.nearly(best)
+
     def expect(self, best: Evaluated | None) -> None:
-        """Let bounds of time be found no closer than it takes to say that a candidate is no better than the best."""
-        self.bounds.enough = math.inf if best is None or not is_timed(self.objective) else best.figures.step_time
+        """Let bounds of time be found no closer than it takes to say that a candidate is not looked at."""
+        self.bounds.enough = math.inf
+        if best is not None and is_timed(self.objective):
+            gap = 0.0 if self.exact else self.gap
+            share = 1.0 - gap if self.objective.direction == "minimize" else 1.0 / (1.0 + gap)
+            self.bounds.enough = best.figures.step_time * share
 
     def value(self, cost: float) -> float:
         """The objective at a cost."""
         return cost if self.objective.direction == "minimize" else -cost
 
     def bounded(self, candidate: Candidate, least: float) -> float | None:
-        """A bound of the cost, which is at least another; None where a bound excludes the candidate."""
+        """A bound of the cost, which is at least another; None where a bound excludes the candidate.
+
+        Where time is what counts, and bounded by what is expected or more, memory is not bounded.
+        """
         if candidate.analysis is None:
             return least
+        seconds = self.bounds.step_time(candidate.analysis)
+        if self.bounds.enough <= seconds < math.inf:
+            return max(least, self.least(Bounds(step_time=seconds), candidate))
         bounds = self.bounds(candidate.analysis)
         if self._is_full(candidate.analysis, bounds) or any(_excludes(bounds, item) for item in candidate.plan.require):
             return None

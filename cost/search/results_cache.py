@@ -119,15 +119,17 @@ class CachedResult:
         )
 
 
-def result_file(plan: OpenPlan, profile: str) -> Path | None:
-    """The file of the result for a plan, whatever answers it has; None where nothing can be kept."""
+def result_file(plan: OpenPlan, profile: str, gap: float | None = None) -> Path | None:
+    """The file of the result for a plan to within a gap, whatever answers it has; None where nothing can be kept."""
     if plan.analysis is None:
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
     asked = plan.analysis.plan
     wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
     objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
-    question = json.dumps([profile, _what_costs(asked), wanted, objective, holes, str(installed())], sort_keys=True)
+    question = json.dumps(
+        [profile, _what_costs(asked), wanted, objective, holes, str(installed()), gap], sort_keys=True
+    )
     return state_file("results", question)
 
 

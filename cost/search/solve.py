@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import legoai
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
+from legoai.cost.search.baselines import Baseline, baselines
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.candidates import Choices, Evaluated, evaluated
-from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
+from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.evaluator import Evaluator, WorkerKilledError
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import Progress, SearchResult
@@ -25,27 +25,15 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting import edit
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import PlanFile
-from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import SolverFailedError, SolverMissingError
 from legoai.specs.cluster import CatalogueError
-from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.hole import Hole
-from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
-
-_MOST_RULED: Final = 24
-"""Candidates that the rule of thumb tries at most."""
-
-
-_FiguresOf = Callable[[Choices], Evaluated | None]
-"""Evaluates a candidate; None where it is not legal or cannot be simulated."""
-
-_LegalOf = Callable[[Choices], Candidate | None]
-"""Lints a candidate, which may have holes; None where it is not legal. It raises where no time is left."""
 
 
 class _Searches(Protocol):
@@ -55,21 +43,6 @@ class _Searches(Protocol):
 
 class CannotSolveError(ValueError):
     """A plan that cannot be solved; the message says why, for the plan's author."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A candidate that the solution is compared with.
-
-    Attributes:
-        name: `rule of thumb`, or `present values`.
-        found: the candidate; None where there is none.
-        note: why there is none.
-    """
-
-    name: str
-    found: Evaluated | None
-    note: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,6 +143,7 @@ def solve(
     *,
     profile: str | None = None,
     time_limit: float | None = None,
+    gap: float | None = None,
     progress: Progress | None = None,
     cached: CachedResult | None = None,
 ) -> Solution:
@@ -180,6 +154,7 @@ def solve(
         evaluator: of candidates.
         profile: of other devices than the plan's.
         time_limit: seconds after which the best so far is the result.
+        gap: share by which a better candidate need not be found; None for none where answers are few, else 0.5%.
         progress: called with the state of the search.
         cached: what an earlier search found, which is the result where it had no less time.
 
@@ -197,7 +172,7 @@ def solve(
     def search(without: Sequence[Span] = (), *, first_feasible: bool = False) -> SearchResult:
         return Search(
             plan, bounds=bounds, evaluator=evaluator, objective=objective, without=without,
-            first_feasible=first_feasible, deadline=deadline, progress=progress,
+            first_feasible=first_feasible, gap=gap, deadline=deadline, progress=progress,
         ).run()  # fmt: skip
 
     earlier = cached if cached is not None and cached.answers(time_limit) else None
@@ -223,7 +198,7 @@ def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, costs:
         if found.status == "infeasible":
             solution.diagnostics = _why_infeasible(plan, found, search)
         elif found.best is not None:
-            solution.baselines = tuple(_baselines(plan, found, evaluator, costs, deadline))
+            solution.baselines = tuple(baselines(plan, found, evaluator, costs, deadline))
     except KeyboardInterrupt:
         found.status = "interrupted"
 
@@ -324,94 +299,3 @@ def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
 def _other_styles(found: SearchResult) -> list[str]:
     """Help where styles were left open: those that were not chosen were not tried."""
     return ["styles were chosen for speed, and no others tried: write the rules"] if found.left_out else []
-
-
-def _baselines(
-    plan: OpenPlan, found: SearchResult, evaluator: Evaluator, costs: Costs, deadline: float | None
-) -> list[Baseline]:
-    known = {item.choices: item for item in found.evaluated}
-
-    def figures(choices: Choices) -> Evaluated | None:
-        """The candidate, where it is legal and can be simulated."""
-        if choices in known:
-            return known[choices]
-        if found.status not in ("optimal", "bounded"):
-            raise OutOfTimeError
-        candidate = plan.candidate(choices)
-        if candidate.errors or candidate.analysis is None:
-            return None
-        [outcome] = evaluator.evaluate([candidate.analysis], deadline)
-        if not isinstance(outcome, Figures):
-            return None
-        known[choices] = evaluated(choices, candidate, outcome)
-        return known[choices]
-
-    def legal(choices: Choices) -> Candidate | None:
-        """The candidate, where lint's rules allow it as far as it is decided."""
-        if deadline is not None and time.monotonic() >= deadline:
-            raise OutOfTimeError
-        candidate = plan.candidate(choices)
-        return None if candidate.errors else candidate
-
-    result = []
-    assert found.best is not None
-    answered = any(hole.answer is not None for hole in plan.holes)
-    for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
-        try:
-            one, note = find(plan, found.best.choices, legal, figures, costs)
-        except OutOfTimeError:
-            one, note = None, "out of time"
-        result.append(Baseline(name=name, found=one, note=note))
-    return result
-
-
-def _ruled(
-    plan: OpenPlan, solved: Choices, legal: _LegalOf, figures: _FiguresOf, costs: Costs
-) -> tuple[Evaluated | None, str]:
-    """Least `tp · pp` that fits, then the largest micro batch; what else is open as it is solved.
-
-    What a bound excludes is not simulated: it does not fit, or violates a requirement.
-    """
-    own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
-    if not own:
-        return None, "no degree and no micro batch is open"
-    # A split that was solved for one number of stages suits no other.
-    listed = [
-        0 if value is not None and value >= hole.listed else value
-        for hole, value in zip(plan.holes, solved, strict=True)
-    ]
-    ways: list[tuple[Choices, Candidate | None]] = [
-        (tuple(None if index in own else value for index, value in enumerate(listed)), None)
-    ]
-    for index in own:
-        more = [
-            (*way[:index], value, *way[index + 1 :]) for way, _ in ways for value in range(plan.holes[index].listed)
-        ]
-        ways = [(way, candidate) for way in more if (candidate := legal(way)) is not None]
-    order = []
-    for way, candidate in ways:
-        if candidate is not None and candidate.analysis is not None:
-            mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
-            order.append(((mesh.tp * mesh.pp, -micro, mesh.tp), way, candidate))
-    for _, way, candidate in sorted(order, key=lambda item: item[:2])[:_MOST_RULED]:
-        if costs.bounded(candidate, -math.inf) is None:
-            continue
-        one = figures(way)
-        if one is not None and one.feasible:
-            return one, ""
-    return None, "no candidate of the rule fits" if len(order) <= _MOST_RULED else f"none of {_MOST_RULED} tried fits"
-
-
-def _present(plan: OpenPlan, _: Choices, __: _LegalOf, figures: _FiguresOf, ___: Costs) -> tuple[Evaluated | None, str]:
-    """The plan with the answers that its text has."""
-    for index, hole in enumerate(plan.holes):
-        if hole.free and hole.answer is not None:  # which may have been solved for
-            plan.add(index, hole.answer)
-    chosen = tuple(
-        hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None
-        for hole in plan.holes
-    )
-    if None in chosen:
-        return None, "not every hole has an answer"
-    one = figures(chosen)
-    return one, "" if one is not None else "the answers are not legal"

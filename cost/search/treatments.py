@@ -16,7 +16,7 @@ from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.mixtures import Mixtures
 from legoai.cost.search.nodes import Nodes
-from legoai.cost.search.objective import Costs, nearly
+from legoai.cost.search.objective import Costs
 from legoai.cost.search.result import SearchResult
 from legoai.cost.search.unrecomputed import Unrecomputed
 from legoai.dsl.open_plan import OpenPlan
@@ -89,7 +89,7 @@ class Treatments:
         if group == self.joint.holes.group(self.found.best.choices):
             return untried < self._best
         bounded = self.costs.bounded(self.plan.candidate(group, without=self.without), untried)
-        return bounded is not None and bounded < nearly(self._best)
+        return bounded is not None and bounded < self.costs.nearly(self._best)
 
     def beside_best(self) -> list[Choices]:
         """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
@@ -99,6 +99,7 @@ class Treatments:
         """What bounds treatments that were not tried; none where the gap is small, or where it would stay."""
         if self.found.best is None:
             return []
-        self.nodes.least_untried(self._best)
-        wanted = self._unrecomputed.wanted(self.nodes.untried, self._best)
+        limit = self.costs.nearly(self._best)
+        self.nodes.least_untried(limit)
+        wanted = self._unrecomputed.wanted(self.nodes.untried, limit)
         return wanted or self._mixtures.wanted(self.nodes, self._best)

@@ -22,7 +22,7 @@ from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
-from legoai.cost.search.objective import Costs, is_timed
+from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
 from legoai.cost.search.observations import Observations
 from legoai.cost.search.probes import Probes, with_one_micro_batch
 from legoai.cost.search.result import Progress, SearchResult
@@ -64,6 +64,7 @@ class Search:
         objective: what is optimised.
         without: spans of `require` lines that are left out.
         first_feasible: stop at the first feasible candidate.
+        gap: share by which a better candidate need not be found; None for none where answers are few, else 0.5%.
         deadline: a time of `time.monotonic` at which to stop.
         progress: called with the state of the search.
     """
@@ -77,19 +78,21 @@ class Search:
         objective: Objective,
         without: Sequence[Span] = (),
         first_feasible: bool = False,
+        gap: float | None = None,
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.plan = plan
         self.bounds = bounds
         self.evaluator = evaluator
-        self.costs = Costs(objective, bounds)
-        self.costs.expect(None)
         self.without = tuple(without)
         self.first_feasible = first_feasible
         self.deadline = deadline
         self.say = progress or (lambda count, best, bound: None)
         self.result = SearchResult(total=math.prod(hole.listed for hole in plan.holes))
+        few = gap is None and self.result.total < _MANY
+        self.costs = Costs(objective, bounds, SMALL_GAP if gap is None else gap, exact=few)
+        self.costs.expect(None)
         self._expanded = 0
         """Nodes that were expanded since a candidate was chosen for evaluation."""
         self._awaited: set[str] = set()
@@ -156,11 +159,11 @@ class Search:
         stopped = found.status in ("time_limit", "interrupted")
         if stopped:
             self.nodes.raise_least(self._incumbent())
-        bounds = [item[0] for item in self.nodes.heap] if stopped else []
+        bounds = [item[0] for item in self.nodes.heap]
         if found.best is not None:
             untried = self.nodes.least_untried(self.costs.of(found.best))
             bounds += [self.costs.of(found.best), untried]
-            if found.status == "optimal" and untried < self.costs.of(found.best):
+            if found.status == "optimal" and min(bounds) < self.costs.of(found.best):
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
             found.bound = self.costs.value(min(bounds))
@@ -185,7 +188,7 @@ class Search:
         try:
             while True:
                 self.in_time()
-                if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
+                if self.nodes.heap and self.nodes.heap[0][0] < self._limit() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
                         if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._probed(node):
@@ -219,12 +222,12 @@ class Search:
         if (probes := [self._probes.of(node[2])]) == [None]:
             return False
         heapq.heappush(self.nodes.heap, node)
-        for choices in self.nodes.least(_LOOKED_AT, self._incumbent()):
+        for choices in self.nodes.least(_LOOKED_AT, self._limit()):
             if len(probes) == _PROBES_AT_ONCE:
                 break
             # More may be known now than when it was bounded.
             least = self.costs.bounded(self.candidate(choices), -math.inf)
-            probe = self._probes.of(choices) if least is not None and least < self._incumbent() else None
+            probe = self._probes.of(choices) if least is not None and least < self._limit() else None
             probes += [] if probe is None else [probe]
         new = [one for one in probes if one is not None and one not in self._asked]
         self._probe([one for one in new if one != node[2]], [one for one in new if one == node[2]])
@@ -252,7 +255,7 @@ class Search:
     def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
         heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
-        while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._incumbent():
+        while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._limit():
             self.in_time()
             left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
             node = heapq.heappop(heap)
@@ -274,7 +277,7 @@ class Search:
         """
         if self._expanded < self._patience():
             return heapq.heappop(self.nodes.heap)
-        below = [node for node in self.nodes.heap if node[0] < self._incumbent()]
+        below = [node for node in self.nodes.heap if node[0] < self._limit()]
         if self.result.best is not None:
             node = min(below, key=lambda node: (node[1], node))
         else:
@@ -365,6 +368,10 @@ class Search:
 
     def _incumbent(self) -> float:
         return math.inf if self.result.best is None else self.costs.of(self.result.best)
+
+    def _limit(self) -> float:
+        """Cost below which a node is looked into."""
+        return self.costs.limit(self._incumbent())
 
     def _evaluate(self, batch: list[Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""

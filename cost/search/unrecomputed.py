@@ -13,7 +13,6 @@ from typing import Final
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.joint_memory import JointMemory
-from legoai.cost.search.objective import nearly
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.open_plan import OpenPlan
@@ -41,17 +40,17 @@ class Unrecomputed:
     joint: JointMemory
     _asked: set[Choices] = field(default_factory=set)
 
-    def wanted(self, untried: dict[Choices, float], best: float) -> list[Choices]:
-        """Those to be simulated next; none where the least bound would not change, or is close to the best.
+    def wanted(self, untried: dict[Choices, float], limit: float) -> list[Choices]:
+        """Those to be simulated next; none where the least bound would not change, or does not matter.
 
         Args:
             untried: bounds of what is not tried one by one, by the choices that are decided.
-            best: cost of the best candidate.
+            limit: cost below which a bound matters.
         """
         found: list[Choices] = []
         for choices in sorted(untried, key=lambda one: (untried[one], str(one))):
             complete = self._complete(choices)
-            if untried[choices] >= nearly(best) or complete is None or len(found) == _AT_ONCE:
+            if untried[choices] >= limit or complete is None or len(found) == _AT_ONCE:
                 break
             found.append(complete)
         self._asked.update(found)

@@ -114,6 +114,7 @@ def solve(
     variant: str | None = None,
     profile: str | None = None,
     time_limit: float | None = None,
+    gap: float | None = None,
     refresh: bool = False,
 ) -> Solution:
     """Fill the holes of a plan, as `legoai solve` does. The first arguments are those of :func:`lint`.
@@ -127,6 +128,8 @@ def solve(
         settings: values for `let` names.
         variant: solve this variant.
         profile: other devices than the plan's; see :func:`estimate`.
+        gap: share by which a better candidate need not be found; by default none where the holes have fewer than 256
+            assignments, else 0.5%.
         time_limit: seconds after which the best candidate so far is the result. Results are cached, and an equal
             search with no higher limit returns them.
         refresh: repeat the search and its simulations although their results are cached.
@@ -147,7 +150,7 @@ def solve(
         raise PlanError(tuple(opened.refused), linted.files)
     if not opened.holes:
         raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
-    return solved(opened, profile=profile, time_limit=time_limit, refresh=refresh)
+    return solved(opened, profile=profile, time_limit=time_limit, gap=gap, refresh=refresh)
 
 
 def solved(
@@ -155,6 +158,7 @@ def solved(
     *,
     profile: str | None = None,
     time_limit: float | None = None,
+    gap: float | None = None,
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> Solution:
@@ -173,12 +177,12 @@ def solved(
     device = profile_of(opened, profile)
     file = None if imports else figures_file(device)
     kept = {} if refresh else read_cache(file)
-    results = None if imports else result_file(opened, device)
+    results = None if imports else result_file(opened, device, gap)
     cached = None if refresh else read_result(results)
     with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:
             solution = solve(
-                opened, evaluator, profile=profile, time_limit=time_limit, progress=progress, cached=cached
+                opened, evaluator, profile=profile, time_limit=time_limit, gap=gap, progress=progress, cached=cached
             )
             if cached is None or not cached.answers(time_limit):
                 found, simulated, seconds = solution.result, solution.simulated, solution.seconds

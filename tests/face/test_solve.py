@@ -145,6 +145,9 @@ def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]):
     for wrong in (
         ["--all"],
         ["--time-limit", "0"],
+        ["--gap", "100%"],
+        ["--gap", "-0.1"],
+        ["--gap", "small"],
         ["--top", "0"],
         ["--in-place", "-o", "x.plan"],
         ["-o", "missing/x"],

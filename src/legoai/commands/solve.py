@@ -50,6 +50,7 @@ examples:
   legoai solve plan.auto --in-place          write the answers into the file
   legoai solve plan.auto -o solved.plan      write them into another file
   legoai solve plan.auto --time-limit 60     the best within a minute
+  legoai solve plan.auto --gap 2%            to within 2%, which takes less time
   legoai solve plan.auto --in-place --pin    plain values in the place of the holes
   legoai solve plan.auto --json --all        every candidate
 """
@@ -69,6 +70,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", metavar="S", type=_seconds, help="stop after so many seconds with the best so far"
     )
+    parser.add_argument(
+        "--gap", metavar="SHARE", type=_share,
+        help=(
+            "stop when no candidate can be better than the best by more than this share (default: 0.5%%, and 0 for "
+            "holes with fewer than 256 assignments)"
+        ),
+    )  # fmt: skip
     parser.add_argument("--refresh", action="store_true", help="ignore cached results and figures")
     parser.add_argument("--json", action="store_true", help="print the solution as JSON")
     parser.add_argument("--all", action="store_true", help="with --json, every candidate that was evaluated")
@@ -152,6 +160,7 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
             opened,
             profile=arguments.profile,
             time_limit=arguments.time_limit,
+            gap=arguments.gap,
             refresh=arguments.refresh,
             progress=say,
         )
@@ -219,3 +228,14 @@ def _seconds(text: str) -> float:
     if not 0.0 < seconds < float("inf"):
         raise ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
     return seconds
+
+
+def _share(text: str) -> float:
+    number, percent = (text[:-1], True) if text.endswith("%") else (text, False)
+    try:
+        share = float(number) / (100.0 if percent else 1.0)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share < 1.0:
+        raise ArgumentTypeError(f"expected a share of at least 0 and below 1, like 0.5%, not {text!r}")
+    return share

@@ -11,7 +11,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, evaluated
 from legoai.cost.search.evaluator import Figures, Simulation
 from legoai.cost.search.joint_memory import JointMemory
-from legoai.cost.search.objective import nearly, objective_of
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import SearchResult
 from legoai.cost.search.tree import Search
 from legoai.dsl.lint import lint
@@ -71,7 +71,7 @@ def compared(limit: str) -> list[str]:
             seconds, active, least = outcome.step_time, outcome.active, bounds(candidate.analysis)
             if least.step_time > seconds or least.memory > ROUNDED * active:
                 wrong.append(f"{choices}: bounds {least}, {seconds} s, {active} bytes")
-            limits = {"bound": found.bound, "best": nearly(best)}
+            limits = {"bound": found.bound, "best": Costs(objective_of(None), bounds).nearly(best)}
             if evaluated(choices, candidate, outcome).feasible:
                 wrong += [f"{choices}: {seconds} s, {name} {one}" for name, one in limits.items() if seconds < one]
     return wrong

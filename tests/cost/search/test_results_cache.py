@@ -123,6 +123,7 @@ def test_cache_key_has_domains_and_requirements_but_no_answers(monkeypatch: pyte
     assert files[TEXT] == files[answered] is not None
     assert len(set(files.values())) == len(asked) - 1
     assert result_file(opened(), "profile@2") not in files.values()
+    assert result_file(opened(), "profile@1", 0.01) not in files.values()
 
 
 def test_damaged_result_is_ignored(tmp_path: Path):

@@ -83,6 +83,31 @@ def test_search_equals_brute_force(goal: str, seed: int):
     assert solution.result.total == counted + len(solution.result.evaluated) + len(solution.result.failed)
 
 
+@pytest.mark.parametrize("goal", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("many", [0, 10**9])
+def test_search_to_within_a_gap(goal: str, seed: int, many: int, monkeypatch: pytest.MonkeyPatch):
+    """No candidate is better by more than the gap, and fewer are evaluated than by an exact search."""
+    monkeypatch.setattr(tree, "_MANY", many)
+    metric, sign = OBJECTIVES[goal]
+    best = brute_force(opened(TEXT + goal), Drawn(seed), metric, sign)
+    exact = solve(opened(TEXT + goal), Drawn(seed), gap=0.0)
+    assert (exact.result.status, exact.value, exact.result.bound) == ("optimal", best, best)
+    found = solve(opened(TEXT + goal), Drawn(seed), gap=0.3)
+    assert best is not None and found.value is not None and found.result.bound is not None and found.gap is not None
+    assert found.gap <= 0.3
+    assert found.result.status == ("optimal" if found.result.bound == found.value else "bounded")
+    assert sign * found.result.bound <= sign * best <= sign * found.value
+    assert len(found.result.evaluated) <= len(exact.result.evaluated)
+    counted = sum(found.result.refused.values()) + found.result.bounded
+    assert found.result.total == counted + len(found.result.evaluated) + len(found.result.failed)
+
+
+def test_wide_gap_avoids_evaluations():
+    evaluated = [len(solve(opened(), Drawn(1), gap=gap).result.evaluated) for gap in (0.0, 0.9)]
+    assert evaluated[1] < evaluated[0]
+
+
 def test_dtypes_are_decided_first():
     text = TEXT.replace("param = fp32", "param = auto in [bf16, fp32]").replace(" (sequence = auto)", "")
     plan = opened(text)

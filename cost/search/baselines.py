@@ -1,0 +1,175 @@
+"""Baselines of a search: the candidates that its best one is compared with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated
+from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError
+from legoai.cost.search.objective import Costs
+from legoai.cost.search.result import SearchResult
+from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.mesh import Mesh
+
+_MOST_RULED: Final = 24
+"""Candidates that the rule of thumb tries at most."""
+
+_FiguresOf = Callable[[Choices], Evaluated | None]
+"""Evaluates a candidate; None where it is not legal or cannot be simulated."""
+
+_LegalOf = Callable[[Choices], Candidate | None]
+"""Lints a candidate, which may have holes; None where it is not legal. It raises where no time is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A candidate that the solution is compared with.
+
+    Attributes:
+        name: `rule of thumb`, or `present values`.
+        found: the candidate; None where there is none.
+        note: why there is none.
+    """
+
+    name: str
+    found: Evaluated | None
+    note: str = ""
+
+
+def baselines(
+    plan: OpenPlan, found: SearchResult, evaluator: Evaluator, costs: Costs, deadline: float | None
+) -> list[Baseline]:
+    """What the best candidate of a search is compared with; its bounds of time are found in full from here on."""
+    known = {item.choices: item for item in found.evaluated}
+    costs.expect(None)
+
+    def figures(choices: Choices) -> Evaluated | None:
+        """The candidate, where it is legal and can be simulated."""
+        if choices in known:
+            return known[choices]
+        if found.status not in ("optimal", "bounded"):
+            raise OutOfTimeError
+        candidate = plan.candidate(choices)
+        if candidate.errors or candidate.analysis is None:
+            return None
+        [outcome] = evaluator.evaluate([candidate.analysis], deadline)
+        if not isinstance(outcome, Figures):
+            return None
+        known[choices] = evaluated(choices, candidate, outcome)
+        return known[choices]
+
+    def legal(choices: Choices) -> Candidate | None:
+        """The candidate, where lint's rules allow it as far as it is decided."""
+        if deadline is not None and time.monotonic() >= deadline:
+            raise OutOfTimeError
+        candidate = plan.candidate(choices)
+        return None if candidate.errors else candidate
+
+    result = []
+    assert found.best is not None
+    answered = any(hole.answer is not None for hole in plan.holes)
+    for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
+        try:
+            one, note = find(plan, found.best.choices, legal, figures, costs)
+        except OutOfTimeError:
+            one, note = None, "out of time"
+        result.append(Baseline(name=name, found=one, note=note))
+    return result
+
+
+def _ruled(
+    plan: OpenPlan, solved: Choices, legal: _LegalOf, figures: _FiguresOf, costs: Costs
+) -> tuple[Evaluated | None, str]:
+    """The first candidate of the rule that fits.
+
+    What a bound excludes is not simulated: it does not fit, or violates a requirement.
+    """
+    own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
+    if not own:
+        return None, "no degree and no micro batch is open"
+    # A split that was solved for one number of stages suits no other.
+    listed = tuple(
+        None if index in own else 0 if value is not None and value >= hole.listed else value
+        for index, (hole, value) in enumerate(zip(plan.holes, solved, strict=True))
+    )
+    ordered = _by_rule(plan, listed, own, legal)
+    for way, candidate in itertools.islice(ordered, _MOST_RULED):
+        if costs.bounded(candidate, -math.inf) is None:
+            continue
+        one = figures(way)
+        if one is not None and one.feasible:
+            return one, ""
+    return None, "no candidate of the rule fits" if next(ordered, None) is None else f"none of {_MOST_RULED} tried fits"
+
+
+def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) -> Iterator[tuple[Choices, Candidate]]:
+    """Legal candidates with least `tp · pp` first, of these with the largest micro batch, then with the least `tp`.
+
+    What decides this order is answered first, so that candidates are linted as far as they are asked for.
+
+    Args:
+        plan: with its holes.
+        way: answers of all other holes.
+        own: holes of degrees and of the batch.
+        legal: lints a candidate.
+    """
+    first = [index for index in own if plan.holes[index].what.split()[-1] in ("tp", "pp", "micro")]
+    begun = list(_answered(plan, [way], first, legal))
+    ranks = [_rank(candidate) for _, candidate in begun]
+    groups: defaultdict[tuple[int, ...], list[Choices]] = defaultdict(list)
+    if None in ranks:  # a degree takes what others leave
+        groups[()], first = [way], []
+    else:
+        for rank, (choices, _) in zip(ranks, begun, strict=True):
+            groups[rank or ()].append(choices)
+    for _, ways in sorted(groups.items()):
+        complete = _answered(plan, ways, [index for index in own if index not in first], legal)
+        ranked = [(rank, *one) for one in complete if (rank := _rank(one[1])) is not None]
+        yield from (one[1:] for one in sorted(ranked, key=lambda one: one[:2]))
+
+
+def _answered(
+    plan: OpenPlan, ways: Iterable[Choices], holes: Sequence[int], legal: _LegalOf
+) -> Iterator[tuple[Choices, Candidate]]:
+    """Ways to answer some holes beside some answers, as far as lint allows them."""
+    found = [(way, candidate) for way in ways if (candidate := legal(way)) is not None]
+    for index in holes:
+        more = [
+            (*way[:index], value, *way[index + 1 :]) for way, _ in found for value in range(plan.holes[index].listed)
+        ]
+        found = [(way, candidate) for way in more if (candidate := legal(way)) is not None]
+    yield from found
+
+
+def _rank(candidate: Candidate) -> tuple[int, int, int] | None:
+    """What the rule of thumb looks for the least of; None where it is not decided."""
+    if candidate.analysis is None:
+        return None
+    mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
+    try:
+        return mesh.tp * mesh.pp, -micro, mesh.tp
+    except Undecided:
+        return None
+
+
+def _present(plan: OpenPlan, _: Choices, __: _LegalOf, figures: _FiguresOf, ___: Costs) -> tuple[Evaluated | None, str]:
+    """The plan with the answers that its text has."""
+    for index, hole in enumerate(plan.holes):
+        if hole.free and hole.answer is not None:  # which may have been solved for
+            plan.add(index, hole.answer)
+    chosen = tuple(
+        hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None
+        for hole in plan.holes
+    )
+    if None in chosen:
+        return None, "not every hole has an answer"
+    one = figures(chosen)
+    return one, "" if one is not None else "the answers are not legal"

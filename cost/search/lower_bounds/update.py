@@ -1,0 +1,34 @@
+"""Lower bound of the time of the optimizer's update: its kernels read and write the state of a rank's parameters."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.kernel_time import seconds_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.magnitudes.state import state_bytes
+
+_KINDS: Final[tuple[MovementKind, ...]] = get_args(MovementKind)
+"""What its kernels may be: one that is fused for all, or operators on lists of tensors."""
+
+
+def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
+    """Least seconds of a mean rank's update; 0 where the host may do a part of it.
+
+    Parameters and moments are read and written, and gradients are read.
+
+    Args:
+        analysis: of a plan whose mesh is decided.
+        machine: on which it runs.
+
+    Raises:
+        Undecided: the state depends on a hole.
+    """
+    state = state_bytes(analysis)
+    if state is None or analysis.plan.offload is not None:
+        return 0.0
+    moved = 2 * (state.parameters + state.optimizer) + state.gradients
+    works = (Movement(kind=kind, bytes=moved, rate=analysis.plan.precision.master) for kind in _KINDS)
+    return min(seconds_of(work, machine.profile)[0] for work in works)
