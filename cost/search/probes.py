@@ -8,16 +8,18 @@ and bounds all candidates with the same blocks, and the nodes above them.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.evaluator import Outcome
 from legoai.cost.search.lower_bounds.observed_blocks import block_key, one_treatment, text_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.lowering.shrink_rules import changed
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.record import replace
@@ -25,6 +27,24 @@ from legoai.specs.span import Span
 
 _MOST_TRIED: Final = 64
 """Partial answers that are tried for a candidate without a pipeline."""
+
+
+class Running(NamedTuple):
+    """Probes that are simulated together.
+
+    Attributes:
+        asked: as they were given.
+        choices: the same with styles, where any are legal.
+        candidates: of these.
+        analyses: with one micro batch, as they are simulated.
+        outcomes: of these; they are waited for.
+    """
+
+    asked: Sequence[Choices]
+    choices: Sequence[Choices]
+    candidates: Sequence[Candidate]
+    analyses: Sequence[Analysis]
+    outcomes: Iterator[Outcome]
 
 
 @dataclass(slots=True)
@@ -35,12 +55,32 @@ class Probes:
         plan: with its holes.
         bounds: of its candidates.
         without: spans of `require` lines that are left out.
+
+    Attributes:
+        running: those that are being simulated, in the order in which they were begun.
     """
 
     plan: OpenPlan
     bounds: BoundsOf
     without: Sequence[Span]
-    _given: set[str] = field(default_factory=set)
+    running: deque[Running] = field(default_factory=deque)
+    _given: dict[str, Choices | None] = field(default_factory=dict)
+    """By what was not known, the candidate that was given for it."""
+
+    @property
+    def asked(self) -> set[Choices]:
+        """Those that are being simulated."""
+        return {one for probes in self.running for one in probes.asked}
+
+    def awaited(self, choices: Choices) -> bool:
+        """Whether the blocks of some answers are being observed, so that more will be known of their bound."""
+        asked = self.asked
+        analysis = self.plan.candidate(choices, without=self.without).analysis if asked else None
+        if analysis is None:
+            return False
+        key = self._unknown(analysis, complete=None not in choices)
+        keys = [key] if key is not None else self._of_treatments(analysis) if None in choices else []
+        return any(self._given.get(one) in asked for one in keys)
 
     def of(self, choices: Choices) -> Choices | None:
         """A candidate without a pipeline with the blocks of some answers; None where these are known, or open.
@@ -56,7 +96,7 @@ class Probes:
             return self._of_treatment(choices, analysis)
         if key is None or key in self._given:
             return None
-        self._given.add(key)
+        self._given[key] = None
         reopened = [one for one in order_of(self.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
         start = tuple(None if hole in reopened else value for hole, value in enumerate(choices))
         for found in itertools.islice(self._completed(start, reopened, choices), _MOST_TRIED):
@@ -64,30 +104,34 @@ class Probes:
             if None in found or candidate is None or candidate.plan.pipeline is not None:
                 continue
             if self._unknown(candidate, complete=None not in choices) == key:
+                self._given[key] = found
                 return found
         return None
 
     def _of_treatment(self, choices: Choices, analysis: Analysis) -> Choices | None:
         """A candidate whose blocks all have a treatment that was not observed; None where all are known."""
-        key = self.bounds.layers.steady.key(analysis)
-        new = [] if key is None else [one for one in self._unseen(analysis) if f"{key} {one}" not in self._given]
+        new = {key: one for key, one in self._of_treatments(analysis).items() if key not in self._given}
         left = [one for one in order_of(self.plan.holes) if choices[one] is None]
-        for treatment in new:
-            self._given.add(f"{key} {treatment}")
+        for key, treatment in new.items():
+            self._given[key] = None
             for found in itertools.islice(self._completed(choices, left, choices), _MOST_TRIED):
                 candidate = self.plan.candidate(found, without=self.without).analysis
                 if None not in found and candidate is not None and one_treatment(candidate) == treatment:
+                    self._given[key] = found
                     return found
         return None
 
-    def _unseen(self, analysis: Analysis) -> list[str]:
-        """The treatments that decide how much is recomputed, and were not observed."""
+    def _of_treatments(self, analysis: Analysis) -> dict[str, str]:
+        """The treatments that decide how much is recomputed and were not observed, by what is not known with each."""
         steady = self.bounds.layers.steady
-        return [
+        if (key := steady.key(analysis)) is None:
+            return {}
+        texts = (
             text_of(analysis, treatment)
             for treatment in self.bounds.recomputation.treatments(analysis)
             if steady.of(analysis, treatment) is None
-        ]
+        )
+        return {f"{key} {text}": text for text in texts}
 
     def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
         """What is not known of blocks; None where that is nothing, or they are open."""

@@ -24,7 +24,7 @@ from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
 from legoai.cost.search.observations import Observations
-from legoai.cost.search.probes import Probes, with_one_micro_batch
+from legoai.cost.search.probes import Probes, Running, with_one_micro_batch
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.search.treatments import Treatments
 from legoai.cost.trace.garbage import uncollected
@@ -100,6 +100,8 @@ class Search:
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
         self._probes = Probes(plan, bounds, self.without)
+        self._awaiting: list[Node] = []
+        """Nodes whose blocks are being observed."""
         joint = self._joint_memory()
         self.nodes = Nodes(
             plan,
@@ -205,12 +207,15 @@ class Search:
                     self.nodes.reopen(waiting)
                     if self.first_feasible and self.result.best is not None:
                         return
+                elif self._probes.running:
+                    self._observe()
                 elif not self._verified() and not self.jointly() and not self._bounded_by_others():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
             self.nodes.reopen(batch)
             self.nodes.reopen(waiting)
+            self.nodes.reopen(self._awaiting)
 
     def _probed(self, node: Node) -> bool:
         """Simulate probes for a node and others of least bound, and return whether there were any.
@@ -219,9 +224,10 @@ class Search:
         """
         if self.result.total < _MANY or self.result.best is None:
             return False
+        if self._is_set_aside(node):
+            return True
         if (probes := [self._probes.of(node[2])]) == [None]:
             return False
-        heapq.heappush(self.nodes.heap, node)
         for choices in self.nodes.least(_LOOKED_AT, self._limit()):
             if len(probes) == _PROBES_AT_ONCE:
                 break
@@ -229,28 +235,45 @@ class Search:
             least = self.costs.bounded(self.candidate(choices), -math.inf)
             probe = self._probes.of(choices) if least is not None and least < self._limit() else None
             probes += [] if probe is None else [probe]
-        new = [one for one in probes if one is not None and one not in self._asked]
-        self._probe([one for one in new if one != node[2]], [one for one in new if one == node[2]])
+        known = self._asked | self._probes.asked
+        new = [one for one in probes if one is not None and one not in known]
+        self._begin([one for one in new if one != node[2]])
+        if not self._is_set_aside(node):
+            heapq.heappush(self.nodes.heap, node)
+        if node[2] in new:
+            self.evaluate_early([node[2]])
+        while len(self._probes.running) > 1:
+            self._observe()
         return True
 
-    def _probe(self, probes: Sequence[Choices], whole: Sequence[Choices]) -> None:
-        """Simulate probes with one micro batch each, and note what they show of others.
+    def _is_set_aside(self, node: Node) -> bool:
+        """Set a node aside if its blocks are being observed, and say whether they are."""
+        awaited = self._probes.awaited(node[2])
+        if awaited:
+            self._awaiting.append(node)
+        return awaited
 
-        Args:
-            probes: to be simulated.
-            whole: what is evaluated meanwhile.
-        """
+    def _begin(self, probes: Sequence[Choices]) -> None:
+        """Begin to simulate probes, with one micro batch each, and expand nodes meanwhile."""
+        if not probes:
+            return
         complete = dict.fromkeys(found for choices in probes if (found := self.nodes.styled(choices)) is not None)
         candidates = [self.candidate(choices) for choices in complete]
         analyses = [with_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
-        if whole:
-            self.evaluate_early(whole)
+        self._probes.running.append(Running(probes, list(complete), candidates, analyses, outcomes))
         self._expand_meanwhile(len(analyses))
-        for choices, candidate, analysis, outcome in zip(complete, candidates, analyses, outcomes, strict=True):
+
+    def _observe(self) -> None:
+        """Wait for the probes that were begun first, note what they show of others, and reopen what awaited it."""
+        probes = self._probes.running[0]
+        each = zip(probes.choices, probes.candidates, probes.analyses, probes.outcomes, strict=True)
+        for choices, candidate, analysis, outcome in each:
             if isinstance(outcome, Figures):
                 self.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
                 self._observations.bound_treatments(choices, candidate, outcome)
+        self._probes.running.popleft()
+        self.nodes.reopen(self._awaiting)
 
     def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
@@ -259,7 +282,7 @@ class Search:
             self.in_time()
             left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
             node = heapq.heappop(heap)
-            if not self.nodes.bounded_anew(node):
+            if not self._is_set_aside(node) and not self.nodes.bounded_anew(node):
                 self.nodes.expand(node)
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
@@ -418,7 +441,7 @@ class Search:
 
     def _report(self) -> None:
         best = self.result.best
-        least = self.nodes.heap[0][0] if self.nodes.heap else -math.inf
+        least = min((node[0] for node in (*self.nodes.heap[:1], *self._awaiting)), default=-math.inf)
         self.say(
             len(self.result.evaluated),
             None if best is None else self.costs.value(self.costs.of(best)),

@@ -179,7 +179,7 @@ def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypat
         return seen(candidates, deadline)
 
     monkeypatch.setattr(evaluator, "evaluate", evaluate)
-    found = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None)).run()
+    found = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None), gap=0.0).run()
     assert found.status == "optimal"
     if text is not SCHEDULED:  # whose candidates that mean the same are drawn apart
         best = brute_force(plan, evaluator, "step_time", 1)
