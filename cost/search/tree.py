@@ -228,6 +228,7 @@ class Search:
             return True
         if (probes := [self._probes.of(node[2])]) == [None]:
             return False
+        self._awaiting.append(node)  # where the search is stopped meanwhile, it is still open
         for choices in self.nodes.least(_LOOKED_AT, self._limit()):
             if len(probes) == _PROBES_AT_ONCE:
                 break
@@ -238,8 +239,9 @@ class Search:
         known = self._asked | self._probes.asked
         new = [one for one in probes if one is not None and one not in known]
         self._begin([one for one in new if one != node[2]])
-        if not self._is_set_aside(node):
+        if not self._probes.awaited(node[2]):
             heapq.heappush(self.nodes.heap, node)
+            self._awaiting.remove(node)
         if node[2] in new:
             self.evaluate_early([node[2]])
         while len(self._probes.running) > 1:

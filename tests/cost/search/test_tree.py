@@ -13,7 +13,7 @@ import pytest
 
 from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.cost.search.candidates import order_of
+from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
@@ -238,6 +238,25 @@ def test_stopped_search_has_a_valid_bound(limit: int):
     assert solution.result.status == "time_limit"
     assert solution.result.bound <= best
     assert solution.value is None or (solution.value >= best and solution.gap >= 0.0)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_search_stopped_while_probes_begin_leaves_all_others_open(seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree, "_MANY", 0)
+    plan, begin = opened(), Search._begin
+
+    def stopped(self: Search, probes: Sequence[Choices]) -> None:
+        begin(self, probes)
+        if probes:
+            raise OutOfTimeError
+
+    monkeypatch.setattr(Search, "_begin", stopped)
+    search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(seed), objective=objective_of(None), gap=0.0)
+    found = search.run()
+    assert found.status == "time_limit"
+    left = sum(search.nodes.below(node[2]) for node in search.nodes.heap)
+    counted = sum(found.refused.values()) + found.bounded + len(found.evaluated) + len(found.failed)
+    assert found.total == counted + left
 
 
 @NEEDS_SOLVER
