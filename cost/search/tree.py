@@ -250,9 +250,7 @@ class Search:
 
     def _is_set_aside(self, node: Node) -> bool:
         """Set a node aside if its blocks are being observed, and say whether they are."""
-        awaited = self._probes.awaited(node[2])
-        if awaited:
-            self._awaiting.append(node)
+        self._awaiting += [node] if (awaited := self._probes.awaited(node[2])) else []
         return awaited
 
     def _begin(self, probes: Sequence[Choices]) -> None:

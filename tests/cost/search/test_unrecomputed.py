@@ -60,13 +60,13 @@ def test_untried_treatments_of_least_bounds_are_bounded_first_and_once():
     assert treatments(plan, unrecomputed.wanted(untried, 10.0)) == [["1", "none"]]
 
 
-def test_small_gaps_and_other_open_holes_are_left():
+def test_bounds_above_the_limit_and_other_open_holes_are_left():
     plan = opened()
     one, *_ = groups(plan)
     unrecomputed = Unrecomputed(plan, JointMemory(plan))
-    assert unrecomputed.wanted({one: 9.96}, 10.0) == []
-    assert unrecomputed.wanted({(None,) * len(plan.holes): 5.0, one: 6.0}, 10.0) == []
-    assert len(unrecomputed.wanted({one: 9.94}, 10.0)) == 1
+    assert unrecomputed.wanted({one: 9.96}, 9.95) == []
+    assert unrecomputed.wanted({(None,) * len(plan.holes): 5.0, one: 6.0}, 9.95) == []
+    assert len(unrecomputed.wanted({one: 9.94}, 9.95)) == 1
 
 
 @pytest.mark.parametrize(
