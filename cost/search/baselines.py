@@ -97,7 +97,7 @@ def _ruled(
         return None, "no degree and no micro batch is open"
     # A split that was solved for one number of stages suits no other.
     listed = tuple(
-        None if index in own else 0 if value is not None and value >= hole.listed else value
+        None if index in own else 0 if hole.assigns and value is not None and value >= hole.listed else value
         for index, (hole, value) in enumerate(zip(plan.holes, solved, strict=True))
     )
     ordered = _by_rule(plan, listed, own, legal)
@@ -121,7 +121,9 @@ def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) 
         own: holes of degrees and of the batch.
         legal: lints a candidate.
     """
-    first = [index for index in own if plan.holes[index].what.split()[-1] in ("tp", "pp", "micro")]
+    names = {index: plan.holes[index].what.split()[-1] for index in own}
+    # Whether there is a pipeline decides what lint says of all else.
+    first = [index for name in ("pp", "tp", "micro") for index in own if names[index] == name]
     begun = list(_answered(plan, [way], first, legal))
     ranks = [_rank(candidate) for _, candidate in begun]
     groups: defaultdict[tuple[int, ...], list[Choices]] = defaultdict(list)
@@ -140,13 +142,11 @@ def _answered(
     plan: OpenPlan, ways: Iterable[Choices], holes: Sequence[int], legal: _LegalOf
 ) -> Iterator[tuple[Choices, Candidate]]:
     """Ways to answer some holes beside some answers, as far as lint allows them."""
-    found = [(way, candidate) for way in ways if (candidate := legal(way)) is not None]
+    found = list(ways)
     for index in holes:
-        more = [
-            (*way[:index], value, *way[index + 1 :]) for way, _ in found for value in range(plan.holes[index].listed)
-        ]
-        found = [(way, candidate) for way in more if (candidate := legal(way)) is not None]
-    yield from found
+        more = ((*way[:index], value, *way[index + 1 :]) for way in found for value in range(plan.holes[index].listed))
+        found = [way for way in more if legal(way) is not None]
+    yield from ((way, candidate) for way in found if (candidate := legal(way)) is not None)
 
 
 def _rank(candidate: Candidate) -> tuple[int, int, int] | None:
