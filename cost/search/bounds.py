@@ -158,14 +158,14 @@ class BoundsOf:
             self._machines[key] = machine_of(use, 1, directory=analysis.directory, override=self.profile)
         return self._machines[key]
 
-    def __call__(self, analysis: Analysis) -> Bounds:
-        """The bounds of a candidate, which may have holes.
+    def __call__(self, analysis: Analysis, seconds: float | None = None) -> Bounds:
+        """The bounds of a candidate, which may have holes; `seconds` is its :meth:`step_time`, where that is known.
 
         Raises:
             ProfileError: a profile that is not there or not readable.
             CatalogueError: a device that is not known or not complete.
         """
-        seconds = self.step_time(analysis)
+        seconds = self.step_time(analysis) if seconds is None else seconds
         # Where no split fits, nothing does.
         return Bounds(step_time=seconds, memory=self._memory(analysis) if math.isfinite(seconds) else math.inf)
 

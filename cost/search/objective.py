@@ -92,7 +92,7 @@ class Costs:
         seconds = self.bounds.step_time(candidate.analysis)
         if self.bounds.enough <= seconds < math.inf:
             return max(least, self.least(Bounds(step_time=seconds), candidate))
-        bounds = self.bounds(candidate.analysis)
+        bounds = self.bounds(candidate.analysis, seconds)
         if self._is_full(candidate.analysis, bounds) or any(_excludes(bounds, item) for item in candidate.plan.require):
             return None
         return max(least, self.least(bounds, candidate))
