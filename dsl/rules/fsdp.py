@@ -10,7 +10,7 @@ from legoai.dsl.analysis.facts import each_rule, listed, written
 from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, resharding
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks
 from legoai.dsl.analysis.parallelism.shard import last_module
-from legoai.dsl.analysis.stages.pipeline import splits_backward
+from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check
@@ -240,7 +240,7 @@ class KeptUnderPipeline(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp, pipeline = analysis.plan.fsdp, analysis.plan.pipeline
-        if fsdp is None or pipeline is None:
+        if fsdp is None or pipeline is None or not is_staged(analysis):
             return
         for rule in each_rule(fsdp):
             if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":

@@ -17,7 +17,7 @@ from legoai.dsl.analysis.parallelism.float8 import converted_layers
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.shard import readers, shard_on_tp, tensor_parallel
-from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
+from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
@@ -154,7 +154,7 @@ def _beside(analysis: Analysis, path: str, inside: tuple[str, ...]) -> tuple[str
     named = partial(_named, analysis.manifest)
     if is_traced(analysis):
         return "`backend = graph` orders the collectives of a step itself", "write `backend = eager`"
-    if is_staged(analysis) and splits_backward(analysis):
+    if splits_backward(analysis):
         why = "the schedule computes the gradients of weights apart from those of inputs"
         return why, "write `schedule = 1F1B` or `Interleaved1F1B`"
     for held in compiled_modules(analysis):

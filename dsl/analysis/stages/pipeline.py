@@ -72,7 +72,7 @@ def splits_backward(analysis: Facts) -> bool:
     """Whether the schedule computes weight gradients separately from input gradients."""
     pipeline = analysis.plan.pipeline
     if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
-        return pipeline is not None and pipeline.schedule in SPLIT_BACKWARD
+        return pipeline is not None and pipeline.schedule in SPLIT_BACKWARD and is_staged(analysis)
     found = _valid_order(analysis)
     return found is not None and found.splits_backward
 

@@ -99,6 +99,20 @@ def test_pipeline_of_one_rank_is_ignored() -> None:
     assert "LP307" in codes(text.replace("PP", "1"))
 
 
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }", "LP326"),
+        ("fsdp on dp_shard { layers.* = unit(reshard = after_forward), root = unit }", "LP516"),
+        ("fsdp blocks on dp_shard\ncheckpoint { layers.* = selective([attention]) }", "LP656"),
+    ],
+)
+def test_errors_under_a_pipeline_wait_for_the_number_of_its_ranks(statement: str, code: str) -> None:
+    text = f"mesh (pp = PP, dp_shard = rest)\npipeline on pp (schedule = ZBVZeroBubble)\n{statement}"
+    found = [code in codes(text.replace("PP", ranks)) for ranks in ("2", "1", "auto")]
+    assert found == [True, False, False]
+
+
 def test_variant_may_unset_an_idle_statement() -> None:
     text = FSDP + "\nmesh (dp_shard = 4, tp = 2)\nshard on tp { layers.*.feed_forward.{w1, w3} = colwise\n"
     text += "layers.*.feed_forward.w2 = rowwise }\nvariant flat { mesh (dp_shard = 8)"
