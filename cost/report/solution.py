@@ -20,8 +20,8 @@ _SMALL: Final = 0.001
 """Share of the step below which a difference is not listed."""
 
 STATUSES: Final = {
-    "optimal": "no better candidate is left",
-    "bounded": "no better candidate is left but for splits, buckets, styles or divisions of blocks that were not tried",
+    "optimal": "no candidate is better",
+    "bounded": "no candidate is better by more than the gap",
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
     "infeasible": "no candidate is feasible",
