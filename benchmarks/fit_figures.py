@@ -58,9 +58,20 @@ OF_DECODING = (
 )
 
 
+HOOKS = 25e-6
+"""Seconds of the host in the hooks of checkpoints, for each kernel that runs again: `host_time.py`."""
+
+
 def _like_decoding(ratio: float, what: str) -> tuple[float, str]:
     """Seconds of the host for a kernel whose work, beside the launch, is the given multiple of decoding."""
     return LAUNCH + ratio * (DECODING - LAUNCH), f"The host's work for {what}: {ratio} times decoding's. {OF_DECODING}"
+
+
+def _with_hooks(ratio: float, what: str) -> tuple[float, str]:
+    """The same with the hooks of checkpoints."""
+    seconds, source = _like_decoding(ratio, what)
+    hooks = f"{HOOKS * 1e6:.0f} microseconds of hooks in forward and backward, on an EPYC: benchmarks/host_time.py"
+    return seconds + HOOKS, f"{source}. And {hooks}"
 
 
 CONSTANTS: dict[str, tuple[float, str]] = {
@@ -72,6 +83,7 @@ CONSTANTS: dict[str, tuple[float, str]] = {
     "dispatch_seconds": _like_decoding(1.13, "a kernel that a node of autograd issues"),
     "python_seconds": _like_decoding(1.25, "a kernel that modules issue in training, with autograd's records"),
     "function_seconds": _like_decoding(2.66, "a kernel that a Python autograd function issues in backward"),
+    "recompute_seconds": _with_hooks(1.25, "a kernel that a checkpoint runs again"),
     "nccl_connection_bytes": (
         10_485_760,
         "Buffers of one connection of one channel: https://github.com/NVIDIA/nccl/issues/1685",

@@ -1,13 +1,14 @@
-"""Host time of kernels that modules, autograd and Python functions issue: `python -m benchmarks.host_time`.
+"""Host time of kernels by what issues them, and of checkpoints: `python -m benchmarks.host_time`.
 
 The tensors are so small that only the host's work takes time, on one thread of this machine's processor. Timed is the
 process's processor time, the minimum of many repetitions. `decoding` is the forward pass of modules without autograd's
 records, as in the published run from which the profiles have the host time of a kernel; `forward` is the same pass with
 records, as in training; `nodes` is a backward pass that C++ issues, `functions` the same backward in Python autograd
-functions. Kernels are counted as in the simulator. The launch on a GPU is not included.
+functions. `again` is what checkpoints of all blocks add to a step, over the kernels that run again. Kernels are counted
+as in the simulator. The launch on a GPU is not included.
 
-The profiles scale the published host time, less that of a launch, by the means relative to `decoding` that are printed
-(`fit_figures.py`).
+The profiles scale the published host time, less that of a launch, by the means relative to `decoding` that are printed.
+The hooks of checkpoints launch nothing: what `again` has beyond `forward` is added as it is (`fit_figures.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 
 RESULTS = Path(__file__).parent / "results" / "host_time.json"
-COLUMNS = ("decoding", "forward", "nodes", "functions")
+COLUMNS = ("decoding", "forward", "nodes", "functions", "again")
 
 
 class _Gelu(nn.Module):
@@ -63,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 timer.forward(model, x),
                 timer.backward(model, x),
                 None if functions is None else timer.backward(functions, x),
+                timer.recomputation(model, x) if functions is None else None,
             ]
             rows.append({"model": name, **dict(zip(COLUMNS, seconds, strict=True))})
             print(f"{name:12}" + "".join(f"{'' if one is None else f'{one * 1e6:.2f}':>10}" for one in seconds))
     chains, whole = rows[:2], rows[2:]
     for name, of in (("forward", whole), ("nodes", whole), ("functions", chains)):
         print(f"{name} relative to decoding: {statistics.fmean(row[name] / row['decoding'] for row in of):.2f}")
+    hooks = statistics.fmean(row["again"] - row["forward"] for row in whole)
+    print(f"hooks of checkpoints, for each kernel that runs again: {hooks * 1e6:.1f} us")
     asked.save(rows)
     return 0
 

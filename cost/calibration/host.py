@@ -1,10 +1,12 @@
-"""Host time of kernels, by what issues them: modules, nodes of autograd, or Python autograd functions.
+"""Host time of kernels, by what issues them: modules, autograd nodes, Python autograd functions, or recomputation.
 
 Tensors are so small that only the host's work takes time.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.simulated.operators import operator
@@ -62,6 +65,16 @@ class _Activation(nn.Module):
         return found
 
 
+class _Checkpointed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *arguments: Any) -> Any:
+        """Run the block in a checkpoint."""
+        return checkpoint(self.block, *arguments, use_reentrant=False)
+
+
 def chain(make: Callable[[], nn.Module]) -> nn.Module:
     """A sequence of equal modules, so many that what surrounds them takes no time in comparison."""
     return nn.Sequential(*(make() for _ in range(_DEPTH)))
@@ -105,6 +118,29 @@ class HostTimer:
         each: float = self._least(loss, run) / kernels.count
         return each
 
+    def recomputation(self, decoder: nn.Module, tokens: torch.Tensor) -> float:
+        """Seconds of a kernel that checkpoints of a decoder's blocks run again, with their hooks in both passes."""
+        checkpointed = copy.deepcopy(decoder)
+        blocks = checkpointed.get_submodule("layers")
+        for name, block in list(blocks.named_children()):
+            blocks.add_module(name, _Checkpointed(block))
+        models = decoder, checkpointed
+
+        def step(model: nn.Module) -> None:
+            model.zero_grad()
+            model(tokens).sum().backward()
+
+        counts, least = [], [math.inf, math.inf]
+        for model in models:
+            step(model)
+            with _Kernels() as kernels:
+                step(model)
+            counts.append(kernels.count)
+        for _ in range(_TIMES):  # in turns: a processor's speed may change
+            least = [min(known, self._once(model, step)) for known, model in zip(least, models, strict=True)]
+        each: float = (least[1] - least[0]) / (counts[1] - counts[0])
+        return each
+
     def _least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
         return min(self._once(prepare(), run) for _ in range(_TIMES))
 
@@ -128,6 +164,10 @@ def issue_constants(device: str) -> dict[str, dict[str, Any]]:
             "python_seconds": (timer.forward(decoder, tokens), "forward of a small decoder, with autograd's records"),
             "dispatch_seconds": (timer.backward(decoder, tokens), "backward of a small decoder"),
             "function_seconds": (timer.backward(functions, x), "backward of a chain of Python autograd functions"),
+            "recompute_seconds": (
+                timer.recomputation(decoder, tokens),
+                "what checkpoints of a small decoder's blocks add to a step",
+            ),
         }
     return {
         name: {"value": seconds, "source": f"measured here: {what}, over its kernels"}

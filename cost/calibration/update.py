@@ -315,16 +315,22 @@ def _host_parts(document: Document, found: KernelTimes, *, on_device: bool) -> I
             "from one operator to the next on the host of the profiled step, the profiler's own time included",
             only_less=True,
         )  # fmt: skip
-    _scale_functions(document["constants"], base)
+    _scale_with_python(document["constants"], base)
 
 
-def _scale_functions(constants: dict[str, Any], base: Mapping[str, Any]) -> None:
-    """Change the time of a Python autograd function as that of modules: a trace does not tell them from nodes."""
-    python, functions = "python_seconds", "function_seconds"
-    if functions in base and python in base and constants[python] is not base[python]:
-        ratio = constants[python]["value"] / base[python]["value"]
-        source = f"{base[functions]['source']}; scaled like {python}"
-        constants[functions] = {"value": ratio * base[functions]["value"], "source": source}
+def _scale_with_python(constants: dict[str, Any], base: Mapping[str, Any]) -> None:
+    """Change the times of Python autograd functions and of recomputation as that of modules.
+
+    A trace does not tell Python autograd functions from nodes, or the hooks of checkpoints from other work.
+    """
+    python = "python_seconds"
+    if python not in base or constants[python] is base[python]:
+        return
+    ratio = constants[python]["value"] / base[python]["value"]
+    for name in ("function_seconds", "recompute_seconds"):
+        if name in base:
+            source = f"{base[name]['source']}; scaled like {python}"
+            constants[name] = {"value": ratio * base[name]["value"], "source": source}
 
 
 def _host_part(

@@ -52,6 +52,7 @@ class Machine:
             dispatch_seconds=self.constant("dispatch_seconds") or 0.0,
             python_seconds=self.constant("python_seconds"),
             function_seconds=self.constant("function_seconds"),
+            recompute_seconds=self.constant("recompute_seconds"),
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
         )
 

@@ -151,7 +151,7 @@ class ActionTimer:
         if not issued:
             return None
         trace = Trace(rank=0, world=1, stage=0, items=tuple(timed))
-        at_once = dataclasses.replace(self.host, dispatch_seconds=0.0, python_seconds=None, function_seconds=None)
+        at_once = Host(compute_slowdown=self.host.compute_slowdown)
         ahead = simulate(trace, self.cost, at_once)
         latency = ahead.end if self.host == at_once else simulate(trace, self.cost, self.host).end
         return ActionOp(

@@ -68,6 +68,8 @@ class Host:
             known, so that `dispatch_seconds` is used.
         function_seconds: of one that Python issues in backward, as Python autograd functions do; None where it is not
             known, so that `python_seconds` is used.
+        recompute_seconds: of one that a checkpoint issues again, including the checkpoint's hooks in forward and
+            backward; None where it is not known, so that `python_seconds` is used.
         compute_slowdown: the time of a kernel beside a collective divided by its time alone, at least 1, where it is
             not known for the kernel's class.
     """
@@ -75,6 +77,7 @@ class Host:
     dispatch_seconds: float = 0.0
     python_seconds: float | None = None
     function_seconds: float | None = None
+    recompute_seconds: float | None = None
     compute_slowdown: float = 1.0
 
     def dispatch(self, record: Kernel | Collective | Copy) -> float:
@@ -85,6 +88,8 @@ class Host:
             return self.dispatch_seconds
         if record.phase == "backward" and self.function_seconds is not None:
             return self.function_seconds
+        if record.phase == "recompute" and self.recompute_seconds is not None:
+            return self.recompute_seconds
         return self.python_seconds
 
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:

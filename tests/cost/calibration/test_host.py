@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.cost.calibration.host import HostTimer, chain, issue_constants
+from legoai.cost.calibration.host import SMALL, HostTimer, chain, issue_constants
 from legoai.cost.calibration.observed.kernels import KernelTimes
 from legoai.cost.calibration.update import _host_parts
 from legoai.cost.timing.timeline import Host
 from legoai.cost.trace.garbage import uncollected
+from legoai.specs.models.families import resolve_config
+from legoai.specs.models.gpt import GPT
 
 
 def test_host_constants_match_the_machine_fields() -> None:
     constants = issue_constants("cpu")
-    assert set(constants) == {"python_seconds", "dispatch_seconds", "function_seconds"}
+    assert set(constants) == {"python_seconds", "dispatch_seconds", "function_seconds", "recompute_seconds"}
     assert all(1e-7 < one["value"] < 1e-2 for one in constants.values())
     assert set(constants) <= {field.name for field in dataclasses.fields(Host)}
 
@@ -56,6 +58,16 @@ def test_python_function_costs_more_host_time_than_a_node() -> None:
     assert statistics.median(one["forward"] / one["decoding"] for one in rounds) > 1.0
 
 
+def test_recomputation_costs_more_host_time_than_forward() -> None:
+    timer, tokens = HostTimer(clock=time.process_time), torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64)
+    decoder = GPT(resolve_config("gpt3", "1.3b", SMALL))
+    with uncollected():
+        again = [timer.recomputation(decoder, tokens) / timer.forward(decoder, tokens) for _ in range(5)]
+    assert statistics.median(again) > 2.0
+    assert set(decoder.layers) == {str(number) for number in range(SMALL["n_layers"])}
+    assert not any("block" in name for name, _ in decoder.named_modules()), "the decoder itself is unchanged"
+
+
 def test_result_is_released_outside_of_the_timed_region() -> None:
     order: list[str] = []
 
@@ -75,12 +87,16 @@ def test_result_is_released_outside_of_the_timed_region() -> None:
 def test_function_time_is_limited_by_observed_module_time() -> None:
     constants = {
         name: {"value": value, "source": "base"}
-        for name, value in (("python_seconds", 3e-5), ("dispatch_seconds", 2e-5), ("function_seconds", 6e-5))
-    }
+        for name, value in (
+            ("python_seconds", 3e-5), ("dispatch_seconds", 2e-5), ("function_seconds", 6e-5),
+            ("recompute_seconds", 9e-5),
+        )
+    }  # fmt: skip
     for typical, expected in ((1e-5, 2e-5), (4e-5, 6e-5)):
         document = {"constants": dict(constants)}
         found = KernelTimes()
         found.host["python"] = [typical] * 40
         list(_host_parts(document, found, on_device=True))
         assert document["constants"]["function_seconds"]["value"] == pytest.approx(expected)
+        assert document["constants"]["recompute_seconds"]["value"] == pytest.approx(1.5 * expected)
         assert document["constants"]["dispatch_seconds"] is constants["dispatch_seconds"]

@@ -163,6 +163,15 @@ def test_operators_issued_by_python_cost_more_host_time():
     assert functions == pytest.approx([*seconds[:2], 100 * 5e-5 + 1e-6, seconds[3]])
 
 
+def test_recomputed_operators_include_the_hooks_of_checkpoints():
+    times = {"dispatch_seconds": 1e-5, "python_seconds": 3e-5, "function_seconds": 5e-5}
+    again = dataclasses.replace(kernel(1e-6), phase="recompute", python=True)
+    found = [Host(**times, recompute_seconds=seconds).dispatch(again) for seconds in (None, 7e-5)]
+    assert found == [3e-5, 7e-5]
+    in_a_graph = dataclasses.replace(again, python=False)
+    assert Host(**times, recompute_seconds=7e-5).dispatch(in_a_graph) == 1e-5
+
+
 @pytest.mark.parametrize("record", [collective(1, 1e-6), copy(1e-6, blocking=False, direction="host_to_device")])
 def test_collectives_and_copies_have_the_host_time_of_kernels(record):
     host = Host(dispatch_seconds=1e-5, python_seconds=3e-5)
