@@ -59,7 +59,8 @@ OF_DECODING = (
 
 
 HOOKS = 25e-6
-"""Seconds of the host in the hooks of checkpoints, for each kernel that runs again: `host_time.py`."""
+"""Seconds of the host in the hooks of checkpoints, for each kernel that runs again: 6 and 4 times what a kernel of a
+GPT and of a Llama takes in forward on an EPYC at its full speed, 6.1 and 3.7 microseconds (`host_time.py`)."""
 
 
 def _like_decoding(ratio: float, what: str) -> tuple[float, str]:
