@@ -25,7 +25,7 @@ WAYS = {
     ),
     "kept gathered": (
         25, 1,
-        "batch (global = 104, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\n"
+        "batch (global = 104, micro = 1, seq_len = 4096)\nmesh (dp_shard = 8)\n"
         "fsdp blocks on dp_shard { layers.* = unit(reshard = never) }\ncheckpoint { layers.* = full }\n",
     ),
     "over hosts": (
@@ -40,7 +40,7 @@ WAYS = {
     ),
     "two treatments": (
         24, 1,
-        "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "batch (global = 64, micro = 1, seq_len = 4096)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
         "checkpoint { layers.* = first(9, selective([attention, matmul]), others = full) }\n",
     ),
 }  # fmt: skip
