@@ -96,7 +96,7 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "vtrain": (
         "The rows with large errors are host-bound. Blocks of 1,024 features take 3.5 ms or more for each micro batch, "
         "however few tokens it has: this is host time of Megatron and DeepSpeed, and the plan has that of its own "
-        "kernels and of torch's checkpoints. Predictions of device-bound rows are 11% too short to 17% too long; with "
+        "kernels and of torch's checkpoints. Predictions of device-bound rows are 11% too short to 18% too long; with "
         "micro batches of 2,048 to 4,096 tokens they are too long.",
     ),
     "simumax": (
