@@ -21,6 +21,8 @@ from legoai.specs.directives.mesh import Mesh
 
 _MOST_RULED: Final = 24
 """Candidates that the rule of thumb tries at most."""
+_LIKELY: Final = 4
+"""Of these, the first ones that are simulated before the search has ended."""
 
 _FiguresOf = Callable[[Choices], Evaluated | None]
 """Evaluates a candidate; None where it is not legal or cannot be simulated."""
@@ -85,29 +87,61 @@ def baselines(
     return result
 
 
+def likely_baselines(plan: OpenPlan, best: Choices, costs: Costs, in_time: Callable[[], None]) -> list[Candidate]:
+    """The first candidates of the rule of thumb beside the best one of a search, which may yet find a better one.
+
+    Args:
+        plan: with its holes.
+        best: choices of the best candidate.
+        costs: of candidates.
+        in_time: raises where no time is left.
+    """
+
+    def legal(choices: Choices) -> Candidate | None:
+        in_time()
+        candidate = plan.candidate(choices)
+        return None if candidate.errors else candidate
+
+    with costs.in_full():
+        tried = _not_excluded(_of_rule(plan, best, legal), costs)
+        return [candidate for _, candidate in itertools.islice(tried, _LIKELY)]
+
+
 def _ruled(
     plan: OpenPlan, solved: Choices, legal: _LegalOf, figures: _FiguresOf, costs: Costs
 ) -> tuple[Evaluated | None, str]:
-    """The first candidate of the rule that fits.
-
-    What a bound excludes is not simulated: it does not fit, or violates a requirement.
-    """
-    own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
-    if not own:
+    """The first candidate of the rule that fits."""
+    if not _degrees(plan):
         return None, "no degree and no micro batch is open"
+    ordered = _of_rule(plan, solved, legal)
+    for way, _ in _not_excluded(ordered, costs):
+        one = figures(way)
+        if one is not None and one.feasible:
+            return one, ""
+    return None, "no candidate of the rule fits" if next(ordered, None) is None else f"none of {_MOST_RULED} tried fits"
+
+
+def _not_excluded(ordered: Iterator[tuple[Choices, Candidate]], costs: Costs) -> Iterator[tuple[Choices, Candidate]]:
+    """The first candidates without those that a bound excludes: they do not fit, or violate a requirement."""
+    for way, candidate in itertools.islice(ordered, _MOST_RULED):
+        if costs.bounded(candidate, -math.inf) is not None:
+            yield way, candidate
+
+
+def _degrees(plan: OpenPlan) -> list[int]:
+    """Holes of degrees and of the batch."""
+    return [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
+
+
+def _of_rule(plan: OpenPlan, solved: Choices, legal: _LegalOf) -> Iterator[tuple[Choices, Candidate]]:
+    """Candidates of the rule of thumb in its order, beside the solved answers of other holes; none without degrees."""
+    own = _degrees(plan)
     # A split that was solved for one number of stages suits no other.
     listed = tuple(
         None if index in own else 0 if hole.assigns and value is not None and value >= hole.listed else value
         for index, (hole, value) in enumerate(zip(plan.holes, solved, strict=True))
     )
-    ordered = _by_rule(plan, listed, own, legal)
-    for way, candidate in itertools.islice(ordered, _MOST_RULED):
-        if costs.bounded(candidate, -math.inf) is None:
-            continue
-        one = figures(way)
-        if one is not None and one.feasible:
-            return one, ""
-    return None, "no candidate of the rule fits" if next(ordered, None) is None else f"none of {_MOST_RULED} tried fits"
+    return _by_rule(plan, listed, own, legal) if own else iter(())
 
 
 def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) -> Iterator[tuple[Choices, Candidate]]:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import multiprocessing
 import pickle
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
@@ -26,30 +21,22 @@ from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork, work_of_
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
-from legoai.cost.simulated.forking import begin_forked, may_fork, processors
+from legoai.cost.search.workers import Workers, first_result
+from legoai.cost.simulated.forking import may_fork, processors
 from legoai.cost.trace.garbage import collected, uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.runtime.launching.signals import held_signals
 from legoai.specs.directives.require import METRICS
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
-T = TypeVar("T")
-
 _MANIFESTS: Final = 16
 """Manifests that are kept to be sent to other processes, and there."""
-_MOST_SECONDS: Final = 5.0
-"""For which the end of a pool is waited for, whose processes have ended."""
 
 
 class OutOfTimeError(Exception):
     """The time for evaluating is over."""
-
-
-class WorkerKilledError(RuntimeError):
-    """A process that simulated a candidate was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +150,9 @@ class NoFigures:
 
 Outcome = Figures | NoFigures
 
+_Running: TypeAlias = list[Future[Outcome]] | Callable[[], Outcome]
+"""A candidate that is simulated: in one process or two, or once it is called."""
+
 
 class Evaluator(Protocol):
     """Gives candidates their figures."""
@@ -177,6 +167,9 @@ class Evaluator(Protocol):
         Raises:
             OutOfTimeError: ``deadline``, a time of `time.monotonic`, has passed; candidates before it have theirs.
         """
+
+    def begin_likely(self, candidates: Sequence[Analysis]) -> None:
+        """Begin to evaluate candidates that are likely to be asked for, while processors would be idle."""
 
     def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
         """The outcome of a candidate of which every block and micro batch is simulated.
@@ -224,9 +217,8 @@ class Simulation:
         self._used: set[str] = set()
         self._failed: dict[str, NoFigures] = {}
         self._packed: dict[int, tuple[Manifest, bytes]] = {}
-        self._pool: ProcessPoolExecutor | None = None
-        self._ours: list[Any] = []
-        self._threads: list[threading.Thread] = []
+        self._processes = Workers(self.workers)
+        self._likely: dict[str, Future[Outcome]] = {}
 
     @property
     def simulated(self) -> int:
@@ -236,7 +228,7 @@ class Simulation:
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         """As :meth:`Evaluator.evaluate`."""
         keys: list[str | NoFigures] = []
-        running: dict[str, Future[Outcome] | Callable[[], Outcome]] = {}
+        running: dict[str, _Running] = {}
         for candidate in candidates:
             try:
                 program = lower(candidate)
@@ -246,13 +238,13 @@ class Simulation:
             key = self._key(program, candidate)
             keys.append(key)
             if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in running:
-                running[key] = self._begin(program, candidate, whole=self.whole)
+                running[key] = self._begin(key, program, candidate, whole=self.whole)
         return self._outcomes(keys, running, deadline)
 
     def _outcomes(
         self,
         keys: Sequence[str | NoFigures],
-        running: dict[str, Future[Outcome] | Callable[[], Outcome]],
+        running: dict[str, _Running],
         deadline: float | None,
     ) -> Iterator[Outcome]:
         """The outcomes of the candidates with these keys, in their order."""
@@ -272,7 +264,7 @@ class Simulation:
         program = lower(candidate)
         key = self._key(program, candidate)
         if not self._is_kept(key, whole=True) and key not in self._failed:
-            self._finish(key, self._begin(program, candidate, whole=True), deadline)
+            self._finish(key, self._begin(None, program, candidate, whole=True), deadline)
         return self._failed[key] if key in self._failed else Figures.read(self.kept[key])
 
     def _key(self, program: Program, candidate: Analysis) -> str:
@@ -282,18 +274,21 @@ class Simulation:
     def _is_kept(self, key: str, *, whole: bool) -> bool:
         return key in self.kept and (not whole or bool(self.kept[key]["whole"]))
 
+    def begin_likely(self, candidates: Sequence[Analysis]) -> None:
+        """As :meth:`Evaluator.begin_likely`."""
+        for candidate in candidates if self._forks() else ():
+            with contextlib.suppress(LoweringError):
+                program = lower(candidate)
+                key = self._key(program, candidate)
+                if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in self._likely:
+                    job = self._job(program, candidate, whole=self.whole)
+                    running = self._processes.submit_idle(_outcome_of_packed, *job)
+                    self._likely |= {} if running is None else {key: running}
+
     def close(self) -> None:
         """End the processes, whatever they do."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            for process in self._ours:
-                process.terminate()
-            for process in self._ours:
-                process.join()
-            # Left to itself, the pool's thread may close what the interpreter writes to at its end.
-            for thread in self._threads:
-                thread.join(_MOST_SECONDS)
-            self._pool = None
+        self._processes.close()
+        self._likely.clear()
 
     def __enter__(self) -> Simulation:
         """Processes are started when they are needed."""
@@ -303,26 +298,31 @@ class Simulation:
         """End them."""
         self.close()
 
-    def _begin(self, program: Program, candidate: Analysis, *, whole: bool) -> Future[Outcome] | Callable[[], Outcome]:
-        assert candidate.manifest is not None
-        if self._pool is None and self.workers > 1 and may_fork():
-            import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
+    def _begin(self, key: str | None, program: Program, candidate: Analysis, *, whole: bool) -> _Running:
+        """Begin to simulate a candidate that may have been begun as likely, if it has a key."""
+        if not self._forks():
+            assert candidate.manifest is not None
+            job = (candidate.plan, candidate.manifest, self.directory, self.profile, whole)
+            return lambda: _outcome_here(program, *job)
+        begun = None if key is None else self._likely.pop(key, None)
+        if begun is not None and begun.done() and begun.exception() is None:
+            return [begun]
+        submitted = self._processes.submit(_outcome_of_packed, *self._job(program, candidate, whole=whole))
+        # Where other programs keep processors busy, the process of lowest priority may take forever.
+        return [submitted] if begun is None or begun.cancel() else [submitted, begun]
 
-            context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=context, initializer=begin_forked, initargs=(signal.SIG_IGN,)
-            )
-        job = (self.directory, self.profile, whole)
-        if self._pool is None:
-            manifest = candidate.manifest
-            return lambda: _outcome_here(program, candidate.plan, manifest, *job)
-        packed = self.pack(candidate.manifest)
-        before, threads = set(multiprocessing.active_children()), set(threading.enumerate())
-        with held_signals():
-            submitted = self._pool.submit(_outcome_of_packed, program, candidate.plan, packed, *job)
-        self._ours += [process for process in multiprocessing.active_children() if process not in before]
-        self._threads += [one for one in threading.enumerate() if one not in threads and not one.daemon]
-        return submitted
+    def _forks(self) -> bool:
+        """Whether candidates are simulated in other processes."""
+        if not (self.workers > 1 and (self._processes.begun or may_fork())):
+            return False
+        import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
+
+        return True
+
+    def _job(self, program: Program, candidate: Analysis, *, whole: bool) -> tuple[Any, ...]:
+        """The arguments of :func:`_outcome_of_packed`."""
+        assert candidate.manifest is not None
+        return program, candidate.plan, self.pack(candidate.manifest), self.directory, self.profile, whole
 
     def pack(self, manifest: Manifest) -> bytes:
         """A manifest for another process; most candidates have the same one."""
@@ -333,50 +333,18 @@ class Simulation:
             found = self._packed[id(manifest)] = manifest, pickle.dumps(manifest, protocol=pickle.HIGHEST_PROTOCOL)
         return found[1]
 
-    def _finish(self, key: str, running: Future[Outcome] | Callable[[], Outcome], deadline: float | None) -> None:
+    def _finish(self, key: str, running: _Running, deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0.0:
             raise OutOfTimeError
         try:
-            outcome = running.result(left) if isinstance(running, Future) else running()
-        except FutureTimeoutError:
+            outcome = first_result(running, left) if isinstance(running, list) else running()
+        except TimeoutError:
             raise OutOfTimeError from None
-        except BrokenProcessPool:
-            raise WorkerKilledError("a process that simulated a plan was killed; is there too little memory?") from None
         if isinstance(outcome, Figures):
             self.kept[key] = outcome.document()
         else:
             self._failed[key] = outcome
-
-
-def apart(function: Callable[[], T]) -> T:
-    """Call a function that simulates in a forked process, where that is possible: this one stays able to fork.
-
-    Raises:
-        WorkerKilledError: the process was killed.
-    """
-    if not may_fork():
-        return function()
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_begin_apart, initargs=(function,)) as pool:
-        try:
-            answer: T = pool.submit(_call_apart).result()
-            return answer
-        except BrokenProcessPool:
-            raise WorkerKilledError("a process that simulated a plan was killed; is there too little memory?") from None
-
-
-_apart: list[Callable[[], Any]] = []
-"""What a forked process calls; it is forked with it, so that it need not be sent."""
-
-
-def _begin_apart(function: Callable[[], Any]) -> None:
-    begin_forked(signal.SIG_DFL)
-    _apart.append(function)
-
-
-def _call_apart() -> Any:
-    return _apart[-1]()
 
 
 def program_key(program: Program, profile: str | None) -> str:

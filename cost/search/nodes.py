@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from legoai.cost.search.objective import Costs
 from legoai.cost.search.result import SearchResult
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.hole import Undecided
@@ -30,6 +32,11 @@ _FEW: Final = 3
 """Answers of a hole, at most, that are bounded each to bound a node in which it is open."""
 _MOST_ADDED: Final = 3
 """Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
+
+_PLACED: Final = 16
+"""Effort of a node for which a program has to choose styles."""
+_STAGED: Final = 4
+"""Effort of a node with stages, whose schedules are listed to bound it."""
 
 Node: TypeAlias = tuple[float, int, Choices]
 """A bound of the cost, the number of open holes, and the choices."""
@@ -115,9 +122,14 @@ class Nodes:
             heapq.heappush(self.heap, node)
             raise
 
-    def is_quick(self, node: Node) -> bool:
-        """Whether no program has to choose styles for a node, which is not complete."""
-        return self.plan.holes[self._first_open(node[2])].line is None
+    def effort(self, node: Node) -> int:
+        """How long it takes to expand a node that is not complete, compared with one that has no stages."""
+        if self.plan.holes[self._first_open(node[2])].line is not None:
+            return _PLACED
+        analysis = self.plan.candidate(node[2], without=self.without).analysis
+        with contextlib.suppress(Undecided):
+            return _STAGED if analysis is not None and is_staged(analysis) else 1
+        return 1
 
     def _first_open(self, choices: Choices) -> int:
         return next(index for index in self.order if choices[index] is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +78,15 @@ class Costs:
             gap = 0.0 if self.exact else self.gap
             share = 1.0 - gap if self.objective.direction == "minimize" else 1.0 / (1.0 + gap)
             self.bounds.enough = best.figures.step_time * share
+
+    @contextlib.contextmanager
+    def in_full(self) -> Iterator[None]:
+        """Find bounds of time, and of memory, as close as they are found."""
+        before, self.bounds.enough = self.bounds.enough, math.inf
+        try:
+            yield
+        finally:
+            self.bounds.enough = before
 
     def value(self, cost: float) -> float:
         """The objective at a cost."""

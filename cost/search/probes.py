@@ -8,18 +8,16 @@ and bounds all candidates with the same blocks, and the nodes above them.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
-from legoai.cost.search.evaluator import Outcome
 from legoai.cost.search.lower_bounds.observed_blocks import block_key, one_treatment, text_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
-from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.shrink_rules import changed
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.record import replace
@@ -27,24 +25,6 @@ from legoai.specs.span import Span
 
 _MOST_TRIED: Final = 64
 """Partial answers that are tried for a candidate without a pipeline."""
-
-
-class Running(NamedTuple):
-    """Probes that are simulated together.
-
-    Attributes:
-        asked: as they were given.
-        choices: the same with styles, where any are legal.
-        candidates: of these.
-        analyses: with one micro batch, as they are simulated.
-        outcomes: of these; they are waited for.
-    """
-
-    asked: Sequence[Choices]
-    choices: Sequence[Choices]
-    candidates: Sequence[Candidate]
-    analyses: Sequence[Analysis]
-    outcomes: Iterator[Outcome]
 
 
 @dataclass(slots=True)
@@ -55,26 +35,16 @@ class Probes:
         plan: with its holes.
         bounds: of its candidates.
         without: spans of `require` lines that are left out.
-
-    Attributes:
-        running: those that are being simulated, in the order in which they were begun.
     """
 
     plan: OpenPlan
     bounds: BoundsOf
     without: Sequence[Span]
-    running: deque[Running] = field(default_factory=deque)
     _given: dict[str, Choices | None] = field(default_factory=dict)
     """By what was not known, the candidate that was given for it."""
 
-    @property
-    def asked(self) -> set[Choices]:
-        """Those that are being simulated."""
-        return {one for probes in self.running for one in probes.asked}
-
-    def awaited(self, choices: Choices) -> bool:
-        """Whether the blocks of some answers are being observed, so that more will be known of their bound."""
-        asked = self.asked
+    def awaited(self, choices: Choices, asked: Collection[Choices]) -> bool:
+        """Whether the blocks of some answers are observed by what was asked for."""
         analysis = self.plan.candidate(choices, without=self.without).analysis if asked else None
         if analysis is None:
             return False

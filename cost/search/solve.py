@@ -13,12 +13,13 @@ from legoai.cost.profiles import ProfileError
 from legoai.cost.search.baselines import Baseline, baselines
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated
-from legoai.cost.search.evaluator import Evaluator, WorkerKilledError
+from legoai.cost.search.evaluator import Evaluator
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.search.results_cache import CachedResult
 from legoai.cost.search.tree import Search
+from legoai.cost.search.workers import WorkerKilledError
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label

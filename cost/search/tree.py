@@ -15,16 +15,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from legoai.cost.search.baselines import likely_baselines
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, evaluated
-from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.evaluator import Evaluator, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
 from legoai.cost.search.observations import Observations
-from legoai.cost.search.probes import Probes, Running, with_one_micro_batch
+from legoai.cost.search.probing import Probing
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.search.treatments import Treatments
 from legoai.cost.trace.garbage import uncollected
@@ -43,15 +44,10 @@ _LONGER: Final = 16
 """Times as many, once a candidate is known that fits: then bounds exclude more in that time than a simulation would."""
 
 _MEANWHILE: Final = 16
-"""Nodes that are expanded for each candidate that is simulated meanwhile; one that needs styles counts as so many."""
+"""Effort that is spent on expanding nodes for each candidate that is simulated meanwhile."""
 
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
-
-_PROBES_AT_ONCE: Final = 2
-"""Probes that are simulated together."""
-_LOOKED_AT: Final = 32
-"""Nodes of least bound for which they are looked for."""
 
 
 class Search:
@@ -99,9 +95,6 @@ class Search:
         """What the candidates of the batch will show of others."""
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
-        self._probes = Probes(plan, bounds, self.without)
-        self._awaiting: list[Node] = []
-        """Nodes whose blocks are being observed."""
         joint = self._joint_memory()
         self.nodes = Nodes(
             plan,
@@ -127,6 +120,19 @@ class Search:
             found=self.result,
             joint=joint,
             without=self.without,
+        )
+        self._probing = Probing(
+            plan=plan,
+            bounds=bounds,
+            costs=self.costs,
+            nodes=self.nodes,
+            evaluator=evaluator,
+            observations=self._observations,
+            found=self.result,
+            without=self.without,
+            deadline=deadline,
+            asked=self._asked,
+            meanwhile=self._expand_meanwhile,
         )
 
     def candidate(self, choices: Choices) -> Candidate:
@@ -184,6 +190,7 @@ class Search:
             LocalSearch(self, Neighbours(self.plan, self.costs, self.without)).run()
             if self.first_feasible and self.result.best is not None:
                 return
+            self._begin_baselines()
         batch: list[Node] = []
         waiting: list[Node] = []
         most = AT_ONCE
@@ -193,7 +200,7 @@ class Search:
                 if self.nodes.heap and self.nodes.heap[0][0] < self._limit() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
-                        if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._probed(node):
+                        if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._is_probed(node):
                             continue
                         self._expanded += 1
                         self.nodes.expand(node)
@@ -207,83 +214,43 @@ class Search:
                     self.nodes.reopen(waiting)
                     if self.first_feasible and self.result.best is not None:
                         return
-                elif self._probes.running:
-                    self._observe()
-                elif not self._verified() and not self.jointly() and not self._bounded_by_others():
+                elif self._probing.running:
+                    self._probing.observe()
+                elif not (self._verified() or self._is_probed() or self.jointly() or self._bounded_by_others()):
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
             self.nodes.reopen(batch)
             self.nodes.reopen(waiting)
-            self.nodes.reopen(self._awaiting)
+            self.nodes.reopen(self._probing.awaiting)
 
-    def _probed(self, node: Node) -> bool:
-        """Simulate probes for a node and others of least bound, and return whether there were any.
+    def _begin_baselines(self) -> None:
+        """Begin to evaluate what the best candidate is compared with in the end, if it stays the best."""
+        best = self.result.best
+        if best is not None and not self.first_feasible:
+            likely = likely_baselines(self.plan, best.choices, self.costs, self.in_time)
+            self.evaluator.begin_likely([one.analysis for one in likely if one.analysis is not None])
 
-        Where answers are few, or nothing is known to fit, other candidates come first.
-        """
-        if self.result.total < _MANY or self.result.best is None:
-            return False
-        if self._is_set_aside(node):
-            return True
-        if (probes := [self._probes.of(node[2])]) == [None]:
-            return False
-        self._awaiting.append(node)  # where the search is stopped meanwhile, it is still open
-        for choices in self.nodes.least(_LOOKED_AT, self._limit()):
-            if len(probes) == _PROBES_AT_ONCE:
-                break
-            # More may be known now than when it was bounded.
-            least = self.costs.bounded(self.candidate(choices), -math.inf)
-            probe = self._probes.of(choices) if least is not None and least < self._limit() else None
-            probes += [] if probe is None else [probe]
-        known = self._asked | self._probes.asked
-        new = [one for one in probes if one is not None and one not in known]
-        self._begin([one for one in new if one != node[2]])
-        if not self._probes.awaited(node[2]):
-            heapq.heappush(self.nodes.heap, node)
-            self._awaiting.remove(node)
-        if node[2] in new:
-            self.evaluate_early([node[2]])
-        while len(self._probes.running) > 1:
-            self._observe()
-        return True
-
-    def _is_set_aside(self, node: Node) -> bool:
-        """Set a node aside if its blocks are being observed, and say whether they are."""
-        self._awaiting += [node] if (awaited := self._probes.awaited(node[2])) else []
-        return awaited
-
-    def _begin(self, probes: Sequence[Choices]) -> None:
-        """Begin to simulate probes, with one micro batch each, and expand nodes meanwhile."""
-        if not probes:
-            return
-        complete = dict.fromkeys(found for choices in probes if (found := self.nodes.styled(choices)) is not None)
-        candidates = [self.candidate(choices) for choices in complete]
-        analyses = [with_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
-        outcomes = self.evaluator.evaluate(analyses, self.deadline)
-        self._probes.running.append(Running(probes, list(complete), candidates, analyses, outcomes))
-        self._expand_meanwhile(len(analyses))
-
-    def _observe(self) -> None:
-        """Wait for the probes that were begun first, note what they show of others, and reopen what awaited it."""
-        probes = self._probes.running[0]
-        each = zip(probes.choices, probes.candidates, probes.analyses, probes.outcomes, strict=True)
-        for choices, candidate, analysis, outcome in each:
-            if isinstance(outcome, Figures):
-                self.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
-                self._observations.bound_treatments(choices, candidate, outcome)
-        self._probes.running.popleft()
-        self.nodes.reopen(self._awaiting)
+    def _is_probed(self, node: Node | None = None) -> bool:
+        """Simulate probes, as :meth:`Probing.probe`; other candidates come first if answers are few, or none fits."""
+        return self.result.total >= _MANY and self.result.best is not None and self._probing.probe(node)
 
     def _expand_meanwhile(self, candidates: int) -> None:
-        """Expand nodes of least bound while some candidates are simulated."""
+        """Expand nodes of least bound while some candidates are simulated; complete ones stay open."""
         heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
-        while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._limit():
-            self.in_time()
-            left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
-            node = heapq.heappop(heap)
-            if not self._is_set_aside(node) and not self.nodes.bounded_anew(node):
-                self.nodes.expand(node)
+        complete: list[Node] = []
+        try:
+            while left > 0 and heap and heap[0][0] < self._limit():
+                self.in_time()
+                node = heapq.heappop(heap)
+                if None not in node[2]:
+                    complete.append(node)
+                    continue
+                left -= self.nodes.effort(node)
+                if not self._probing.is_set_aside(node) and not self.nodes.bounded_anew(node):
+                    self.nodes.expand(node)
+        finally:
+            self.nodes.reopen(complete)
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
@@ -327,7 +294,7 @@ class Search:
             self.result.bounded += 1
         elif least > node[0]:
             heapq.heappush(self.nodes.heap, (least, *node[1:]))
-        elif self._probed(node):
+        elif self._is_probed(node):
             return
         elif self._waits(candidate, batch):
             waiting.append(node)
@@ -441,7 +408,7 @@ class Search:
 
     def _report(self) -> None:
         best = self.result.best
-        least = min((node[0] for node in (*self.nodes.heap[:1], *self._awaiting)), default=-math.inf)
+        least = min((node[0] for node in (*self.nodes.heap[:1], *self._probing.awaiting)), default=-math.inf)
         self.say(
             len(self.result.evaluated),
             None if best is None else self.costs.value(self.costs.of(best)),

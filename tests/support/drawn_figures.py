@@ -44,6 +44,7 @@ class Drawn:
         self.failing = failing
         self.tight = tight
         self.asked = 0
+        self.likely: list[Analysis] = []
         self.limit: int | None = None
         self.bounds = BoundsOf()
 
@@ -58,6 +59,9 @@ class Drawn:
             return NoFigures(reason="drawn")
         factor = 1.0 if self.tight else draw.uniform(1.0, 3.0)
         return figures(least.step_time * factor, least.memory * draw.uniform(1.0, 3.0), fits=draw.random() > 0.2)
+
+    def begin_likely(self, candidates: Sequence[Analysis]) -> None:
+        self.likely += candidates
 
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         for analysis in candidates:

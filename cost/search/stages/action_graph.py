@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -74,6 +74,24 @@ class Path:
         return sum(count * seconds[stage][kind] for (stage, kind), count in self.counts)
 
 
+class _Ordered(NamedTuple):
+    """The actions of all ranks in topological order.
+
+    Attributes:
+        actions: all of them.
+        before: of each, the places of its predecessors.
+        last: place of the last action of each rank.
+        works: stage and kind of the actions, each pair once.
+        work: of each action, the place of its pair.
+    """
+
+    actions: list[Action]
+    before: list[tuple[int, ...]]
+    last: list[int]
+    works: list[tuple[int, str]]
+    work: list[int]
+
+
 class ActionGraph:
     """The actions of all ranks in topological order, with their predecessors.
 
@@ -82,9 +100,6 @@ class ActionGraph:
         of_pass: micro batches of a pass, after which a stage's gradients are reduced.
         ahead: number of stages that are unsharded at once: those of the next actions.
         waits_at_end: whether what a rank sends is waited for at the end of a pass only.
-
-    Raises:
-        ValueError: the ranks wait for each other in a cycle.
     """
 
     def __init__(
@@ -94,63 +109,67 @@ class ActionGraph:
         last = self.stages - 1 if waits_at_end else None
         self.held = tuple(tuple(_most_held(actions, of_pass, ahead, last)) for actions in ranks)
         """For each rank, the memory states that no other state of the rank dominates."""
-        self.actions: list[Action] = []
-        self._before: list[tuple[int, ...]] = []
-        self._last: list[int] = []
+        self._ranks = ranks
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """The actions of all ranks.
+
+        Raises:
+            ValueError: the ranks wait for each other in a cycle.
+        """
+        return self._ordered.actions
+
+    @functools.cached_property
+    def _ordered(self) -> _Ordered:
+        """What the times of a step are found by; most candidates are excluded by their memory before."""
+        ranks, stages = self._ranks, self.stages
+        ordered: list[Action] = []
+        before: list[tuple[int, ...]] = []
         places: dict[Action, int] = {}
         following = [0] * len(ranks)
         previous = [-1] * len(ranks)
         while any(place < len(actions) for place, actions in zip(following, ranks, strict=True)):
-            known = len(self.actions)
+            known = len(ordered)
             for rank, actions in enumerate(ranks):
                 while following[rank] < len(actions):
                     action = actions[following[rank]]
-                    waits = self._waits_for(action)
+                    waits = _waits_for(action, stages)
                     found = [places[one] for one in waits if one in places]
                     if waits and not found:
                         break
-                    places[action] = len(self.actions)
-                    self.actions.append(action)
-                    self._before.append(tuple({*found, *([previous[rank]] if previous[rank] >= 0 else [])}))
+                    places[action] = len(ordered)
+                    ordered.append(action)
+                    before.append(tuple({*found, *([previous[rank]] if previous[rank] >= 0 else [])}))
                     previous[rank] = places[action]
                     following[rank] += 1
-            if len(self.actions) == known:
+            if len(ordered) == known:
                 raise ValueError("the ranks wait for each other")
-        self._last = [place for place in previous if place >= 0]
-        self._works = sorted({(action.stage, action.kind) for action in self.actions})
-        """Stage and kind of the actions, each pair once."""
-        places_of_works = {work: place for place, work in enumerate(self._works)}
-        self._work = [places_of_works[action.stage, action.kind] for action in self.actions]
-
-    def _waits_for(self, action: Action) -> list[Action]:
-        """Actions of which one must have ended, besides the rank's previous action; empty for none."""
-        stage, kind, micro_batch = action
-        if kind == "F":
-            return [Action(stage - 1, "F", micro_batch)] if stage else []
-        if kind == "W":
-            return [Action(stage, "I", micro_batch)]
-        if stage == self.stages - 1:
-            return [Action(stage, "F", micro_batch)]
-        return [Action(stage + 1, name, micro_batch) for name in ("B", "I")]
+        works = sorted({(action.stage, action.kind) for action in ordered})
+        places_of_works = {work: place for place, work in enumerate(works)}
+        work = [places_of_works[action.stage, action.kind] for action in ordered]
+        return _Ordered(ordered, before, [place for place in previous if place >= 0], works, work)
 
     def time(self, seconds: Seconds) -> float:
         """Step time, as the first result of :meth:`longest`."""
-        took = [seconds[stage][kind] for stage, kind in self._works]
+        graph = self._ordered
+        took = [seconds[stage][kind] for stage, kind in graph.works]
         ends: list[float] = []
-        for work, before in zip(self._work, self._before, strict=True):
+        for work, before in zip(graph.work, graph.before, strict=True):
             ends.append(took[work] + (max([ends[place] for place in before]) if before else 0.0))
-        return max(ends[place] for place in self._last)
+        return max(ends[place] for place in graph.last)
 
     def longest(self, seconds: Seconds) -> tuple[float, tuple[Path, ...]]:
         """Step time, and the longest path to the end of each rank, in descending order of length."""
+        graph = self._ordered
         ends: list[float] = []
         whence: list[int] = []
-        took = [seconds[stage][kind] for stage, kind in self._works]
-        for work, before in zip(self._work, self._before, strict=True):
+        took = [seconds[stage][kind] for stage, kind in graph.works]
+        for work, before in zip(graph.work, graph.before, strict=True):
             last = max(before, key=ends.__getitem__, default=-1)
             whence.append(last)
             ends.append((ends[last] if last >= 0 else 0.0) + took[work])
-        order = sorted(self._last, key=lambda place: -ends[place])
+        order = sorted(graph.last, key=lambda place: -ends[place])
         return ends[order[0]], tuple(self._path(place, whence) for place in order)
 
     def _path(self, place: int, whence: Sequence[int]) -> Path:
@@ -160,6 +179,18 @@ class ActionGraph:
             counts[action.stage, action.kind] += 1
             place = whence[place]
         return Path(tuple(sorted(counts.items())))
+
+
+def _waits_for(action: Action, stages: int) -> list[Action]:
+    """Actions of which one must have ended, besides the rank's previous action; empty for none."""
+    stage, kind, micro_batch = action
+    if kind == "F":
+        return [Action(stage - 1, "F", micro_batch)] if stage else []
+    if kind == "W":
+        return [Action(stage, "I", micro_batch)]
+    if stage == stages - 1:
+        return [Action(stage, "F", micro_batch)]
+    return [Action(stage + 1, name, micro_batch) for name in ("B", "I")]
 
 
 _CHANGES: Final = {"F": (0, 1), "B": (0, -1), "I": (1, -1), "W": (-1, 0)}
@@ -196,36 +227,42 @@ def _moments(actions: Sequence[Action], of_pass: int, ahead: int, last: int | No
 
     `last` is the last stage of the pipeline, if what is sent is kept to the end of a pass.
     """
-    now: Counter[int] = Counter()
-    halved: Counter[int] = Counter()
-    done: Counter[int] = Counter()
+    now: defaultdict[int, int] = defaultdict(int)
+    halved: defaultdict[int, int] = defaultdict(int)
+    done: defaultdict[int, int] = defaultdict(int)
     gathered = _gathered(actions, of_pass, ahead)
     totals = list(itertools.accumulate((_CHANGES[action.kind] for action in actions), _added))
     fullest = max(totals, default=(0, 0))
     own, sent = {action.stage for action in actions}, 0
-    for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
-        between, before = _CHANGES[action.kind]
-        halved[action.stage] += between
-        now[action.stage] += before
-        if action.kind in ("B", "W"):
-            done[action.stage] += 1
-        if place and action.micro_batch // of_pass != actions[place - 1].micro_batch // of_pass:
+    is_sent = {
+        (stage, kind): last is not None and _is_sent(stage, kind, own, last) for stage in own for kind in _CHANGES
+    }
+    pass_before = 0
+    for place, ((stage, kind, micro_batch), following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
+        between, before = _CHANGES[kind]
+        halved[stage] += between
+        now[stage] += before
+        ends = kind in ("B", "W")
+        done[stage] += ends
+        if place and micro_batch // of_pass != pass_before:
             sent = 0
-        sent += last is not None and _is_sent(action, own, last)
-        first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
+        pass_before = micro_batch // of_pass
+        sent += is_sent[stage, kind]
+        first = ends and done[stage] % of_pass == 1
         # After a forward that is followed by another forward, the next state has more micro batches in flight.
-        most = action.kind == "F" and (following is None or following.kind != "F")
+        most = kind == "F" and (following is None or following.kind != "F")
         most_between = totals[place] == fullest and fullest[0] > 0
         if first or most or most_between:
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            yield most_between, Held(dict(now), summed, gathered[place], dict(+halved), sent)
+            apart = {stage: count for stage, count in halved.items() if count > 0}
+            yield most_between, Held(dict(now), summed, gathered[place], apart, sent)
 
 
-def _is_sent(action: Action, own: Collection[int], last: int) -> bool:
+def _is_sent(stage: int, kind: str, own: Collection[int], last: int) -> bool:
     """Whether the result of an action is sent to another rank."""
-    if action.kind == "W":
+    if kind == "W":
         return False
-    to = action.stage + (1 if action.kind == "F" else -1)
+    to = stage + (1 if kind == "F" else -1)
     return 0 <= to <= last and to not in own
 
 

@@ -126,7 +126,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
         except Exception as error:  # the run itself reports what a factory raises
             return f"{type(error).__name__}: {error}"
 
-    from legoai.cost.search.evaluator import WorkerKilledError, apart
+    from legoai.cost.search.workers import WorkerKilledError, apart
 
     try:
         found = apart(simulate)

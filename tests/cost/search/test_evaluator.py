@@ -77,7 +77,7 @@ def test_unreadable_cache_is_ignored(tmp_path: Path):
 def test_worker_process_imports_torch_only_to_simulate():
     code = (
         "import sys\n"
-        "from legoai.cost.search.evaluator import apart\n"
+        "from legoai.cost.search.workers import apart\n"
         "assert 'torch' not in sys.modules\n"
         "print(apart(lambda: 'torch' in sys.modules))\n"
     )

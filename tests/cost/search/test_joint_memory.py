@@ -81,6 +81,9 @@ class Formula:
 
     simulated = 0
 
+    def begin_likely(self, candidates: Sequence[Analysis]) -> None:
+        """Formulas take no time."""
+
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         for analysis in candidates:
             yield self.figures(analysis)

@@ -77,6 +77,9 @@ class Formula:
     simulated = 0
     graph: ActionGraph | None = None
 
+    def begin_likely(self, candidates: Sequence[Analysis]) -> None:
+        """Formulas take no time."""
+
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         for analysis in candidates:
             yield self.figures(analysis)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from legoai.cost.search import bounds, tree
+from legoai.cost.search import bounds, probing, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.probing import Probing
 from legoai.cost.search.solve import solve
 from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search
@@ -161,14 +162,14 @@ def test_depth_first_dives_find_the_same_optimum(seed: int, monkeypatch: pytest.
 @pytest.mark.parametrize("seed", range(3))
 def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Candidates evaluated before the tree reaches them are counted once, probes are not, and the best is the same."""
-    lesson = tree.with_one_micro_batch
+    lesson = probing.with_one_micro_batch
     lessons: list[str] = []
 
     def noted(analysis: Analysis) -> Analysis:
         lessons.append((short := lesson(analysis)).plan.digest)
         return short
 
-    monkeypatch.setattr(tree, "with_one_micro_batch", noted)
+    monkeypatch.setattr(probing, "with_one_micro_batch", noted)
     monkeypatch.setattr(tree, "_MANY", 0)
     plan, evaluator = opened(text), Drawn(seed, failing=0.1)
     evaluated: list[Any] = []
@@ -243,14 +244,14 @@ def test_stopped_search_has_a_valid_bound(limit: int):
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_search_stopped_while_probes_begin_leaves_all_others_open(seed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tree, "_MANY", 0)
-    plan, begin = opened(), Search._begin
+    plan, begin = opened(), Probing._begin
 
-    def stopped(self: Search, probes: Sequence[Choices]) -> None:
+    def stopped(self: Probing, probes: Sequence[Choices]) -> None:
         begin(self, probes)
         if probes:
             raise OutOfTimeError
 
-    monkeypatch.setattr(Search, "_begin", stopped)
+    monkeypatch.setattr(Probing, "_begin", stopped)
     search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(seed), objective=objective_of(None), gap=0.0)
     found = search.run()
     assert found.status == "time_limit"

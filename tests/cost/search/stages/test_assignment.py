@@ -139,8 +139,9 @@ def test_gathered_stages_equal_those_of_torch():
 
 
 def test_deadlocked_order_is_refused():
+    graph = ActionGraph([[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]], 1)
     with pytest.raises(ValueError, match="wait for each other"):
-        ActionGraph([[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]], 1)
+        graph.time([{"F": 1.0, "B": 1.0}] * 2)
 
 
 def drawn(seed: int) -> StageProblem:
