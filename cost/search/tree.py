@@ -43,7 +43,7 @@ _PATIENCE: Final = 64
 _LONGER: Final = 16
 """Times as many, once a candidate is known that fits: then bounds exclude more in that time than a simulation would."""
 
-_MEANWHILE: Final = 16
+_MEANWHILE: Final = 32
 """Effort that is spent on expanding nodes for each candidate that is simulated meanwhile."""
 
 _MANY: Final = 256

@@ -17,8 +17,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.open_plan import OpenPlan
 
-_AT_ONCE: Final = 2
-"""Candidates that are simulated together."""
+_AT_ONCE: Final = 4
+"""Candidates that are simulated together, at most; each takes as long as several others."""
 _TREATMENTS: Final = ("none", "full")
 
 
