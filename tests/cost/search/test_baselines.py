@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.baselines import _by_rule
+from legoai.cost.search import tree
+from legoai.cost.search.baselines import _by_rule, baselines, likely_baselines
+from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
+from legoai.cost.search.evaluator import Outcome
+from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.tree import Search
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
+from support.drawn_figures import Drawn, figures
 
 HEAD = """\
 plan test
@@ -61,3 +69,51 @@ def test_rule_of_thumb_orders_all_legal_candidates(body: str) -> None:
     linted.clear()
     next(_by_rule(plan, way, own, legal))
     assert len(linted) < all_of_them / 2 or body == "rest is tp"
+
+
+def test_likely_baselines_are_the_first_that_the_rule_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD + BODIES["rest is sharded"]
+    plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+    bounds, evaluator = BoundsOf(), Drawn(0)
+    costs = Costs(objective_of(None), bounds)
+    found = Search(plan, bounds=bounds, evaluator=evaluator, objective=objective_of(None)).run()
+    assert found.best is not None
+    costs.expect(found.best)
+    expected = bounds.enough
+    likely = likely_baselines(plan, found.best.choices, costs, lambda: None)
+    assert bounds.enough == expected < math.inf
+    tried: list[Analysis] = []
+
+    def none_fits(candidates: Sequence[Analysis], _: float | None) -> Iterator[Outcome]:
+        tried.extend(candidates)
+        yield from (figures(1.0, 0.0, fits=False) for _ in candidates)
+
+    monkeypatch.setattr(evaluator, "evaluate", none_fits)
+    found.evaluated.clear()
+    baselines(plan, found, evaluator, costs, None)
+    assert len(likely) == 4
+    assert [one.plan.digest for one in tried[:4]] == [one.plan.digest for one in likely]
+    assert len(tried) > len(likely)
+
+
+def test_search_begins_its_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "_MANY", 0)
+    plan = OpenPlan(lint(HEAD + BODIES["rest is sharded"], "test.plan", directory=Path()), directory=Path())
+    evaluator = Drawn(0)
+    search = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None), gap=0.0)
+    assert search.run().best is not None
+    assert len(evaluator.likely) == 4
+
+
+def test_no_baseline_is_likely_without_open_degrees() -> None:
+    text = (
+        HEAD
+        + """\
+batch (global = 32, micro = 1, seq_len = 64)
+mesh (pp = 2, dp_shard = rest)
+fsdp blocks on dp_shard
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+"""
+    )
+    plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+    assert likely_baselines(plan, (0,), Costs(objective_of(None), BoundsOf()), lambda: None) == []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 import legoai
 from legoai.cost.search.evaluator import Figures, Simulation
@@ -49,6 +52,39 @@ def test_equal_programs_are_simulated_once_and_cached(tmp_path: Path):
     assert (again, simulated) == (found, 1)
     [figures] = kept.values()
     assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
+
+
+def begun_before(*, asked_at_once: bool) -> tuple[list[Figures], int, int]:
+    """Figures of both candidates, of which one was begun before; how many are simulated, and cached."""
+    plan, kept = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path()), {}
+    candidates = [plan.candidate([index]).analysis for index in range(2)]
+    with Simulation(directory=Path(), workers=2, kept=kept) as evaluator:
+        evaluator.begin_likely(candidates[:1])
+        assert evaluator.simulated == 0
+        while not asked_at_once and not all(one.done() for one in evaluator._likely.values()):
+            time.sleep(0.01)
+        return list(evaluator.evaluate(candidates, None)), evaluator.simulated, len(kept)
+
+
+OTHERS = TEXT.replace("auto in [GPipe, 1F1B]", "GPipe").replace("micro = 2", "micro = auto in [1, 2]")
+
+
+@pytest.mark.parametrize("asked_at_once", [True, False])
+def test_candidate_that_was_begun_before_has_the_same_figures(asked_at_once: bool):
+    plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
+    with Simulation(directory=Path(), workers=2) as evaluator:
+        alone = list(evaluator.evaluate([plan.candidate([index]).analysis for index in range(2)], None))
+    found, simulated, kept = begun_before(asked_at_once=asked_at_once)
+    assert found == alone
+    assert found[0] != found[1]
+    assert (simulated, kept) == (2, 2)
+
+
+def test_nothing_is_begun_before_without_other_processes():
+    plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
+    with Simulation(directory=Path(), workers=1) as evaluator:
+        evaluator.begin_likely([plan.candidate([0]).analysis])
+        assert not evaluator._likely
 
 
 def test_shared_manifest_is_pickled_once():

@@ -83,3 +83,32 @@ def test_unchosen_styles_are_skipped_except_for_one_rank():
     assert (found.bounded, found.left_out) == (others, others)
     assert all(None not in choices for _, _, choices in nodes.heap)
     assert len(nodes.heap) == 2
+
+
+STAGED = """\
+plan test
+model   llama3("tiny", n_layers = 4)
+cluster cpu(devices = 4)
+batch   (global = 32, micro = 2, seq_len = 128)
+mesh    (pp = auto in [1, 2], dp_shard = rest, tp = auto in [1, 2])
+shard auto on tp
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+fsdp blocks on dp_shard
+"""
+
+
+def test_nodes_with_stages_or_open_styles_take_longer():
+    linted = with_open_rules(lint(STAGED, "test.plan", directory=Path()), directory=Path())
+    plan, bounds = OpenPlan(linted, directory=Path()), BoundsOf()
+    costs = Costs(objective_of(None), bounds)
+    nodes = Nodes(plan, bounds=bounds, costs=costs, found=SearchResult(total=0), joint=None, without=(), deadline=None)
+
+    def effort(**answers: int) -> int:
+        names = [hole.what.split()[-1] if hole.line is None else "style" for hole in plan.holes]
+        choices = tuple(answers.get(name) for name in names)
+        return nodes.effort((0.0, 0, choices))
+
+    alone = effort()
+    assert effort(pp=0) == alone  # one rank
+    assert effort(pp=1) > alone
+    assert effort(pp=1, tp=1, schedule=0) > effort(pp=1)  # only styles are left

@@ -23,6 +23,7 @@ from legoai.cost.search.solve import solve
 from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -258,6 +259,30 @@ def test_search_stopped_while_probes_begin_leaves_all_others_open(seed: int, mon
     left = sum(search.nodes.below(node[2]) for node in search.nodes.heap)
     counted = sum(found.refused.values()) + found.bounded + len(found.evaluated) + len(found.failed)
     assert found.total == counted + left
+
+
+def test_what_is_not_tried_one_by_one_is_probed_once(monkeypatch: pytest.MonkeyPatch):
+    """Without an open node, probes are simulated for it with one micro batch, and waited for."""
+    plan, evaluator = opened(SCHEDULED), Drawn(0)
+    search = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None), gap=0.0)
+    assert search.run().best is not None
+    way = tuple(0 if hole.owner is Batch or hole.owner is Mesh else None for hole in plan.holes)
+    search.nodes.untried[way] = 0.0
+    evaluated: list[Analysis] = []
+    seen = evaluator.evaluate
+
+    def evaluate(candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        evaluated.extend(candidates)
+        return seen(candidates, deadline)
+
+    monkeypatch.setattr(evaluator, "evaluate", evaluate)
+    monkeypatch.setattr(search.bounds, "enough", math.inf)
+    probing = search._probing
+    probing.asked.clear()
+    assert probing.probe(None)
+    assert not probing.running
+    assert [micro_batches(one.plan) for one in evaluated] == [1]
+    assert not probing.probe(None)
 
 
 @NEEDS_SOLVER
