@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
+from legoai.cost.search import unrecomputed as unrecomputed_candidates
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.unrecomputed import Unrecomputed, recomputes_nothing
@@ -48,7 +49,8 @@ def treatments(plan: OpenPlan, found: list[Choices]) -> list[list[str]]:
     return [[hole.choices[one] for hole, one in zip(plan.holes, choices, strict=True)] for choices in found]
 
 
-def test_untried_treatments_of_least_bounds_are_bounded_first_and_once():
+def test_untried_treatments_of_least_bounds_are_bounded_first_and_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unrecomputed_candidates, "_AT_ONCE", 2)
     plan = opened()
     one, two, three = groups(plan)
     unrecomputed = Unrecomputed(plan, JointMemory(plan))
