@@ -19,6 +19,18 @@ checkpoint { layers.* = auto in [none, full, every(2)] }
 precision (param = fp32, reduce = fp32)
 """
 
+SCHEDULED = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = auto in [1, 2, 4], seq_len = 128)
+mesh    (pp = auto, dp_shard = rest)
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+fsdp blocks on dp_shard
+checkpoint { layers.* = auto in [none, full] }
+precision (param = fp32, reduce = fp32)
+"""
+
 
 def opened(text: str = TEXT) -> OpenPlan:
     linted = lint(text, "test.plan", directory=Path())

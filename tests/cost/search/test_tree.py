@@ -13,17 +13,15 @@ import pytest
 
 from legoai.cost.search import bounds, probing, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.candidates import order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
-from legoai.cost.search.probing import Probing
 from legoai.cost.search.solve import solve
 from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -33,19 +31,7 @@ from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import METRICS
 from support.drawn_figures import Drawn
 from support.marks import NEEDS_SOLVER
-from support.searched import TEXT, opened
-
-SCHEDULED = """\
-plan test
-model   llama3("tiny")
-cluster cpu(devices = 4)
-batch   (global = 32, micro = auto in [1, 2, 4], seq_len = 128)
-mesh    (pp = auto, dp_shard = rest)
-pipeline on pp (schedule = auto in [GPipe, 1F1B])
-fsdp blocks on dp_shard
-checkpoint { layers.* = auto in [none, full] }
-precision (param = fp32, reduce = fp32)
-"""
+from support.searched import SCHEDULED, TEXT, opened
 
 
 def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:
@@ -240,49 +226,6 @@ def test_stopped_search_has_a_valid_bound(limit: int):
     assert solution.result.status == "time_limit"
     assert solution.result.bound <= best
     assert solution.value is None or (solution.value >= best and solution.gap >= 0.0)
-
-
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_search_stopped_while_probes_begin_leaves_all_others_open(seed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree, "_MANY", 0)
-    plan, begin = opened(), Probing._begin
-
-    def stopped(self: Probing, probes: Sequence[Choices]) -> None:
-        begin(self, probes)
-        if probes:
-            raise OutOfTimeError
-
-    monkeypatch.setattr(Probing, "_begin", stopped)
-    search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(seed), objective=objective_of(None), gap=0.0)
-    found = search.run()
-    assert found.status == "time_limit"
-    left = sum(search.nodes.below(node[2]) for node in search.nodes.heap)
-    counted = sum(found.refused.values()) + found.bounded + len(found.evaluated) + len(found.failed)
-    assert found.total == counted + left
-
-
-def test_what_is_not_tried_one_by_one_is_probed_once(monkeypatch: pytest.MonkeyPatch):
-    """Without an open node, probes are simulated for it with one micro batch, and waited for."""
-    plan, evaluator = opened(SCHEDULED), Drawn(0)
-    search = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None), gap=0.0)
-    assert search.run().best is not None
-    way = tuple(0 if hole.owner is Batch or hole.owner is Mesh else None for hole in plan.holes)
-    search.nodes.untried[way] = 0.0
-    evaluated: list[Analysis] = []
-    seen = evaluator.evaluate
-
-    def evaluate(candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
-        evaluated.extend(candidates)
-        return seen(candidates, deadline)
-
-    monkeypatch.setattr(evaluator, "evaluate", evaluate)
-    monkeypatch.setattr(search.bounds, "enough", math.inf)
-    probing = search._probing
-    probing.asked.clear()
-    assert probing.probe(None)
-    assert not probing.running
-    assert [micro_batches(one.plan) for one in evaluated] == [1]
-    assert not probing.probe(None)
 
 
 @NEEDS_SOLVER
