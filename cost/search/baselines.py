@@ -49,9 +49,8 @@ class Baseline:
 def baselines(
     plan: OpenPlan, found: SearchResult, evaluator: Evaluator, costs: Costs, deadline: float | None
 ) -> list[Baseline]:
-    """What the best candidate of a search is compared with; its bounds of time are found in full from here on."""
+    """What the best candidate of a search is compared with."""
     known = {item.choices: item for item in found.evaluated}
-    costs.expect(None)
 
     def figures(choices: Choices) -> Evaluated | None:
         """The candidate, where it is legal and can be simulated."""
@@ -68,19 +67,17 @@ def baselines(
         known[choices] = evaluated(choices, candidate, outcome)
         return known[choices]
 
-    def legal(choices: Choices) -> Candidate | None:
-        """The candidate, where lint's rules allow it as far as it is decided."""
+    def in_time() -> None:
         if deadline is not None and time.monotonic() >= deadline:
             raise OutOfTimeError
-        candidate = plan.candidate(choices)
-        return None if candidate.errors else candidate
 
     result = []
     assert found.best is not None
     answered = any(hole.answer is not None for hole in plan.holes)
     for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
         try:
-            one, note = find(plan, found.best.choices, legal, figures, costs)
+            with costs.in_full():
+                one, note = find(plan, found.best.choices, _legal_of(plan, in_time), figures, costs)
         except OutOfTimeError:
             one, note = None, "out of time"
         result.append(Baseline(name=name, found=one, note=note))
@@ -96,15 +93,20 @@ def likely_baselines(plan: OpenPlan, best: Choices, costs: Costs, in_time: Calla
         costs: of candidates.
         in_time: raises where no time is left.
     """
+    with costs.in_full():
+        tried = _not_excluded(_of_rule(plan, best, _legal_of(plan, in_time)), costs)
+        return [candidate for _, candidate in itertools.islice(tried, _LIKELY)]
+
+
+def _legal_of(plan: OpenPlan, in_time: Callable[[], None]) -> _LegalOf:
+    """What lints the candidates of a plan as far as they are decided, while there is time."""
 
     def legal(choices: Choices) -> Candidate | None:
         in_time()
         candidate = plan.candidate(choices)
         return None if candidate.errors else candidate
 
-    with costs.in_full():
-        tried = _not_excluded(_of_rule(plan, best, legal), costs)
-        return [candidate for _, candidate in itertools.islice(tried, _LIKELY)]
+    return legal
 
 
 def _ruled(

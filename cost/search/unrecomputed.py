@@ -18,7 +18,7 @@ from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.open_plan import OpenPlan
 
 _AT_ONCE: Final = 4
-"""Candidates that are simulated together, at most; each takes as long as several others."""
+"""Candidates that are simulated together, at most: some take several times as long as others."""
 _TREATMENTS: Final = ("none", "full")
 
 
