@@ -56,7 +56,7 @@ def searched(plan: OpenPlan, seconds: float, nodes: int, complete: int) -> None:
         if found.best is None or found.bound is None:
             print("nothing fits so far, or nothing is bounded")
             return
-        best = search.costs.of(found.best)
+        best = search.state.costs.of(found.best)
         left = sorted(node for node in search.nodes.heap if node[0] < best)
         took = time.monotonic() - begin
         print(f"{found.status} after {took:.1f} s: best {best:.3f} s, {decisions(plan, found.best.choices)}")
@@ -66,7 +66,7 @@ def searched(plan: OpenPlan, seconds: float, nodes: int, complete: int) -> None:
         print("by half seconds:", sorted(Counter(math.floor(2 * bound) / 2 for bound, *_ in left).items()))
         for bound, _, choices in left[:nodes]:
             print(f"  {bound:8.3f} s  {decisions(plan, choices)}")
-        near = Neighbours(plan, search.costs, ())
+        near = Neighbours(search.state)
         for bound, _, choices in left[:complete]:
             guess = near.smallest(choices)
             analysis = None if guess is None else plan.candidate(guess).analysis

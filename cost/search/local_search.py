@@ -14,9 +14,9 @@ from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.effects import Amounts, Effects
 from legoai.cost.search.memory_bounds import without_activations
 from legoai.cost.search.neighbours import Neighbours
-from legoai.cost.search.objective import Costs
-from legoai.cost.search.result import SearchResult
-from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.cost.search.nodes import Nodes
+from legoai.cost.search.state import SearchState
+from legoai.dsl.open_plan import Candidate
 
 _AT_ONCE: Final = 4
 """Candidates that are evaluated before the next are chosen."""
@@ -27,25 +27,15 @@ _MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
 class Searching(Protocol):
     """A search, as far as looking around needs it."""
 
-    plan: OpenPlan
-    costs: Costs
-    result: SearchResult
+    state: SearchState
+    nodes: Nodes
     first_feasible: bool
-
-    def candidate(self, choices: Choices) -> Candidate:
-        """Some answers, with the diagnostics of lint's rules."""
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate answers of which styles may be open."""
 
     def jointly(self, *, early: bool = False) -> bool:
         """Evaluate what joint answers of memory need, and these; false where nothing is left of it."""
-
-    def degrees_of(self, choices: Choices) -> Choices:
-        """The degrees and the micro batch of some answers."""
-
-    def in_time(self) -> None:
-        """Stop the search at its deadline."""
 
 
 class LocalSearch:
@@ -57,7 +47,7 @@ class LocalSearch:
     """
 
     def __init__(self, search: Searching, near: Neighbours) -> None:
-        self._search, self._near = search, near
+        self._search, self._near, self._state = search, near, search.state
         self._effects = Effects(self._bound)
         self._learnt = 0
         self._tried: set[Choices] = set()
@@ -66,12 +56,12 @@ class LocalSearch:
     def run(self) -> None:
         """Evaluate likely candidates until one is feasible; then what lies beside the best, as long as that helps."""
         for several in self._near.first():
-            if self._search.result.best is not None:
+            if self._state.found.best is not None:
                 break
             self._evaluate(several)
         if self._search.first_feasible:
             return
-        found, before = self._search.result, None
+        found, before = self._state.found, None
         while found.best is not before:
             before = found.best
             for moving in (False, True):
@@ -85,7 +75,7 @@ class LocalSearch:
         Args:
             moving: to other degrees too, where all has to be captured anew, and bounds are looser.
         """
-        found, before = self._search.result, None
+        found, before = self._state.found, None
         while found.best is not None and found.best is not before:
             before = found.best
             likely = sorted(self._likely(before, moving=moving))
@@ -93,15 +83,16 @@ class LocalSearch:
 
     def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:
         """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""
-        search, base = self._search, self._open(best.choices)
+        state, base = self._state, self._open(best.choices)
+        degrees_of = self._search.nodes.degrees_of
         self._learn()
-        incumbent = search.costs.of(best)
+        incumbent = state.costs.of(best)
         for choices in self._near.beside(base):
-            search.in_time()
-            if choices in self._tried or (not moving and search.degrees_of(choices) != search.degrees_of(base)):
+            state.in_time()
+            if choices in self._tried or (not moving and degrees_of(choices) != degrees_of(base)):
                 continue
-            candidate = search.candidate(choices)
-            least = search.costs.bounded(candidate, -math.inf)
+            candidate = state.candidate(choices)
+            least = state.costs.bounded(candidate, -math.inf)
             if least is None or least >= incumbent:
                 continue
             amounts = self._effects.predicted(base, choices)
@@ -111,7 +102,7 @@ class LocalSearch:
     def _fits(self, candidate: Candidate, amounts: Amounts) -> bool:
         """Whether memory is likely to do, and what is required of it to be met."""
         limits = (item for item in candidate.plan.require if item.metric in _MEMORY and item.comparison in ("<=", "<"))
-        return amounts.reserved <= self._search.costs.capacity(candidate) and all(
+        return amounts.reserved <= self._state.costs.capacity(candidate) and all(
             getattr(amounts, _MEMORY[item.metric]) <= item.bound for item in limits
         )
 
@@ -121,25 +112,24 @@ class LocalSearch:
 
     def _learn(self) -> None:
         """Update the effects of answers by what was evaluated since the last time."""
-        search = self._search
-        for item in search.result.evaluated[self._learnt :]:
-            analysis = search.candidate(item.choices).analysis
+        for item in self._state.found.evaluated[self._learnt :]:
+            analysis = self._state.candidate(item.choices).analysis
             assert analysis is not None
             held = item.figures.reserved, item.figures.active, without_activations(analysis)
-            self._effects.observe(self._open(item.choices), Amounts(search.costs.of(item), *held))
-        self._learnt = len(search.result.evaluated)
+            self._effects.observe(self._open(item.choices), Amounts(self._state.costs.of(item), *held))
+        self._learnt = len(self._state.found.evaluated)
 
     def _open(self, choices: Choices) -> Choices:
         """The choices with styles left open."""
-        holes = zip(self._search.plan.holes, choices, strict=True)
+        holes = zip(self._state.plan.holes, choices, strict=True)
         return tuple(None if hole.line is not None else value for hole, value in holes)
 
     def _bound(self, choices: Choices) -> Amounts | None:
-        candidate = self._search.candidate(choices)
+        candidate = self._state.candidate(choices)
         if candidate.errors or candidate.analysis is None:
             return None
-        bounds = self._search.costs.bounds(candidate.analysis)
-        cost = self._search.costs.least(bounds, candidate)
+        bounds = self._state.costs.bounds(candidate.analysis)
+        cost = self._state.costs.least(bounds, candidate)
         if math.isinf(cost):  # of utilisation nothing is bounded, but that it is less where a step takes longer
             cost = -1 / bounds.step_time if bounds.step_time else 0.0
         return Amounts(cost, bounds.memory, bounds.memory, without_activations(candidate.analysis))

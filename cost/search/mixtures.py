@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,12 +25,10 @@ from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.memory_bounds import least_memory
 from legoai.cost.search.nodes import Nodes
-from legoai.cost.search.objective import Costs
 from legoai.cost.search.observed_peaks import peak_of
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.dsl.open_plan import Candidate, OpenPlan
-from legoai.specs.span import Span
 
 _AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
@@ -62,16 +60,12 @@ class Mixtures:
     is freed from the last one on, and room is needed while the others recompute.
 
     Args:
-        plan: with its holes.
+        state: of the search.
         joint: the holes that decide memory.
-        costs: of candidates.
-        without: spans of `require` lines that are left out.
     """
 
-    plan: OpenPlan
+    state: SearchState
     joint: JointMemory
-    costs: Costs
-    without: Sequence[Span]
     _asked: set[tuple[Choices, WrittenRule]] = field(default_factory=set)
 
     def wanted(self, nodes: Nodes, best: float) -> list[Choices]:
@@ -81,7 +75,7 @@ class Mixtures:
             nodes: of which the bounds of what is not tried one by one are raised.
             best: cost of the best candidate.
         """
-        limit = self.costs.nearly(best)
+        limit = self.state.costs.nearly(best)
         while (least := nodes.least_untried(limit)) < limit:
             group = next(one for one, bound in nodes.untried.items() if bound == least)
             left = self._left(group)
@@ -104,7 +98,7 @@ class Mixtures:
         while left and left[0][0] < limit and len(found) < _AT_ONCE:
             bound, rule = heapq.heappop(left)
             choices = self._chosen(group, rule)
-            own = self.costs.bounded(self._candidate(choices), bound)
+            own = self.state.bounded(choices, bound)
             if own is not None and own > bound:
                 heapq.heappush(left, (own, rule))
             elif own is not None:
@@ -114,7 +108,7 @@ class Mixtures:
 
     def _left(self, group: Choices) -> list[_Bounded] | None:
         """Mixtures that were not asked for, as a heap; None where more is open than the treatment of equal blocks."""
-        opened = self._candidate(group).analysis
+        opened = self.state.candidate(group).analysis
         if not self.joint.holes.is_open_only(0, group) or opened is None:
             return None
         if is_staged(opened) or not repeated_blocks(opened.manifest):
@@ -125,10 +119,10 @@ class Mixtures:
 
     def _mixed(self, group: Choices, opened: Analysis) -> Iterator[_Bounded]:
         """All mixtures that may fit, each with a bound of its cost."""
-        bounds, blocks = self.costs.bounds, len(repeated_blocks(opened.manifest))
+        bounds, blocks = self.state.bounds, len(repeated_blocks(opened.manifest))
         room, every = bounds.for_tensors(opened), []
         for value in self.joint.holes.listed(0):
-            candidate = self._candidate(self._chosen(group, (None, value, 0)))
+            candidate = self.state.candidate(self._chosen(group, (None, value, 0)))
             if not candidate.errors and (analysis := candidate.analysis) is not None:
                 memory = bounds.memory.kept(analysis), bounds.memory.peaks.uniform(analysis)
                 every.append((value, candidate, _Uniform(bounds.as_sum(analysis), *memory)))
@@ -141,14 +135,11 @@ class Mixtures:
                 points = [(one.points, count) for one, count in parts if one.points is not None]
                 if max(least_memory(opened, 0, kept), peak_of(points) if len(points) == len(parts) else 0.0) <= room:
                     seconds = sum(count * one.seconds for one, count in parts) / blocks
-                    yield self.costs.least(Bounds(step_time=seconds), candidate), (low, high, some)
+                    yield self.state.costs.least(Bounds(step_time=seconds), candidate), (low, high, some)
 
     def _chosen(self, group: Choices, rule: WrittenRule) -> Choices:
         holes = self.joint.holes
         return holes.chosen(group, Values(holes.value(0, (rule,)), None, None))
-
-    def _candidate(self, choices: Choices) -> Candidate:
-        return self.plan.candidate(choices, without=self.without)
 
 
 def _keeps_more(first: _Uniform, other: _Uniform) -> bool:

@@ -11,13 +11,13 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from legoai.cost.search.bounds import Bounds
 from legoai.cost.search.candidates import Choices, order_of
-from legoai.cost.search.objective import Costs
-from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
+from legoai.cost.search.state import SearchState
+from legoai.dsl.open_plan import Candidate, OpenHole
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.fsdp import Fsdp, Unit
@@ -25,7 +25,6 @@ from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.offload import Offload
 from legoai.specs.directives.pipeline import Pipeline
-from legoai.specs.span import Span
 
 _DEGREES: Final = (Mesh, Batch)
 _MEMORY: Final = (Checkpoint, Fsdp, Unit, Offload)
@@ -38,15 +37,11 @@ class Neighbours:
     """Candidates of one plan.
 
     Args:
-        plan: with its holes.
-        costs: of its candidates.
-        without: spans of `require` lines that are left out.
+        state: of the search.
     """
 
-    def __init__(self, plan: OpenPlan, costs: Costs, without: Sequence[Span]) -> None:
-        self._plan = plan
-        self._costs = costs
-        self._without = without
+    def __init__(self, state: SearchState) -> None:
+        self._state = state
 
     def first(self) -> Iterator[list[Choices]]:
         """What to try first: least `pp · cp · tp`, then the largest micro batch; all else of least time, or memory.
@@ -62,7 +57,7 @@ class Neighbours:
 
         These are degrees and schedule, and each of them with what decides memory. Styles are open.
         """
-        holes = self._plan.holes
+        holes = self._state.plan.holes
         choices = tuple(None if hole.line is not None else value for hole, value in zip(holes, choices, strict=True))
         moves = [
             {index: value} for index, hole in enumerate(holes) if hole.line is None for value in range(hole.listed)
@@ -78,7 +73,7 @@ class Neighbours:
         seen = {choices}
         for move in moves:
             other = tuple(move.get(index, value) for index, value in enumerate(choices))
-            candidate = self._candidate(other)
+            candidate = self._state.candidate(other)
             if not candidate.errors:
                 other = self._without_idle(other, candidate)
             if other not in seen and not candidate.errors and candidate.analysis is not None:
@@ -95,12 +90,12 @@ class Neighbours:
         """The same answers, with the first value of each hole that means nothing beside the others."""
         if not candidate.plan.idle:
             return choices
-        holes = zip(choices, self._plan.holes, strict=True)
+        holes = zip(choices, self._state.plan.holes, strict=True)
         return tuple(0 if hole.owner is Pipeline else value for value, hole in holes)
 
     def _degrees(self) -> Iterator[Choices]:
         """Answers for degrees and micro batch that lint allows, the other holes left open, in the order of `first`."""
-        holes = self._plan.holes
+        holes = self._state.plan.holes
         order = [index for index in order_of(holes) if holes[index].owner in _DEGREES]
         nothing: Choices = (None,) * len(holes)
         heap: list[tuple[tuple[float, ...], tuple[int, ...], Choices, int]] = [((), (), nothing, 0)]
@@ -117,7 +112,7 @@ class Neighbours:
 
     def _place(self, way: Choices) -> tuple[float, ...] | None:
         """The place of a way in the order, or of the first that may become of it; None where its plan says nothing."""
-        plan = self._candidate(way).plan
+        plan = self._state.candidate(way).plan
 
         def known(value: Callable[[], int], least: float) -> float:
             try:
@@ -144,20 +139,20 @@ class Neighbours:
         Styles are left open: a program chooses them together.
         """
         for index, value in enumerate(way):
-            if value is not None or self._plan.holes[index].line is not None:
+            if value is not None or self._state.plan.holes[index].line is not None:
                 continue
             found = []
-            for one in range(self._plan.holes[index].listed):
+            for one in range(self._state.plan.holes[index].listed):
                 other = _with(way, index, one)
-                candidate = self._candidate(other)
+                candidate = self._state.candidate(other)
                 if not candidate.errors and candidate.analysis is not None:
-                    if self._costs.bounded(candidate, -math.inf) is None:
+                    if self._state.bounded(other) is None:
                         continue
-                    found.append((*least(self._costs.bounds(candidate.analysis)), one))
+                    found.append((*least(self._state.bounds(candidate.analysis)), one))
             if not found:
                 return None
             way = _with(way, index, int(min(found)[-1]))
-        candidate = self._candidate(way)
+        candidate = self._state.candidate(way)
         return self._without_idle(way, candidate)
 
     @staticmethod
@@ -169,11 +164,8 @@ class Neighbours:
         """Of several that take as little, the slowest counts, since what recomputes most takes least."""
         return bounds.memory, -bounds.step_time
 
-    def _candidate(self, choices: Choices) -> Candidate:
-        return self._plan.candidate(choices, without=self._without)
-
     def _allowed(self, choices: Choices) -> bool:
-        candidate = self._candidate(choices)
+        candidate = self._state.candidate(choices)
         return not candidate.errors and candidate.analysis is not None
 
 

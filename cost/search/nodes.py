@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.evaluator import OutOfTimeError
 from legoai.cost.search.joint_memory import JointMemory
-from legoai.cost.search.objective import Costs
-from legoai.cost.search.result import SearchResult
 from legoai.cost.search.stages.assignment import Assignment
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
-from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.cost.search.placements.styles import Placements
@@ -46,13 +43,8 @@ class Nodes:
     """The open nodes of one search.
 
     Args:
-        plan: with its holes.
-        bounds: of its candidates.
-        costs: of its candidates.
-        found: what is counted and refused.
+        state: of the search; what is counted and refused is noted in it.
         joint: the holes that are answered jointly, if any.
-        without: spans of `require` lines that are left out.
-        deadline: a time of `time.monotonic` at which to stop.
 
     Attributes:
         heap: those that were not looked into, the least bound first.
@@ -60,29 +52,13 @@ class Nodes:
         early: candidates that were evaluated before the tree has come to them.
     """
 
-    def __init__(
-        self,
-        plan: OpenPlan,
-        *,
-        bounds: BoundsOf,
-        costs: Costs,
-        found: SearchResult,
-        joint: JointMemory | None,
-        without: Sequence[Span],
-        deadline: float | None,
-    ) -> None:
-        self.plan = plan
-        self.bounds = bounds
-        self.costs = costs
-        self.result = found
-        self.without = tuple(without)
-        self.deadline = deadline
-        self.order = order_of(plan.holes)
+    def __init__(self, state: SearchState, joint: JointMemory | None) -> None:
+        self.order = order_of(state.plan.holes)
         self.heap: list[Node] = []
         self.untried: dict[Choices, float] = {}
         self.early: set[Choices] = set()
-        self._joint = joint
-        self._degrees = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
+        self._state, self._joint = state, joint
+        self._degrees = [index for index, hole in enumerate(state.plan.holes) if hole.owner in (Mesh, Batch)]
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._known: dict[Choices, object] = {}
@@ -94,14 +70,14 @@ class Nodes:
         """Put the answers for the first open hole of a node in its place."""
         cost, _, choices = node
         hole = self._first_open(choices)
-        if self.plan.holes[hole].line is not None:
+        if self._state.plan.holes[hole].line is not None:
             self._place(node)
             return
         try:
             idle = self._is_idle(choices, hole)
-            for value in range(1 if idle else self.plan.holes[hole].listed):
+            for value in range(1 if idle else self._state.plan.holes[hole].listed):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
-                candidate = self.plan.candidate(chosen, without=self.without)
+                candidate = self._state.candidate(chosen)
                 if candidate.errors:
                     self.refuse(chosen, candidate)
                 else:
@@ -109,14 +85,14 @@ class Nodes:
             if self._joint is not None and hole in self._joint.holes.holes:
                 self.bound_untried(self._joint.holes.group(choices), cost)
             if idle:
-                listed = self.plan.holes[hole].listed
-                self.result.bounded += self._ways(choices) // listed * (listed - 1)
-            elif self.plan.holes[hole].assigns:
+                listed = self._state.plan.holes[hole].listed
+                self._state.found.bounded += self._ways(choices) // listed * (listed - 1)
+            elif self._state.plan.holes[hole].assigns:
                 self.bound_untried(choices, cost)
-                candidate = self.plan.candidate(choices, without=self.without)
-                found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
+                candidate = self._state.candidate(choices)
+                found = None if candidate.analysis is None else self._state.bounds.assignment(candidate.analysis)
                 self.add(choices, hole, split_of(found), cost)
-            elif self.plan.holes[hole].buckets:
+            elif self._state.plan.holes[hole].buckets:
                 self.bound_untried(choices, cost)
         except KeyboardInterrupt:
             heapq.heappush(self.heap, node)
@@ -124,9 +100,9 @@ class Nodes:
 
     def effort(self, node: Node) -> int:
         """How long it takes to expand a node that is not complete, compared with one that has no stages."""
-        if self.plan.holes[self._first_open(node[2])].line is not None:
+        if self._state.plan.holes[self._first_open(node[2])].line is not None:
             return _PLACED
-        analysis = self.plan.candidate(node[2], without=self.without).analysis
+        analysis = self._state.candidate(node[2]).analysis
         with contextlib.suppress(Undecided):
             return _STAGED if analysis is not None and is_staged(analysis) else 1
         return 1
@@ -138,25 +114,25 @@ class Nodes:
         """Open a node whose cost is bounded, unless a bound excludes it."""
         settled = self._with_idle_styles(choices, candidate)
         if settled != choices:
-            self.result.bounded += self.below(choices) - self.below(settled)
-            choices, candidate = settled, self.plan.candidate(settled, without=self.without)
-        bounded = self.costs.bounded(candidate, least)
+            self._state.found.bounded += self.below(choices) - self.below(settled)
+            choices, candidate = settled, self._state.candidate(settled)
+        bounded = self._state.costs.bounded(candidate, least)
         if bounded is None:
-            self.result.bounded += self.below(choices)
+            self._state.found.bounded += self.below(choices)
             return
         undecided = sum(value is None for value in choices)
-        self._known[choices] = self.bounds.known
+        self._known[choices] = self._state.bounds.known
         heapq.heappush(self.heap, (bounded, undecided, choices))
 
     def bounded_anew(self, node: Node) -> bool:
         """Bound a popped node again by what was observed since, and push it if its bound is now greater."""
         cost, _, choices = node
-        if self._known.get(choices) == self.bounds.known:
+        if self._known.get(choices) == self._state.bounds.known:
             return False
-        self._known[choices] = self.bounds.known
-        bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), cost)
+        self._known[choices] = self._state.bounds.known
+        bounded = self._state.bounded(choices, cost)
         if bounded is None:
-            self.result.bounded += self.below(choices)
+            self._state.found.bounded += self.below(choices)
         elif bounded > cost:
             heapq.heappush(self.heap, (bounded, *node[1:]))
         return bounded is None or bounded > cost
@@ -168,13 +144,13 @@ class Nodes:
         bounding its few answers takes less time than a simulation that would tighten all of them.
         """
         cost, undecided, choices = node
-        known = self.bounds.known
+        known = self._state.bounds.known
         if self._tightened.get(choices) == known:
             return False
         self._tightened[choices] = known
         least = max((self._least_of(choices, hole, cost) for hole in self._of_few(choices)), default=cost)
         if math.isinf(least):
-            self.result.bounded += self.below(choices)
+            self._state.found.bounded += self.below(choices)
         elif least > cost:
             heapq.heappush(self.heap, (least, undecided, choices))
         return least > cost
@@ -182,17 +158,17 @@ class Nodes:
     def _of_few(self, choices: Choices) -> Iterator[int]:
         """Open holes of few answers, each of which is tried by itself."""
         for hole, value in enumerate(choices):
-            if value is None and self._is_decided(hole) and 1 < self.plan.holes[hole].listed <= _FEW:
+            if value is None and self._is_decided(hole) and 1 < self._state.plan.holes[hole].listed <= _FEW:
                 yield hole
 
     def _least_of(self, choices: Choices, hole: int, cost: float) -> float:
         """The least bound of a node with any answer for a hole; infinite where bounds exclude all."""
         found = [math.inf]
-        for value in range(self.plan.holes[hole].listed):
-            candidate = self.plan.candidate((*choices[:hole], value, *choices[hole + 1 :]), without=self.without)
+        for value in range(self._state.plan.holes[hole].listed):
+            candidate = self._state.candidate((*choices[:hole], value, *choices[hole + 1 :]))
             if candidate.errors:
                 return cost  # lint refuses it where the answer is tried
-            bounded = self.costs.bounded(candidate, cost)
+            bounded = self._state.costs.bounded(candidate, cost)
             found += [] if bounded is None else [bounded]
         return min(found)
 
@@ -214,14 +190,14 @@ class Nodes:
         """Add a split into stages, or buckets, to those that are tried."""
         if text is None:
             return
-        value = self.plan.add(hole, text)
+        value = self._state.plan.add(hole, text)
         chosen = (*choices[:hole], value, *choices[hole + 1 :])
         added = self._added.setdefault((*choices[:hole], None, *choices[hole + 1 :]), set())
-        candidate = self.plan.candidate(chosen, without=self.without)
-        new = value >= self.plan.holes[hole].listed and value not in added
+        candidate = self._state.candidate(chosen)
+        new = value >= self._state.plan.holes[hole].listed and value not in added
         if new and len(added) < _MOST_ADDED and not candidate.errors:
             added.add(value)
-            self.result.total += 1
+            self._state.found.total += 1
             self.push(chosen, candidate, least)
 
     def styled(self, choices: Choices) -> Choices | None:
@@ -233,12 +209,12 @@ class Nodes:
                 Placements,  # solvers are imported where styles are open only
             )
 
-            self._placements = Placements(self.plan, self.bounds.machine)
-        return self._placements.complete(choices, without=self.without, deadline=self.deadline)
+            self._placements = Placements(self._state.plan, self._state.bounds.machine)
+        return self._placements.complete(choices, without=self._state.without, deadline=self._state.deadline)
 
     def _ways(self, choices: Choices) -> int:
         """How many complete answers there are below a node."""
-        holes = zip(self.plan.holes, choices, strict=True)
+        holes = zip(self._state.plan.holes, choices, strict=True)
         return math.prod(hole.listed for hole, index in holes if index is None)
 
     def below(self, choices: Choices) -> int:
@@ -262,8 +238,8 @@ class Nodes:
 
     def bound_untried_anew(self, choices: Choices, observed: float) -> None:
         """As :meth:`bound_untried`, by a bound from a simulated candidate and by that of the answers themselves."""
-        opened = self.plan.candidate(choices, without=self.without)
-        bounded = self.costs.bounded(opened, observed)
+        opened = self._state.candidate(choices)
+        bounded = self._state.costs.bounded(opened, observed)
         self.bound_untried(choices, math.inf if bounded is None else bounded)
 
     def least_untried(self, below: float) -> float:
@@ -281,10 +257,10 @@ class Nodes:
                 continue
             del self.untried[choices]
             idle = self._is_idle(choices, hole)
-            for value in range(1 if idle else self.plan.holes[hole].listed):
+            for value in range(1 if idle else self._state.plan.holes[hole].listed):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
-                candidate = self.plan.candidate(chosen, without=self.without)
-                bounded = None if candidate.errors else self.costs.bounded(candidate, least)
+                candidate = self._state.candidate(chosen)
+                bounded = None if candidate.errors else self._state.costs.bounded(candidate, least)
                 if bounded is not None:
                     self.bound_untried(chosen, bounded)
         return math.inf
@@ -292,7 +268,7 @@ class Nodes:
     def _left_anew(self, choices: Choices) -> bool:
         """Bound what is not tried beside some answers by all that is known now, and say whether that is more."""
         least = self.untried[choices]
-        bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), least)
+        bounded = self._state.bounded(choices, least)
         if bounded is None:
             del self.untried[choices]
         else:
@@ -301,19 +277,19 @@ class Nodes:
 
     def _is_decided(self, hole: int) -> bool:
         """Whether each answer of a hole is tried by itself."""
-        one = self.plan.holes[hole]
+        one = self._state.plan.holes[hole]
         joint = self._joint is not None and hole in self._joint.holes.holes
         return not (joint or one.assigns or one.buckets or one.line is not None)
 
     def _is_idle(self, choices: Choices, hole: int) -> bool:
         """Whether all values of a hole mean the same beside these choices."""
-        if self.plan.holes[hole].owner is not Pipeline:
+        if self._state.plan.holes[hole].owner is not Pipeline:
             return False
-        return not self.plan.matters(hole, self.plan.candidate(choices, without=self.without))
+        return not self._state.plan.matters(hole, self._state.candidate(choices))
 
     def _with_idle_styles(self, choices: Choices, candidate: Candidate) -> Choices:
         """The choices with a style in each open hole, where `tp` has one rank, on which all styles mean the same."""
-        holes = zip(self.plan.holes, choices, strict=True)
+        holes = zip(self._state.plan.holes, choices, strict=True)
         if candidate.analysis is None or not any(hole.line is not None and index is None for hole, index in holes):
             return choices
         try:
@@ -321,7 +297,7 @@ class Nodes:
                 return choices
         except Undecided:
             return choices
-        holes = zip(self.plan.holes, choices, strict=True)
+        holes = zip(self._state.plan.holes, choices, strict=True)
         return tuple(0 if hole.line is not None and index is None else index for hole, index in holes)
 
     def _place(self, node: Node) -> None:
@@ -332,16 +308,16 @@ class Nodes:
         except (KeyboardInterrupt, OutOfTimeError):
             heapq.heappush(self.heap, node)
             raise
-        self.result.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
+        self._state.found.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
         if complete is not None:
             self.bound_untried(choices, least)
-            self.push(complete, self.plan.candidate(complete, without=self.without), least)
+            self.push(complete, self._state.candidate(complete), least)
 
     def refuse(self, choices: Choices, candidate: Candidate) -> None:
         """Count what lint refuses."""
         first = candidate.errors[0]
-        self.result.refused[first.code] += self.below(choices)
-        self.result.errors.setdefault(first.code, first)
+        self._state.found.refused[first.code] += self.below(choices)
+        self._state.found.errors.setdefault(first.code, first)
 
 
 def split_of(found: Assignment | None) -> str | None:

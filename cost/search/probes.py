@@ -12,16 +12,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.lower_bounds.observed_blocks import block_key, one_treatment, text_of
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
-from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.shrink_rules import changed
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.record import replace
-from legoai.specs.span import Span
 
 _MOST_TRIED: Final = 64
 """Partial answers that are tried for a candidate without a pipeline."""
@@ -32,20 +30,16 @@ class Probes:
     """Candidates whose blocks were not observed yet, each given once.
 
     Args:
-        plan: with its holes.
-        bounds: of its candidates.
-        without: spans of `require` lines that are left out.
+        state: of the search.
     """
 
-    plan: OpenPlan
-    bounds: BoundsOf
-    without: Sequence[Span]
+    state: SearchState
     _given: dict[str, Choices | None] = field(default_factory=dict)
     """By what was not known, the candidate that was given for it."""
 
     def awaited(self, choices: Choices, asked: Collection[Choices]) -> bool:
         """Whether the blocks of some answers are observed by what was asked for."""
-        analysis = self.plan.candidate(choices, without=self.without).analysis if asked else None
+        analysis = self.state.candidate(choices).analysis if asked else None
         if analysis is None:
             return False
         key = self._unknown(analysis, complete=None not in choices)
@@ -58,7 +52,7 @@ class Probes:
         Where nothing is open, blocks of which another treatment was observed are not known. Where their treatment is
         open, it is those treatments that determine the bound.
         """
-        analysis = self.plan.candidate(choices, without=self.without).analysis
+        analysis = self.state.candidate(choices).analysis
         if analysis is None:
             return None
         key = self._unknown(analysis, complete=None not in choices)
@@ -67,10 +61,10 @@ class Probes:
         if key is None or key in self._given:
             return None
         self._given[key] = None
-        reopened = [one for one in order_of(self.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
+        reopened = [one for one in order_of(self.state.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
         start = tuple(None if hole in reopened else value for hole, value in enumerate(choices))
         for found in itertools.islice(self._completed(start, reopened, choices), _MOST_TRIED):
-            candidate = self.plan.candidate(found, without=self.without).analysis
+            candidate = self.state.candidate(found).analysis
             if None in found or candidate is None or candidate.plan.pipeline is not None:
                 continue
             if self._unknown(candidate, complete=None not in choices) == key:
@@ -81,11 +75,11 @@ class Probes:
     def _of_treatment(self, choices: Choices, analysis: Analysis) -> Choices | None:
         """A candidate whose blocks all have a treatment that was not observed; None where all are known."""
         new = {key: one for key, one in self._of_treatments(analysis).items() if key not in self._given}
-        left = [one for one in order_of(self.plan.holes) if choices[one] is None]
+        left = [one for one in order_of(self.state.plan.holes) if choices[one] is None]
         for key, treatment in new.items():
             self._given[key] = None
             for found in itertools.islice(self._completed(choices, left, choices), _MOST_TRIED):
-                candidate = self.plan.candidate(found, without=self.without).analysis
+                candidate = self.state.candidate(found).analysis
                 if None not in found and candidate is not None and one_treatment(candidate) == treatment:
                     self._given[key] = found
                     return found
@@ -93,38 +87,38 @@ class Probes:
 
     def _of_treatments(self, analysis: Analysis) -> dict[str, str]:
         """The treatments that decide how much is recomputed and were not observed, by what is not known with each."""
-        steady = self.bounds.layers.steady
+        steady = self.state.bounds.layers.steady
         if (key := steady.key(analysis)) is None:
             return {}
         texts = (
             text_of(analysis, treatment)
-            for treatment in self.bounds.recomputation.treatments(analysis)
+            for treatment in self.state.bounds.recomputation.treatments(analysis)
             if steady.of(analysis, treatment) is None
         )
         return {f"{key} {text}": text for text in texts}
 
     def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
         """What is not known of blocks; None where that is nothing, or they are open."""
-        seen = self.bounds.layers.observed
+        seen = self.state.bounds.layers.observed
         if complete:
             return seen.unobserved(analysis)
         return block_key(analysis) if seen.of(analysis) is None else None
 
     def _is_of_ranks(self, hole: int) -> bool:
         """Whether a hole is a degree of what shares no block: pipeline and data-parallel ranks."""
-        one = self.plan.holes[hole]
+        one = self.state.plan.holes[hole]
         return one.owner is Mesh and one.what.split()[-1] in ("pp", "dp_shard", "dp_replicate")
 
     def _completed(self, way: Choices, holes: Sequence[int], wanted: Choices) -> Iterator[Choices]:
         """The way with answers for some holes that lint allows, one hole after another, those without a pipeline."""
-        candidate = self.plan.candidate(way, without=self.without)
+        candidate = self.state.candidate(way)
         if candidate.errors:
             return
         yield way
         if not holes:
             return
         [hole, *others] = holes
-        one = self.plan.holes[hole]
+        one = self.state.plan.holes[hole]
         values = list(range(one.listed))
         if self._is_of_ranks(hole):
             own = wanted[hole]

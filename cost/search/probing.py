@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Evaluator, Figures, Outcome
 from legoai.cost.search.nodes import Node, Nodes
-from legoai.cost.search.objective import Costs
 from legoai.cost.search.observations import Observations
 from legoai.cost.search.probes import Probes, with_one_micro_batch
-from legoai.cost.search.result import SearchResult
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.open_plan import Candidate, OpenPlan
-from legoai.specs.span import Span
+from legoai.dsl.open_plan import Candidate
 
 _AT_ONCE: Final = 2
 """Probes that are simulated together."""
@@ -50,15 +46,10 @@ class Probing:
     """The probes of one search.
 
     Args:
-        plan: with its holes.
-        bounds: of its candidates.
-        costs: of its candidates.
+        state: of the search.
         nodes: that are open.
         evaluator: of candidates.
         observations: what probes show of others.
-        found: the best candidate.
-        without: spans of `require` lines that are left out.
-        deadline: a time of `time.monotonic` at which to stop.
         asked: what was chosen for evaluation, which shows as much.
         meanwhile: expands nodes while so many candidates are simulated.
 
@@ -67,15 +58,10 @@ class Probing:
         awaiting: nodes whose blocks are being observed.
     """
 
-    plan: OpenPlan
-    bounds: BoundsOf
-    costs: Costs
+    state: SearchState
     nodes: Nodes
     evaluator: Evaluator
     observations: Observations
-    found: SearchResult
-    without: Sequence[Span]
-    deadline: float | None
     asked: set[Choices]
     meanwhile: Callable[[int], None]
     running: deque[_Running] = field(default_factory=deque)
@@ -84,7 +70,7 @@ class Probing:
 
     def __post_init__(self) -> None:
         """Probes of the same plan."""
-        self._probes = Probes(self.plan, self.bounds, self.without)
+        self._probes = Probes(self.state)
 
     def probe(self, node: Node | None) -> bool:
         """Begin to simulate probes for a node and others of least bound, and return whether there were any.
@@ -123,7 +109,7 @@ class Probing:
         each = zip(probes.choices, probes.candidates, probes.analyses, probes.outcomes, strict=True)
         for choices, candidate, analysis, outcome in each:
             if isinstance(outcome, Figures):
-                self.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
+                self.state.bounds.observe(analysis, outcome.micro_batch, outcome.moved, outcome.points)
                 self.observations.bound_treatments(choices, candidate, outcome)
         self.running.popleft()
         self.nodes.reopen(self.awaiting)
@@ -139,13 +125,12 @@ class Probing:
 
     def _of_least(self, most: int) -> list[Choices]:
         """Probes for the nodes of least bounds, and for what is not tried one by one, as far as they are needed."""
-        limit = self.costs.limit(math.inf if self.found.best is None else self.costs.of(self.found.best))
         probes: list[Choices] = []
-        for choices in self.nodes.least(_LOOKED_AT, limit):
+        for choices in self.nodes.least(_LOOKED_AT, limit := self.state.limit):
             if len(probes) == most:
                 break
             # More may be known now than when it was bounded.
-            least = self.costs.bounded(self.plan.candidate(choices, without=self.without), -math.inf)
+            least = self.state.bounded(choices)
             probe = self._probes.of(choices) if least is not None and least < limit else None
             probes += [] if probe is None else [probe]
         return probes
@@ -155,9 +140,9 @@ class Probing:
         if not probes:
             return
         complete = dict.fromkeys(found for choices in probes if (found := self.nodes.styled(choices)) is not None)
-        candidates = [self.plan.candidate(choices, without=self.without) for choices in complete]
+        candidates = [self.state.candidate(choices) for choices in complete]
         analyses = [with_one_micro_batch(item.analysis) for item in candidates if item.analysis is not None]
-        outcomes = self.evaluator.evaluate(analyses, self.deadline)
+        outcomes = self.evaluator.evaluate(analyses, self.state.deadline)
         self.running.append(_Running(probes, list(complete), candidates, analyses, outcomes))
         self.meanwhile(len(analyses))
 

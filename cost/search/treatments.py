@@ -8,7 +8,6 @@ Those are joint answers (:mod:`legoai.cost.search.joint_memory`), mixtures of tr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,46 +15,33 @@ from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.mixtures import Mixtures
 from legoai.cost.search.nodes import Nodes
-from legoai.cost.search.objective import Costs
-from legoai.cost.search.result import SearchResult
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.unrecomputed import Unrecomputed
-from legoai.dsl.open_plan import OpenPlan
-from legoai.specs.span import Span
 
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Treatments:
     """Answers of the holes that decide memory, in one search.
 
     Args:
-        plan: with its holes.
+        state: of the search.
         joint: the holes that decide memory.
-        costs: of candidates.
         nodes: with the bounds of what is not tried one by one.
-        found: the evaluated candidates.
-        without: spans of `require` lines that are left out.
     """
 
-    plan: OpenPlan
+    state: SearchState
     joint: JointMemory
-    costs: Costs
     nodes: Nodes
-    found: SearchResult
-    without: Sequence[Span]
     _mixtures: Mixtures = field(init=False)
     _unrecomputed: Unrecomputed = field(init=False)
 
     def __post_init__(self) -> None:
         """Mixtures and bounds of the same plan."""
-        self._mixtures = Mixtures(self.plan, self.joint, self.costs, self.without)
-        self._unrecomputed = Unrecomputed(self.plan, self.joint)
-
-    @property
-    def _best(self) -> float:
-        return math.inf if self.found.best is None else self.costs.of(self.found.best)
+        self._mixtures = Mixtures(self.state, self.joint)
+        self._unrecomputed = Unrecomputed(self.state.plan, self.joint)
 
     def jointly(self, *, early: bool) -> list[Choices]:
         """What joint answers beside the best others need, and these; none where nothing is left of it.
@@ -64,42 +50,43 @@ class Treatments:
             early: before the tree has come to the answers of the holes that are decided jointly.
         """
         groups: dict[Choices, list[Evaluated]] = {}
-        for item in self.found.evaluated:
+        for item in self.state.found.evaluated:
             groups.setdefault(self.joint.holes.group(item.choices), []).append(item)
         least = {
-            group: min(self.costs.of(item) for item in items if item.feasible)
+            group: min(self.state.costs.of(item) for item in items if item.feasible)
             for group, items in groups.items()
             if any(item.feasible for item in items) and (early or self._may_gain(group))
         }
-        won = self.joint.largest_gain(groups, self.costs) if early else math.inf
+        won = self.joint.largest_gain(groups, self.state.costs) if early else math.inf
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
-            if group not in self.joint.answers and least[group] - won >= self._best:
+            if group not in self.joint.answers and least[group] - won >= self.state.best_cost:
                 continue  # joint answers are not likely to win more beside these than beside others
-            analysis = self.plan.candidate(groups[group][0].choices, without=self.without).analysis
+            analysis = self.state.candidate(groups[group][0].choices).analysis
             assert analysis is not None
-            room = self.costs.bounds.room(analysis)
+            room = self.state.bounds.room(analysis)
             if wanted := self.joint.next_candidates(group, groups[group], room, analysis):
                 return wanted
         return []
 
     def _may_gain(self, group: Choices) -> bool:
         """Whether joint answers beside some choices may be better than the best candidate: by much, if not its own."""
-        assert self.found.best is not None
+        assert self.state.found.best is not None
         untried = self.nodes.untried.get(group, math.inf)
-        if group == self.joint.holes.group(self.found.best.choices):
-            return untried < self._best
-        bounded = self.costs.bounded(self.plan.candidate(group, without=self.without), untried)
-        return bounded is not None and bounded < self.costs.nearly(self._best)
+        if group == self.joint.holes.group(self.state.found.best.choices):
+            return untried < self.state.best_cost
+        bounded = self.state.bounded(group, untried)
+        return bounded is not None and bounded < self.state.costs.nearly(self.state.best_cost)
 
     def beside_best(self) -> list[Choices]:
         """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
-        return [] if self.found.best is None else self._mixtures.beside(self.found.best.choices, self._best)
+        best = self.state.found.best
+        return [] if best is None else self._mixtures.beside(best.choices, self.state.best_cost)
 
     def bounding(self) -> list[Choices]:
         """What bounds treatments that were not tried; none where the gap is small, or where it would stay."""
-        if self.found.best is None:
+        if self.state.found.best is None:
             return []
-        limit = self.costs.nearly(self._best)
+        limit = self.state.costs.nearly(self.state.best_cost)
         self.nodes.least_untried(limit)
         wanted = self._unrecomputed.wanted(self.nodes.untried, limit)
-        return wanted or self._mixtures.wanted(self.nodes, self._best)
+        return wanted or self._mixtures.wanted(self.nodes, self.state.best_cost)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -27,6 +26,7 @@ from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
 from legoai.cost.search.observations import Observations
 from legoai.cost.search.probing import Probing
 from legoai.cost.search.result import Progress, SearchResult
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.treatments import Treatments
 from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.open_plan import Candidate, OpenPlan
@@ -78,17 +78,14 @@ class Search:
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.plan = plan
-        self.bounds = bounds
+        total = math.prod(hole.listed for hole in plan.holes)
+        costs = Costs(objective, bounds, SMALL_GAP if gap is None else gap, exact=gap is None and total < _MANY)
+        found = SearchResult(total=total)
+        self.state = SearchState(plan=plan, costs=costs, without=tuple(without), deadline=deadline, found=found)
+        costs.expect(None)
         self.evaluator = evaluator
-        self.without = tuple(without)
         self.first_feasible = first_feasible
-        self.deadline = deadline
         self.say = progress or (lambda count, best, bound: None)
-        self.result = SearchResult(total=math.prod(hole.listed for hole in plan.holes))
-        few = gap is None and self.result.total < _MANY
-        self.costs = Costs(objective, bounds, SMALL_GAP if gap is None else gap, exact=few)
-        self.costs.expect(None)
         self._expanded = 0
         """Nodes that were expanded since a candidate was chosen for evaluation."""
         self._awaited: set[str] = set()
@@ -96,55 +93,25 @@ class Search:
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
         joint = self._joint_memory()
-        self.nodes = Nodes(
-            plan,
-            bounds=bounds,
-            costs=self.costs,
-            found=self.result,
-            joint=joint,
-            without=self.without,
-            deadline=deadline,
-        )
-        self._treatments = (
-            None
-            if joint is None
-            else Treatments(
-                plan=plan, joint=joint, costs=self.costs, nodes=self.nodes, found=self.result, without=self.without
-            )
-        )
-        self._observations = Observations(
-            plan=plan,
-            bounds=bounds,
-            nodes=self.nodes,
-            costs=self.costs,
-            found=self.result,
-            joint=joint,
-            without=self.without,
-        )
+        self.nodes = Nodes(self.state, joint)
+        self._treatments = None if joint is None else Treatments(self.state, joint, self.nodes)
+        self._observations = Observations(self.state, self.nodes, joint)
         self._probing = Probing(
-            plan=plan,
-            bounds=bounds,
-            costs=self.costs,
+            state=self.state,
             nodes=self.nodes,
             evaluator=evaluator,
             observations=self._observations,
-            found=self.result,
-            without=self.without,
-            deadline=deadline,
             asked=self._asked,
             meanwhile=self._expand_meanwhile,
         )
 
-    def candidate(self, choices: Choices) -> Candidate:
-        """Some answers, with the diagnostics of lint's rules."""
-        return self.plan.candidate(choices, without=self.without)
-
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
-        joint = JointMemory(self.plan)
-        if self.first_feasible or not is_timed(self.costs.objective) or not joint.holes.apply or installed() is None:
+        joint = JointMemory(self.state.plan)
+        timed = is_timed(self.state.costs.objective)
+        if self.first_feasible or not timed or not joint.holes.apply or installed() is None:
             return None
-        self.result.joint = joint.answers
+        self.state.found.joint = joint.answers
         return joint
 
     def run(self) -> SearchResult:
@@ -154,7 +121,7 @@ class Search:
             ProfileError: nothing is known of the speed of the devices.
             CatalogueError: a device that is not known or not complete.
         """
-        found = self.result
+        found = self.state.found
         try:
             with uncollected(kept=True):  # what is known of candidates is kept, and lies in no cycles
                 self._run()
@@ -166,29 +133,29 @@ class Search:
             found.status = "infeasible"
         stopped = found.status in ("time_limit", "interrupted")
         if stopped:
-            self.nodes.raise_least(self._incumbent())
+            self.nodes.raise_least(self.state.best_cost)
         bounds = [item[0] for item in self.nodes.heap]
         if found.best is not None:
-            untried = self.nodes.least_untried(self.costs.of(found.best))
-            bounds += [self.costs.of(found.best), untried]
-            if found.status == "optimal" and min(bounds) < self.costs.of(found.best):
+            untried = self.nodes.least_untried(self.state.costs.of(found.best))
+            bounds += [self.state.costs.of(found.best), untried]
+            if found.status == "optimal" and min(bounds) < self.state.costs.of(found.best):
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
-            found.bound = self.costs.value(min(bounds))
+            found.bound = self.state.costs.value(min(bounds))
         if found.status in ("optimal", "bounded"):
             found.bounded += sum(self.nodes.below(item[2]) for item in self.nodes.heap)
         return found
 
     def _run(self) -> None:
-        nothing: Choices = (None,) * len(self.plan.holes)
-        root = self.plan.candidate(nothing, without=self.without)
+        nothing: Choices = (None,) * len(self.state.plan.holes)
+        root = self.state.candidate(nothing)
         if root.errors:
             self.nodes.refuse(nothing, root)
             return
         self.nodes.push(nothing, root, -math.inf)
-        if self.result.total >= _MANY:
-            LocalSearch(self, Neighbours(self.plan, self.costs, self.without)).run()
-            if self.first_feasible and self.result.best is not None:
+        if self.state.found.total >= _MANY:
+            LocalSearch(self, Neighbours(self.state)).run()
+            if self.first_feasible and self.state.found.best is not None:
                 return
             self._begin_baselines()
         batch: list[Node] = []
@@ -196,8 +163,8 @@ class Search:
         most = AT_ONCE
         try:
             while True:
-                self.in_time()
-                if self.nodes.heap and self.nodes.heap[0][0] < self._limit() and len(batch) < most:
+                self.state.in_time()
+                if self.nodes.heap and self.nodes.heap[0][0] < self.state.limit and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
                         if self.nodes.bounded_anew(node) or self.nodes.tightened(node) or self._is_probed(node):
@@ -212,7 +179,7 @@ class Search:
                 elif batch:
                     self._evaluate(batch)
                     self.nodes.reopen(waiting)
-                    if self.first_feasible and self.result.best is not None:
+                    if self.first_feasible and self.state.found.best is not None:
                         return
                 elif self._probing.running:
                     self._probing.observe()
@@ -226,22 +193,22 @@ class Search:
 
     def _begin_baselines(self) -> None:
         """Begin to evaluate what the best candidate is compared with in the end, if it stays the best."""
-        best = self.result.best
+        best = self.state.found.best
         if best is not None and not self.first_feasible:
-            likely = likely_baselines(self.plan, best.choices, self.costs, self.in_time)
+            likely = likely_baselines(self.state.plan, best.choices, self.state.costs, self.state.in_time)
             self.evaluator.begin_likely([one.analysis for one in likely if one.analysis is not None])
 
     def _is_probed(self, node: Node | None = None) -> bool:
         """Simulate probes, as :meth:`Probing.probe`; other candidates come first if answers are few, or none fits."""
-        return self.result.total >= _MANY and self.result.best is not None and self._probing.probe(node)
+        return self.state.found.total >= _MANY and self.state.found.best is not None and self._probing.probe(node)
 
     def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated; complete ones stay open."""
         heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
         complete: list[Node] = []
         try:
-            while left > 0 and heap and heap[0][0] < self._limit():
-                self.in_time()
+            while left > 0 and heap and heap[0][0] < self.state.limit:
+                self.state.in_time()
                 node = heapq.heappop(heap)
                 if None not in node[2]:
                     complete.append(node)
@@ -267,31 +234,27 @@ class Search:
         """
         if self._expanded < self._patience():
             return heapq.heappop(self.nodes.heap)
-        below = [node for node in self.nodes.heap if node[0] < self._limit()]
-        if self.result.best is not None:
+        below = [node for node in self.nodes.heap if node[0] < self.state.limit]
+        if self.state.found.best is not None:
             node = min(below, key=lambda node: (node[1], node))
         else:
-            tried = Counter(self.degrees_of(item.choices) for item in self.result.evaluated)
-            node = min(below, key=lambda node: (tried[self.degrees_of(node[2])], node[1], -node[0], node[2]))
+            tried = Counter(self.nodes.degrees_of(item.choices) for item in self.state.found.evaluated)
+            node = min(below, key=lambda node: (tried[self.nodes.degrees_of(node[2])], node[1], -node[0], node[2]))
         self.nodes.heap.remove(node)
         heapq.heapify(self.nodes.heap)
         return node
 
     def _patience(self) -> int:
-        return _PATIENCE if self.result.best is None else _LONGER * _PATIENCE
-
-    def degrees_of(self, choices: Choices) -> Choices:
-        """The degrees and the micro batch of some answers."""
-        return self.nodes.degrees_of(choices)
+        return _PATIENCE if self.state.found.best is None else _LONGER * _PATIENCE
 
     def _choose(self, node: Node, batch: list[Node], waiting: list[Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
         if node[2] in self.nodes.early:
             return
-        candidate = self.plan.candidate(node[2], without=self.without)
-        least = self.costs.bounded(candidate, node[0])
+        candidate = self.state.candidate(node[2])
+        least = self.state.costs.bounded(candidate, node[0])
         if least is None:
-            self.result.bounded += 1
+            self.state.found.bounded += 1
         elif least > node[0]:
             heapq.heappush(self.nodes.heap, (least, *node[1:]))
         elif self._is_probed(node):
@@ -319,57 +282,41 @@ class Search:
 
     def _tried(self, wanted: Sequence[Choices], *, early: bool) -> bool:
         """Evaluate candidates whatever their bounds are, and return whether there were any."""
-        failed = {choices for choices, _ in self.result.failed}
+        failed = {choices for choices, _ in self.state.found.failed}
         left = [choices for choices in wanted if choices not in self._asked and choices not in failed]
         self._evaluate([(-math.inf, 0, choices) for choices in left if self._legal(choices, early=early)])
         return bool(wanted)
 
     def _legal(self, choices: Choices, *, early: bool) -> bool:
         """Whether lint's rules allow a candidate that is to be evaluated whatever its bound is; it is counted so."""
-        holes = zip(self.plan.holes, choices, strict=True)
+        holes = zip(self.state.plan.holes, choices, strict=True)
         listed = all(index is not None and index < hole.listed for hole, index in holes)
-        legal = not self.candidate(choices).errors
-        if listed and early and (not legal or self.costs.bounded(self.candidate(choices), -math.inf) is not None):
+        legal = not self.state.candidate(choices).errors
+        if listed and early and (not legal or self.state.bounded(choices) is not None):
             self.nodes.early.update([choices] if legal else [])
         elif listed:
-            self.result.bounded -= legal  # else a bound has excluded it, or would have
+            self.state.found.bounded -= legal  # else a bound has excluded it, or would have
         else:
-            self.result.total += legal
+            self.state.found.total += legal
         return legal
 
     def _waits(self, candidate: Candidate, batch: Sequence[Node]) -> bool:
         """Whether a candidate of the batch will tighten this one's bound."""
         assert candidate.analysis is not None
-        probes = self.bounds.unobserved(candidate.analysis)
+        probes = self.state.bounds.unobserved(candidate.analysis)
         if not batch:
             self._awaited = set()
         waits = not self._awaited.isdisjoint(probes)
         self._awaited.update(probes)
         return waits
 
-    def in_time(self) -> None:
-        """Stop the search at its deadline.
-
-        Raises:
-            OutOfTimeError: it has passed.
-        """
-        if self.deadline is not None and time.monotonic() >= self.deadline:
-            raise OutOfTimeError
-
-    def _incumbent(self) -> float:
-        return math.inf if self.result.best is None else self.costs.of(self.result.best)
-
-    def _limit(self) -> float:
-        """Cost below which a node is looked into."""
-        return self.costs.limit(self._incumbent())
-
     def _evaluate(self, batch: list[Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""
         self._asked.update(node[2] for node in batch)
-        candidates = [self.candidate(node[2]) for node in batch]
+        candidates = [self.state.candidate(node[2]) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
-        outcomes = self.evaluator.evaluate(analyses, self.deadline)
+        outcomes = self.evaluator.evaluate(analyses, self.state.deadline)
         self._expand_meanwhile(len(batch))
         for candidate, outcome in zip(candidates, outcomes, strict=True):
             _, _, choices = batch.pop(0)
@@ -377,40 +324,40 @@ class Search:
             self._report()
 
     def _keep(self, choices: Choices, candidate: Candidate, outcome: Outcome) -> None:
-        found = self.result
+        found = self.state.found
         if isinstance(outcome, NoFigures):
             found.failed.append((choices, outcome.reason))
             return
         self._observations.note_blocks(candidate, outcome)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
-        if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
+        if done.feasible and (found.best is None or self.state.costs.order(done) < self.state.costs.order(found.best)):
             found.best = done
-            self.costs.expect(done)
+            self.state.costs.expect(done)
         self._observations.bound_others(choices, candidate, outcome)
 
     def _verified(self) -> bool:
         """Simulate the best candidate whole, if that was not done, and say whether it was."""
-        found = self.result
+        found = self.state.found
         if found.best is None or found.best.figures.whole:
             return False
         place = found.evaluated.index(found.best)
-        candidate = self.candidate(found.best.choices)
+        candidate = self.state.candidate(found.best.choices)
         assert candidate.analysis is not None
-        outcome = self.evaluator.verify(candidate.analysis, self.deadline)
+        outcome = self.evaluator.verify(candidate.analysis, self.state.deadline)
         if isinstance(outcome, NoFigures):
             found.failed.append((found.evaluated.pop(place).choices, outcome.reason))
         else:
             found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
-        found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.order, default=None)
-        self.costs.expect(found.best)
+        found.best = min((item for item in found.evaluated if item.feasible), key=self.state.costs.order, default=None)
+        self.state.costs.expect(found.best)
         return True
 
     def _report(self) -> None:
-        best = self.result.best
+        best = self.state.found.best
         least = min((node[0] for node in (*self.nodes.heap[:1], *self._probing.awaiting)), default=-math.inf)
         self.say(
-            len(self.result.evaluated),
-            None if best is None else self.costs.value(self.costs.of(best)),
-            self.costs.value(least) if math.isfinite(least) else None,
+            len(self.state.found.evaluated),
+            None if best is None else self.state.costs.value(self.state.costs.of(best)),
+            self.state.costs.value(least) if math.isfinite(least) else None,
         )

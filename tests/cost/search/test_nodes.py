@@ -11,6 +11,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.nodes import Nodes
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import SearchResult
+from legoai.cost.search.state import SearchState
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -32,6 +33,7 @@ class OfMicroBatches:
 
     def __init__(self, known: dict[int, float | None]) -> None:
         self.known = known
+        self.bounds = BoundsOf()
 
     def bounded(self, candidate: Candidate, least: float) -> float | None:
         size: Any = candidate.plan.batch.micro_batch
@@ -47,7 +49,7 @@ def test_node_bound_is_the_best_answer_of_a_hole(known: dict[int, float | None],
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(known)
-    nodes = Nodes(plan, bounds=BoundsOf(), costs=costs, found=found, joint=None, without=(), deadline=None)
+    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found), None)
     node = (1.0, len(nothing), nothing)
     assert nodes.tightened(node) is (raised != 1.0)
     assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
@@ -69,9 +71,8 @@ fsdp blocks on dp_shard
 @NEEDS_SOLVER
 def test_unchosen_styles_are_skipped_except_for_one_rank():
     linted = with_open_rules(lint(STYLED, "test.plan", directory=Path()), directory=Path())
-    plan, found, bounds = OpenPlan(linted, directory=Path()), SearchResult(total=0), BoundsOf()
-    costs = Costs(objective_of(None), bounds)
-    nodes = Nodes(plan, bounds=bounds, costs=costs, found=found, joint=None, without=(), deadline=None)
+    plan, found = OpenPlan(linted, directory=Path()), SearchResult(total=0)
+    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf()), found=found), None)
     [ranks] = [index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp"]
     one, two = (tuple(value if index == ranks else None for index in range(len(plan.holes))) for value in (0, 1))
     others = nodes.below(one) - 1
@@ -99,9 +100,8 @@ fsdp blocks on dp_shard
 
 def test_nodes_with_stages_or_open_styles_take_longer():
     linted = with_open_rules(lint(STAGED, "test.plan", directory=Path()), directory=Path())
-    plan, bounds = OpenPlan(linted, directory=Path()), BoundsOf()
-    costs = Costs(objective_of(None), bounds)
-    nodes = Nodes(plan, bounds=bounds, costs=costs, found=SearchResult(total=0), joint=None, without=(), deadline=None)
+    plan = OpenPlan(linted, directory=Path())
+    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())), None)
 
     def effort(**answers: int) -> int:
         names = [hole.what.split()[-1] if hole.line is None else "style" for hole in plan.holes]

@@ -12,7 +12,9 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.lower_bounds.observed_blocks import ObservedBlocks, block_key
 from legoai.cost.search.lower_bounds.open_treatments import open_treatments
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.probes import Probes, with_one_micro_batch
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
@@ -156,7 +158,8 @@ def test_block_key_depends_on_deciding_statements_only():
 
 def test_probe_has_no_pipeline_and_runs_once():
     plan, bounds = opened("auto"), BoundsOf()
-    lessons = Probes(plan, bounds, ())
+    state = SearchState(plan=plan, costs=Costs(objective_of(None), bounds))
+    lessons = Probes(state)
     wanted = chosen(plan, micro="2", pp="2", tp="2")
     lesson = lessons.of(wanted)
     assert lesson is not None
@@ -172,7 +175,9 @@ def test_probe_has_no_pipeline_and_runs_once():
     assert other is not None
     assert plan.candidate(other).plan.checkpoint == plan.candidate(whole).plan.checkpoint
     # Where micro batches are too large for ranks without a pipeline, there is none.
-    assert Probes(plan, bounds, ()).of(chosen(plan, pp="2", tp="2")) is None
+    assert (
+        Probes(SearchState(plan=plan, costs=Costs(objective_of(None), bounds))).of(chosen(plan, pp="2", tp="2")) is None
+    )
 
 
 def one_and_all(treatment: str) -> tuple[Figures, Figures]:

@@ -17,6 +17,7 @@ from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.mixtures import Mixtures
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.observed_peaks import ObservedPeaks, peak_of
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.open_plan import OpenPlan
@@ -150,4 +151,5 @@ def test_unequal_blocks_have_no_peaks_and_no_mixtures():
     plan = OpenPlan(linted("auto"), directory=Path())
     joint = JointMemory(plan)
     assert joint.holes.apply
-    assert Mixtures(plan, joint, Costs(objective_of(None), BoundsOf()), ())._left((None,)) is None
+    state = SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf()))
+    assert Mixtures(state, joint)._left((None,)) is None

@@ -56,7 +56,7 @@ def test_what_is_not_tried_one_by_one_is_probed_once(monkeypatch: pytest.MonkeyP
         return seen(candidates, deadline)
 
     monkeypatch.setattr(evaluator, "evaluate", evaluate)
-    monkeypatch.setattr(search.bounds, "enough", math.inf)
+    monkeypatch.setattr(search.state.bounds, "enough", math.inf)
     probing = search._probing
     probing.asked.clear()
     assert probing.probe(None)

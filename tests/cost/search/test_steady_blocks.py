@@ -11,7 +11,9 @@ import pytest
 from legoai.cost.estimate import Estimate, estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.probes import Probes, with_one_micro_batch
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
@@ -230,7 +232,7 @@ def taught() -> tuple[list[float], float]:
     everything = [simulated(text)[0] for text in hole.choices[: hole.listed]]
     bounds, found = BoundsOf(), list[float]()
     learn(bounds, "full")
-    lessons = Probes(plan, bounds, ())
+    lessons = Probes(SearchState(plan=plan, costs=Costs(objective_of(None), bounds)))
     while (lesson := lessons.of((None,))) is not None:
         candidate = plan.candidate(lesson).analysis
         assert candidate is not None

@@ -20,6 +20,7 @@ from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import solve
 from legoai.cost.search.stages.assignment import splits
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
@@ -347,7 +348,7 @@ require peak_memory <= 40GiB
 
 def test_search_starts_at_the_fastest_and_the_smallest_bound():
     plan = opened(ALL_OPEN)
-    near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
+    near = Neighbours(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())))
     fastest, smallest = next(found for found in near.first() if len(found) == 2)
     named = [
         {hole.what: hole.choices[value] for hole, value in zip(plan.holes, choices, strict=True)}
@@ -362,7 +363,7 @@ def test_search_starts_at_the_fastest_and_the_smallest_bound():
 def test_all_legal_degrees_are_listed_in_order():
     text = ALL_OPEN.replace("(dp_shard = rest)", "(dp_shard = rest, cp = auto, tp = auto in [1, 2, 8])\ncontext on cp")
     plan = opened(text.replace("attention auto", "shard standard on tp"))
-    near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
+    near = Neighbours(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())))
     ways = list(near._degrees())
     places = [near._place(way) for way in ways]
     assert places == sorted(places)
@@ -394,12 +395,12 @@ def test_open_nodes_are_bounded_again_after_new_observations(monkeypatch: pytest
     plan = opened()
     search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None))
     nodes, chosen = search.nodes, (0,) * len(plan.holes)
-    nodes.push(chosen, search.candidate(chosen), 1.0)
+    nodes.push(chosen, search.state.candidate(chosen), 1.0)
     nodes.bound_untried(chosen, 1.0)
     nodes.raise_least(math.inf)
     assert nodes.heap[0][0] == nodes.untried[chosen] == 1.0
 
-    search.bounds.layers.own = object()
+    search.state.bounds.layers.own = object()
     monkeypatch.setattr(BoundsOf, "__call__", lambda *_: Bounds(step_time=5.0))
     nodes.raise_least(math.inf)
     assert [bound for bound, *_ in nodes.heap] == [5.0]
@@ -407,7 +408,7 @@ def test_open_nodes_are_bounded_again_after_new_observations(monkeypatch: pytest
     assert nodes.untried[chosen] == 5.0
     assert not nodes._left_anew(chosen)
 
-    search.bounds.layers.own = object()
+    search.state.bounds.layers.own = object()
     monkeypatch.setattr(Costs, "bounded", lambda *_: None)
     nodes.raise_least(math.inf)
     assert not nodes.heap
