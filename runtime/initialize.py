@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.models.first_values import FirstValues
+from legoai.specs.models.random_operators import seed_generators
 
 WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 """Path segments that activation checkpointing and `torch.compile` add."""
@@ -177,7 +178,7 @@ def _initialise_parameters(
         for name, p in module._parameters.items()
         if p is not None
     }
-    torch.manual_seed(seed_of(seed, path))
+    seed_generators(seed_of(seed, path), device.torch_device)
     if by_model is not None:
         for value in whole.values():
             value.detach().fill_(math.nan)

@@ -12,6 +12,7 @@ from legoai.runtime.process_group import sum_over_world
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.training import StepResult, Training
+from legoai.specs.models.random_operators import seed_generators
 
 
 def take_step(recipe: Recipe, training: Training, batches: Batches, *, step: int) -> StepResult:
@@ -24,7 +25,7 @@ def take_step(recipe: Recipe, training: Training, batches: Batches, *, step: int
         step: counted from 0; it determines the random numbers, and the number of samples.
     """
     batches.step = step
-    torch.manual_seed(seed_of(training.seed, f"step {step} {training.random_stream}"))
+    seed_generators(seed_of(training.seed, f"step {step} {training.random_stream}"), training.device)
     return recipe.train_step(training, batches)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from legoai.specs.models.random_operators import is_random
+from legoai.specs.models.random_operators import is_random, seed_generators
 from legoai.specs.models.torch_internals import (
     IS_META,
     TorchDispatchMode,
@@ -301,7 +301,7 @@ class _Replay:
         self._overwritten = overwritten
         for operation in operations:
             if operation.draw is not None:
-                torch.manual_seed(self._seed_of(operation.draw))
+                seed_generators(self._seed_of(operation.draw), self._device)
             args, kwargs = tree_map(self._given, operation.args), tree_map(self._given, operation.kwargs)
             result = operation.function(*args, **kwargs)
             if operation.makes:

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers, and a watch for them."""
+"""Operators that draw random numbers, a watch for them, and the seeds of their generators."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ def is_random(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping
         return True
     given = arguments[place] if place < len(arguments) else options.get("dropout_p", parameters[place].default_value)
     return bool(given)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the default generators of the host and of a device.
+
+    `torch.manual_seed` seeds those of all kinds of devices, and formats the stack for each kind that is not in use: a
+    millisecond, which adds up over the parameters of a model.
+
+    Args:
+        seed: of 64 bits.
+        device: which operators draw on; on the host, no other generator is seeded.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed_all(seed)
 
 
 class RandomOperators(TorchDispatchMode):
