@@ -155,6 +155,7 @@ def kernels(text: str, kind: str) -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_graph_regions_have_the_kernels_of_compiled_modules():
     graph = COMBINATIONS["fsdp, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
     graph += "compile { layers.* = inductor }\n"
@@ -169,6 +170,7 @@ def test_graph_regions_have_the_kernels_of_compiled_modules():
     assert forward[0] == forward[1]
 
 
+@pytest.mark.slow
 def test_experts_with_grouped_kernels_are_compiled():
     graph = COMBINATIONS["experts in shards, in bf16, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
     found = in_the_simulator(kernels, lowered(f"{graph}compile {{ layers.* = inductor }}\n").text, "cuda")

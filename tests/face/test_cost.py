@@ -57,6 +57,7 @@ def started(*argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_expandable_segments_reserve_less_at_equal_step_time(here: Path):
     text = (ROOT / "plans" / "llama3_8b_8.plan").read_text(encoding="utf-8")
     Path("small.plan").write_text(text, encoding="utf-8")

@@ -15,7 +15,6 @@ from support.command_line import (
     called,
     here,  # noqa: F401
 )
-from support.marks import some_slow
 
 
 def test_lower_prints_valid_python(capsys: pytest.CaptureFixture[str]):
@@ -201,7 +200,8 @@ mesh    (dp_shard = 1)
 """
 
 
-@pytest.mark.parametrize("name", some_slow(("random", "my_model"), "my_model"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["random", "my_model"])
 def test_factory_beside_the_plan_is_imported_without_shadowing(tmp_path: Path, name: str):
     """The plan has the name of a Python module or of its factory, and so have files beside it."""
     folder = tmp_path / "plans"

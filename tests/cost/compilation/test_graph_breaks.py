@@ -116,6 +116,7 @@ def test_compiled_experts_that_break_run_as_they_are(eager: Costed):
     assert found.step_time == pytest.approx(eager.step_time)
 
 
+@pytest.mark.slow
 def test_model_compiled_around_units_is_costed_as_its_units():
     plan = PLAN.replace("shard standard on ep\n", "").replace(", ep = 2", "")
     around = costed(f"{plan}compile {{ root = inductor(fullgraph = false) }}\n")

@@ -169,10 +169,11 @@ def test_float8_all_gathers_have_half_the_bytes():
     ("mesh", "more"),
     [
         (SHARDS, "checkpoint { layers.* = budget(50%) }"),
-        pytest.param(BOTH, "offload (activations = all)", marks=pytest.mark.slow),
-        pytest.param(BOTH, COMPILED, marks=pytest.mark.slow),
+        (BOTH, "offload (activations = all)"),
+        (BOTH, COMPILED),
     ],
 )
+@pytest.mark.slow
 def test_float8_scales_grow_with_the_number_of_blocks(mesh: str, more: str):
     """One vector has the scales of all layers, so that it and the collective of it depend on the number of blocks.
 

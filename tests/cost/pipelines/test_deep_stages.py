@@ -169,6 +169,7 @@ def test_shortened_stages_have_full_traces_under_every_schedule(
     check(tmp_path, schedule, layers=29, passes=passes, reshard=reshard)
 
 
+@pytest.mark.slow
 def test_shortened_sharded_stages_with_split_backward_have_full_traces(tmp_path: Path):
     """Gradients of all blocks wait for the next half of a backward, and are summed then."""
     check(tmp_path, "ZBVZeroBubble", layers=26, reshard="after_backward", micro_batches=6)

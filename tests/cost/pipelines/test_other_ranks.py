@@ -59,7 +59,8 @@ def test_the_trace_of_several_passes_is_derived(tmp_path: Path):
     check(tmp_path, "Interleaved1F1B", sharded=False, passes=3)
 
 
-@pytest.mark.parametrize("schedule", ["Interleaved1F1B", pytest.param("InterleavedZeroBubble", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "InterleavedZeroBubble"])
 def test_trace_of_graph_stages_is_derived(schedule: str, tmp_path: Path):
     """Also with split backward: values between halves belong to one micro batch, and sums to the stage."""
     program = four_ranks(tmp_path, schedule, sharded=True, traced=True)

@@ -47,6 +47,7 @@ def step_times(*texts: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_compiled_loss_keeps_its_graph_for_the_second_half(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "together"))
     *_, behind = simulated.in_a_fork(step_times, SPLIT.replace("ZBVZeroBubble", "1F1B"), SPLIT)

@@ -181,11 +181,11 @@ PREFETCHED = {
     "two back, every second checkpointed": ("comm (prefetch = units(1, 2))\ncheckpoint { layers.* = every(2) }", 18, 2),
 }
 """Statements, blocks, and the period of the run of repeated blocks."""
-FIRST, *OTHERS = PREFETCHED
 
 
-@pytest.mark.parametrize("under", ["fsdp", pytest.param("fsdp and tensor parallel", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("under", ["fsdp", "fsdp and tensor parallel"])
+@pytest.mark.parametrize("name", PREFETCHED)
 def test_blocks_with_explicit_prefetch_are_replayed(name, under):
     statements, layers, period = PREFETCHED[name]
     text, world = long(under, layers)

@@ -20,6 +20,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
+from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 PLAN = """\
@@ -106,7 +107,7 @@ def others(some: Sequence[dict[str, str]]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("some", [OTHERS[::2], pytest.param(OTHERS[1:2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("some", [pytest.param(OTHERS[::2], marks=pytest.mark.slow), OTHERS[1:2]])
 def test_observed_block_bounds_other_losses_units_and_stages(some: Sequence[dict[str, str]]):
     assert in_the_simulator(others, some) == []
 
@@ -190,7 +191,7 @@ def one_and_all(treatment: str) -> tuple[Figures, Figures]:
     return simulated(short)[1], simulated(analysis)[1]
 
 
-@pytest.mark.parametrize("treatment", ["none", pytest.param("full", marks=pytest.mark.slow), "budget(0.5)"])
+@pytest.mark.parametrize("treatment", some_slow(("none", "full", "budget(0.5)"), "full", "budget(0.5)"))
 def test_one_micro_batch_gives_the_block_figures_of_a_step(treatment: str):
     one, all_of = in_the_simulator(one_and_all, treatment)
     seen, known = one.micro_batch, all_of.micro_batch

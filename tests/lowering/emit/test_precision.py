@@ -142,7 +142,8 @@ def test_float8_gathers_are_no_activations_of_a_budget(gloo, data):
     assert (after["loss"], after["norm"]) == (before["loss"], before["norm"])
 
 
-@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_checkpoint_holds_weights_in_their_storage_dtype(gloo, data, tmp_path, asynchronous: bool):
     """It is written where weights are gathered in float8, and read where they are not, and the other way."""
     pytest.importorskip("torchao.float8")

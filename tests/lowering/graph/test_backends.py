@@ -374,18 +374,7 @@ WHOLE_BACKWARD = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name
-        in (
-            "stages, compiled",
-            "scheduled by torch",
-            "activations and optimizer state on the host, and units that memory lets stay",
-        )
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in PLANS
-    ],
+    "name", [name if name == "scheduled by torch" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
 )
 def test_backends_agree_bitwise(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]

@@ -204,6 +204,7 @@ def cluster(here: Path) -> Cluster:
     return Cluster(manifest(CPUS, 2), here, "--data", "text.txt", "--out", "run", "--log-every", "0")
 
 
+@pytest.mark.slow
 def test_pods_train_together(cluster: Cluster):
     second = cluster.start(1, "--steps", "2")  # before the pod that serves the rendezvous
     first = cluster.start(0, "--steps", "2")

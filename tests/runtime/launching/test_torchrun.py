@@ -83,6 +83,7 @@ def ends(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, stderr
 
 
+@pytest.mark.slow
 def test_a_program_trains_and_continues(start, tmp_path):
     status, output = ends(start(2, "--steps", "2", "--log-every", "1"))
     assert status == 0, output

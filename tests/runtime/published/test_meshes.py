@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.runtime import RunError, RunOptions
 from support import corpus
+from support.marks import some_slow
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.published import CASES
 from support.staged import together
@@ -111,7 +112,7 @@ def alone(gloo, hubs, data) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some_slow(PLANS, "the graph backend, uneven"))
 def test_each_rank_reads_only_its_shard(name, gloo, hubs, data, alone):
     family, model, body = PLANS[name]
     ranks = math.prod(

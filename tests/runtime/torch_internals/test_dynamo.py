@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 
 from support import ROOT
+from support.marks import some_slow
 
 BEGIN = """
 import importlib, sys
@@ -106,7 +107,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["asks for nothing else", "is one of a plan"])
+@pytest.mark.parametrize("case", some_slow(("asks for nothing else", "is one of a plan"), "is one of a plan"))
 def test_dynamo_state_is_restored_after_simulation(case):
     _check(case)
 

@@ -53,6 +53,7 @@ def test_solved_buckets_are_simulated_with_the_listed_ones(solution: Solution):
     assert "Algorithm 1" in terminal(solution)
 
 
+@pytest.mark.slow
 def test_one_simulation_predicts_the_cost_of_other_buckets(solution: Solution):
     plan, found = solution.plan, solution.result
     by_value = {plan.holes[0].choices[item.choices[0]]: item for item in found.evaluated}
