@@ -58,6 +58,7 @@ def test_grace_period_covers_saving_on_shutdown():
     assert GRACE_SECONDS > SHUTDOWN_SECONDS
 
 
+@pytest.mark.slow
 def test_two_hosts_train_together(here: Path):
     script("cpu(hosts = 2, devices = 1, fabric = ethernet_100)", 2)
     commands = here / "bin"

@@ -92,6 +92,7 @@ def test_a_program_trains_and_continues(start, tmp_path):
     assert records[0]["world"] == 2 and records[-1]["event"] == "end"
 
 
+@pytest.mark.slow
 def test_user_error_is_printed_once_without_a_traceback(start):
     status, output = ends(start(2, "--data", "/nowhere"))
     assert status == 1

@@ -95,6 +95,7 @@ def test_only_state_above_the_limit_is_offloaded():
     assert memory(trace).peak <= limit
 
 
+@pytest.mark.slow
 def test_full_state_offload_copies_each_way_once_per_step():
     plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
     plain, _ = plain_run()

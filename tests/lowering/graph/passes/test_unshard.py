@@ -47,6 +47,7 @@ def under_limits(graph: StepGraph) -> str:
     return json.dumps(found)
 
 
+@pytest.mark.slow
 def test_smallest_and_first_freed_units_stay_unsharded():
     found = json.loads(
         in_the_simulator(after_each_pass, lowered(HEAD + SPLIT).text, under_limits)["overlap_communication"]
