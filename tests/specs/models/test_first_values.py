@@ -14,7 +14,7 @@ from torch.nn.init import orthogonal_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.specs.models.first_values import construct
-from legoai.specs.models.random_operators import is_random
+from legoai.specs.models.random_operators import is_random, seed_generators
 
 CPU = torch.device("cpu")
 
@@ -187,3 +187,15 @@ def test_construction_preserves_rng_state_and_reproduces_cpu_draws():
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(values[0], values[1])
     assert not torch.equal(values[0], values[2])
+
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_seeded_generators_draw_as_after_torch_manual_seed(kind: str):
+    seed = 2**63 - 1
+    torch.manual_seed(seed)
+    expected = torch.rand(3), torch.rand(3, device=kind)
+    seed_generators(seed, torch.device(kind))
+    assert all(map(torch.equal, (torch.rand(3), torch.rand(3, device=kind)), expected))
