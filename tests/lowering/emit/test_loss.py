@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 
+from legoai.runtime.torch_internals.fake_world import forget_meshes
 from legoai.runtime.training import trainer
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
@@ -16,7 +17,9 @@ BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNI
 
 
 def train_anew(text: str, data: str, **options) -> dict:
+    """Train without what the process keeps of earlier programs: a compiled loss distinguishes their equal meshes."""
     torch._dynamo.reset()
+    forget_meshes()
     return train(text, data, **options)
 
 
