@@ -27,6 +27,7 @@ def test_lower_prints_valid_python(capsys: pytest.CaptureFixture[str]):
     assert Path("good.py").read_text(encoding="utf-8") == out
 
 
+@pytest.mark.slow
 def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 1, "the plan has no graph"
     traced = GOOD.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"

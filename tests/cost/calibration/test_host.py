@@ -62,7 +62,7 @@ def test_recomputation_costs_more_host_time_than_forward() -> None:
     timer, tokens = HostTimer(clock=time.process_time), torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64)
     decoder = GPT(resolve_config("gpt3", "1.3b", SMALL))
     with uncollected():
-        again = [timer.recomputation(decoder, tokens) / timer.forward(decoder, tokens) for _ in range(5)]
+        again = [timer.recomputation(decoder, tokens) / timer.forward(decoder, tokens) for _ in range(3)]
     assert statistics.median(again) > 2.0
     assert set(decoder.layers) == {str(number) for number in range(SMALL["n_layers"])}
     assert not any("block" in name for name, _ in decoder.named_modules()), "the decoder itself is unchanged"

@@ -141,6 +141,7 @@ def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.Fix
             BODY.replace("(reorder = true)", "(reorder = true) { layers.* = bucket([1, 2, 1]) }"),
             ["39 0 39", "39 0 39", "39 36 39", "4 3 4", "4 3 4"],
             id="counted units",
+            marks=SLOW,
         ),
     ],
 )

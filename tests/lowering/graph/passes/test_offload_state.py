@@ -106,6 +106,7 @@ def test_full_state_offload_copies_each_way_once_per_step():
     assert memory(trace).start == memory(plain).start
 
 
+@pytest.mark.slow
 def test_only_activations_above_the_limit_are_offloaded():
     plain, _ = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
