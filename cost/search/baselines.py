@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Final
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError
 from legoai.cost.search.objective import Costs
-from legoai.cost.search.result import SearchResult
+from legoai.cost.search.state import SearchState
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.hole import Undecided
@@ -46,10 +45,9 @@ class Baseline:
     note: str = ""
 
 
-def baselines(
-    plan: OpenPlan, found: SearchResult, evaluator: Evaluator, costs: Costs, deadline: float | None
-) -> list[Baseline]:
+def baselines(state: SearchState, evaluator: Evaluator) -> list[Baseline]:
     """What the best candidate of a search is compared with."""
+    plan, found = state.plan, state.found
     known = {item.choices: item for item in found.evaluated}
 
     def figures(choices: Choices) -> Evaluated | None:
@@ -61,49 +59,43 @@ def baselines(
         candidate = plan.candidate(choices)
         if candidate.errors or candidate.analysis is None:
             return None
-        [outcome] = evaluator.evaluate([candidate.analysis], deadline)
+        [outcome] = evaluator.evaluate([candidate.analysis], state.deadline)
         if not isinstance(outcome, Figures):
             return None
         known[choices] = evaluated(choices, candidate, outcome)
         return known[choices]
-
-    def in_time() -> None:
-        if deadline is not None and time.monotonic() >= deadline:
-            raise OutOfTimeError
 
     result = []
     assert found.best is not None
     answered = any(hole.answer is not None for hole in plan.holes)
     for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
         try:
-            with costs.in_full():
-                one, note = find(plan, found.best.choices, _legal_of(plan, in_time), figures, costs)
+            with state.costs.in_full():
+                one, note = find(plan, found.best.choices, _legal_in(state), figures, state.costs)
         except OutOfTimeError:
             one, note = None, "out of time"
         result.append(Baseline(name=name, found=one, note=note))
     return result
 
 
-def likely_baselines(plan: OpenPlan, best: Choices, costs: Costs, in_time: Callable[[], None]) -> list[Candidate]:
+def likely_baselines(state: SearchState, best: Choices) -> list[Candidate]:
     """The first candidates of the rule of thumb beside the best one of a search, which may yet find a better one.
 
     Args:
-        plan: with its holes.
+        state: of the search.
         best: choices of the best candidate.
-        costs: of candidates.
-        in_time: raises where no time is left.
     """
-    with costs.in_full():
-        tried = _not_excluded(_of_rule(plan, best, _legal_of(plan, in_time)), costs)
+    with state.costs.in_full():
+        tried = _not_excluded(_of_rule(state.plan, best, _legal_in(state)), state.costs)
         return [candidate for _, candidate in itertools.islice(tried, _LIKELY)]
 
 
-def _legal_of(plan: OpenPlan, in_time: Callable[[], None]) -> _LegalOf:
-    """What lints the candidates of a plan as far as they are decided, while there is time."""
+def _legal_in(state: SearchState) -> _LegalOf:
+    """What lints the candidates of a search as far as they are decided, while there is time."""
 
     def legal(choices: Choices) -> Candidate | None:
-        in_time()
-        candidate = plan.candidate(choices)
+        state.in_time()
+        candidate = state.plan.candidate(choices)
         return None if candidate.errors else candidate
 
     return legal

@@ -68,14 +68,13 @@ class Mixtures:
     joint: JointMemory
     _asked: set[tuple[Choices, WrittenRule]] = field(default_factory=set)
 
-    def wanted(self, nodes: Nodes, best: float) -> list[Choices]:
+    def wanted(self, nodes: Nodes) -> list[Choices]:
         """Those to be simulated next where the gap would not be small; none where it would stay.
 
         Args:
             nodes: of which the bounds of what is not tried one by one are raised.
-            best: cost of the best candidate.
         """
-        limit = self.state.costs.nearly(best)
+        limit = self.state.costs.nearly(self.state.best_cost)
         while (least := nodes.least_untried(limit)) < limit:
             group = next(one for one, bound in nodes.untried.items() if bound == least)
             left = self._left(group)
@@ -86,9 +85,11 @@ class Mixtures:
             nodes.bound_untried(group, left[0][0] if left else math.inf)
         return []
 
-    def beside(self, best: Choices, cost: float) -> list[Choices]:
+    def beside_best(self) -> list[Choices]:
         """Those to be simulated next that may be better than the best candidate, and differ from it in nothing else."""
-        group = self.joint.holes.group(best)
+        if self.state.found.best is None:
+            return []
+        group, cost = self.joint.holes.group(self.state.found.best.choices), self.state.best_cost
         left = self._left(group)
         return [] if left is None or sum(bound < cost for bound, _ in left) > MOST else self._next(group, left, cost)
 

@@ -238,8 +238,7 @@ class Nodes:
 
     def bound_untried_anew(self, choices: Choices, observed: float) -> None:
         """As :meth:`bound_untried`, by a bound from a simulated candidate and by that of the answers themselves."""
-        opened = self._state.candidate(choices)
-        bounded = self._state.costs.bounded(opened, observed)
+        bounded = self._state.bounded(choices, observed)
         self.bound_untried(choices, math.inf if bounded is None else bounded)
 
     def least_untried(self, below: float) -> float:

@@ -18,6 +18,7 @@ from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.search.results_cache import CachedResult
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.cost.search.workers import WorkerKilledError
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
@@ -184,7 +185,8 @@ def solve(
             found = earlier.again(plan)
             deadline = deadline if earlier.time_limit is None else begin  # no time is left, as there was none
         solution = Solution(plan=plan, objective=objective, result=found, seconds=0.0)
-        _compare(solution, search, evaluator, Costs(objective, bounds), deadline)
+        state = SearchState(plan=plan, costs=Costs(objective, bounds), deadline=deadline, found=found)
+        _compare(solution, search, evaluator, state)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
     solution.simulated = evaluator.simulated if earlier is None else earlier.simulated
@@ -192,14 +194,14 @@ def solve(
     return solution
 
 
-def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, costs: Costs, deadline: float | None) -> None:
+def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, state: SearchState) -> None:
     """Add what the best candidate is compared with, or why there is none."""
-    plan, found = solution.plan, solution.result
+    found = state.found
     try:
         if found.status == "infeasible":
-            solution.diagnostics = _why_infeasible(plan, found, search)
+            solution.diagnostics = _why_infeasible(state.plan, found, search)
         elif found.best is not None:
-            solution.baselines = tuple(baselines(plan, found, evaluator, costs, deadline))
+            solution.baselines = tuple(baselines(state, evaluator))
     except KeyboardInterrupt:
         found.status = "interrupted"
 

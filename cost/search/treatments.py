@@ -79,8 +79,7 @@ class Treatments:
 
     def beside_best(self) -> list[Choices]:
         """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
-        best = self.state.found.best
-        return [] if best is None else self._mixtures.beside(best.choices, self.state.best_cost)
+        return self._mixtures.beside_best()
 
     def bounding(self) -> list[Choices]:
         """What bounds treatments that were not tried; none where the gap is small, or where it would stay."""
@@ -89,4 +88,4 @@ class Treatments:
         limit = self.state.costs.nearly(self.state.best_cost)
         self.nodes.least_untried(limit)
         wanted = self._unrecomputed.wanted(self.nodes.untried, limit)
-        return wanted or self._mixtures.wanted(self.nodes, self.state.best_cost)
+        return wanted or self._mixtures.wanted(self.nodes)

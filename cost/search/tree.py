@@ -195,7 +195,7 @@ class Search:
         """Begin to evaluate what the best candidate is compared with in the end, if it stays the best."""
         best = self.state.found.best
         if best is not None and not self.first_feasible:
-            likely = likely_baselines(self.state.plan, best.choices, self.state.costs, self.state.in_time)
+            likely = likely_baselines(self.state, best.choices)
             self.evaluator.begin_likely([one.analysis for one in likely if one.analysis is not None])
 
     def _is_probed(self, node: Node | None = None) -> bool:

@@ -15,6 +15,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Outcome
 from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
@@ -80,7 +81,8 @@ def test_likely_baselines_are_the_first_that_the_rule_tries(monkeypatch: pytest.
     assert found.best is not None
     costs.expect(found.best)
     expected = bounds.enough
-    likely = likely_baselines(plan, found.best.choices, costs, lambda: None)
+    state = SearchState(plan=plan, costs=costs, found=found)
+    likely = likely_baselines(state, found.best.choices)
     assert bounds.enough == expected < math.inf
     tried: list[Analysis] = []
 
@@ -90,7 +92,7 @@ def test_likely_baselines_are_the_first_that_the_rule_tries(monkeypatch: pytest.
 
     monkeypatch.setattr(evaluator, "evaluate", none_fits)
     found.evaluated.clear()
-    baselines(plan, found, evaluator, costs, None)
+    baselines(state, evaluator)
     assert len(likely) == 4
     assert [one.plan.digest for one in tried[:4]] == [one.plan.digest for one in likely]
     assert len(tried) > len(likely)
@@ -116,4 +118,4 @@ pipeline on pp (schedule = auto in [GPipe, 1F1B])
 """
     )
     plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
-    assert likely_baselines(plan, (0,), Costs(objective_of(None), BoundsOf()), lambda: None) == []
+    assert likely_baselines(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())), (0,)) == []

@@ -176,9 +176,7 @@ def test_probe_has_no_pipeline_and_runs_once():
     assert other is not None
     assert plan.candidate(other).plan.checkpoint == plan.candidate(whole).plan.checkpoint
     # Where micro batches are too large for ranks without a pipeline, there is none.
-    assert (
-        Probes(SearchState(plan=plan, costs=Costs(objective_of(None), bounds))).of(chosen(plan, pp="2", tp="2")) is None
-    )
+    assert Probes(state).of(chosen(plan, pp="2", tp="2")) is None
 
 
 def one_and_all(treatment: str) -> tuple[Figures, Figures]:
