@@ -31,11 +31,11 @@ class Writing:
 
     Attributes:
         begun: start, by `time.perf_counter`.
-        begun: a time of `time.perf_counter`.
         waited: seconds for which the training waited until it was copied.
         seconds: until it was published; 0 until then.
         path: where it is then.
         error: the reason if it could not be written.
+        thread: that writes it.
     """
 
     step: int
@@ -71,9 +71,10 @@ class CheckpointWriter:
             RunError: the one before could not be written.
         """
         before = self.finish()
-        one = self._writing = Writing(meta.step, time.perf_counter())
+        one = Writing(meta.step, time.perf_counter())
         staged = self._stager.stage(dict(state))
         assert isinstance(staged, dict), "staging was not asked to run beside the training"
+        self._writing = one
         one.waited = time.perf_counter() - one.begun
         one.thread = threading.Thread(target=self._write, args=(one, staged, meta), name="checkpoint", daemon=True)
         one.thread.start()

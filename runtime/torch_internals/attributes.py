@@ -34,6 +34,7 @@ ATTRIBUTES: Final[dict[str, Attribute]] = {
     "_forward_hooks": Attribute(owners=(_MODULE,), why="hooks of FSDP units, which run around a compiled graph"),
     "_forward_pre_hooks": Attribute(owners=(_MODULE,), why="as `_forward_hooks`"),
     "_call_impl": Attribute(owners=(_MODULE,), why="what `module.compile()` compiles"),
+    "_compiled_call_impl": Attribute(owners=(_MODULE,), why="what it compiled; None in other modules"),
     # Tensors and storages
     "_cdata": Attribute(
         owners=("torch:UntypedStorage",), why="identity of a storage, of which each tensor has a new object"

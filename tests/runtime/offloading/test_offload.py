@@ -33,6 +33,32 @@ def test_only_activations_go_to_host_memory(monkeypatch):
     assert not moved, "the hooks outlived the forward that failed"
 
 
+@pytest.mark.parametrize("part", ["layers", "whole"])
+def test_activations_of_compiled_modules_go_to_host_memory(part, monkeypatch):
+    monkeypatch.setattr(offload, "HOST", torch.device("cpu", 0))
+    near, moved = offload._to_host, []
+    monkeypatch.setattr(offload, "_to_host", lambda tensor: moved.append(tensor.shape) or near(tensor))
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 3)) for _ in range(2)))
+    model = copy.deepcopy(plain)
+    for module in model if part == "layers" else [model]:
+        module.compile(fullgraph=True, backend="aot_eager")
+    offload.offload_activations(model)
+    batch = torch.randn(7, 3)
+    for _ in range(2):
+        moved.clear()
+        for one in (plain, model):
+            one.zero_grad()
+            one(batch).square().sum().backward()
+        assert moved
+        assert all(shape[0] == 7 for shape in moved), moved
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    moved.clear()
+    plain(batch).sum().backward()
+    assert not moved
+
+
 def test_optimizer_state_is_in_host_memory_between_steps_only(monkeypatch):
     monkeypatch.setattr(offload, "HOST", torch.device("cpu", 0))
     stored = []
