@@ -36,7 +36,6 @@ STREAM = {
 SUSTAINED = {
     # Share of the datasheet's peak that large products hold when run for long.
     ("h100_sxm", "fp8"): (1382.2 / 1978.9, f"{AZURE}/ND_H100_v5_results.md: 1382.2 TFLOP/s at 32768 cubed"),
-    ("h100_sxm", "bf16"): (1382.2 / 1978.9, "derived: the share that fp8 holds on the same device"),
     ("a100_sxm80", "bf16"): (256.5 / 312, f"{AZURE}/ND_A100_v4_results.md: 256.5 TFLOP/s at 16384 cubed, fp16"),
     ("h100_sxm96", "bf16"): (0.60, f"{TORCHAO}: H100_PCT_ACHIEVABLE_GEMM_TOPS, of its peak"),
     ("h100_sxm96", "fp8"): (0.60, f"{TORCHAO}: H100_PCT_ACHIEVABLE_GEMM_TOPS, of either peak"),

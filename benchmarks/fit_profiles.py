@@ -14,6 +14,7 @@ import argparse
 import copy
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ from fit_figures import (
     TORCHAO,
     TRITON_ON_META,
 )
+from fit_gpu import (
+    GAP,
+    POWER_LIMITED,
+    about,
+    attention_slowdown,
+    backward_ratio,
+    calibrated_products,
+    own_attention,
+    own_movement,
+    own_products,
+    power_limited,
+)
 from fit_kernels import (
     Pair,
     Row,
@@ -55,18 +68,23 @@ from fit_kernels import (
 )
 from fit_network import carry, fit_fabrics, fit_links
 
-from legoai.cost.kernels.roofline import AttentionCurve
 from legoai.cost.kernels.work import Attention
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
-MADE = "2026-11-26"
+MADE = "2026-11-27"
 
 EFFICIENT_ON_H100 = "FlashAttention-1 on the H100, by the ratio of the two on an A100 at equal widths and masks"
 
-KINDS = ("elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss")
+MEASURED_ON = "h100_sxm"
+NOT_MEASURED = {
+    "fused": "the rate of an addition, which inductor's kernels reach",
+    "loss": "the rate of a fill, which the gradient of its logarithms reaches",
+}
+CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm80": 40e6, "b200": 126e6}
+"""Bytes of the second-level cache, from NVIDIA's architecture papers of Ampere, Hopper and Blackwell."""
 
 Document = dict[str, Any]
 
@@ -116,19 +134,25 @@ def frame(target: Device, **parts: Any) -> Document:
 
 
 def movement(target: Device, share: tuple[float, float, float], source: str, derived: str = "") -> Document:
-    """Bandwidth curves by kind, from the shares of the datasheet's bandwidth that copy, add and dot reach."""
-    copied, added, read = (part * target.figure("memory.bandwidth_bytes_per_second") for part in share)
-    gap = CONSTANTS["kernel_gap_seconds"][0]
-    measured = {"copy": copied, "elementwise": added, "reduction": read, "fill": copied}
-    return {
-        kind: {
-            "rate": round(measured.get(kind, added)),
-            "floor": gap,
-            "source": source,
-            "derived": derived or ("" if kind in measured else "the rate of an addition; not measured for this kind"),
+    """Curves of memory-bound kernels: those of the H100 SXM, scaled by the rate of an addition and the cache's size."""
+    cache = CACHE[target.name] / CACHE[MEASURED_ON]
+    faster = share[1] * target.figure("memory.bandwidth_bytes_per_second") / STREAM[MEASURED_ON][1]
+    if target.name != MEASURED_ON:
+        derived = _both(
+            derived, f"the H100 SXM's, an addition {faster:.3f} times as fast, the cache {cache:.2f} times as large"
+        )
+    curves = {}
+    for name, points in own_movement().items():
+        scaled = [[round(moved * cache), float(f"{seconds * cache / faster:.4g}")] for moved, seconds in points]
+        moved, seconds = scaled[-1]
+        curves[name] = {
+            "rate": round(moved / seconds),
+            "floor": scaled[0][1],
+            "points": scaled,
+            "source": f"{about()}; {source}" if target.name != MEASURED_ON else about(),
+            "derived": derived or NOT_MEASURED.get(name, ""),
         }
-        for kind in KINDS
-    }
+    return curves
 
 
 def shares(name: str) -> tuple[tuple[float, float, float], str]:
@@ -194,6 +218,27 @@ def add_products(document: Document, target: Device, rate: str, rows: list[Row])
     document["held_out"].update(fitted["held_out"])
 
 
+def without_gap(rows: list[Row]) -> list[Row]:
+    """XLA's measurements, from the begin of a kernel to the begin of the next one, without the gap between the two."""
+    return [replace(row, seconds=row.seconds - GAP) for row in rows]
+
+
+def add_power_limit(document: Document) -> None:
+    """The share of the peak that large products hold in training steps at the power limit, by steps of own plans."""
+    rows, short = list(power_limited()), from_document(document)
+    faster = statistics.median(seconds_of(row.work, short)[0] / row.seconds for row in rows)
+    model = document["products"]["bf16"]
+    model["curve"]["sustained"] = round(faster * model["curve"]["efficiency"], 4)
+    model["sustained_source"] = f"large products in steps of {POWER_LIMITED}, {faster:.3f} of short runs: {about()}"
+
+
+def add_slower_attention(document: Document) -> None:
+    """What the power limit costs long attention in a training step."""
+    slower, plans = attention_slowdown()
+    source = f"long attention in steps of {plans} plans at the power limit, over its time alone: {about()}"
+    document["constants"]["attention_slowdown"] = {"value": round(slower, 4), "source": source}
+
+
 def add_attention(document: Document, target: Device, key: str, rows: list[Row], derived: str = "") -> None:
     """Fit one implementation in one direction, with its error."""
 
@@ -235,8 +280,11 @@ def h100(directory: Path) -> Document:
     document = frame(target, products={}, movement=movement(target, share, source), sources=H100_SOURCES)
     add_links(document, directory, "h100_sxm")
     rows = xla_products(directory, "sm_90")
-    add_products(document, target, "bf16", rows["bf16"])
-    add_products(document, target, "tf32", rows["tf32"])
+    add_products(document, target, "bf16", [*without_gap(rows["bf16"]), *own_products()])
+    add_power_limit(document)
+    add_products(document, target, "tf32", [*without_gap(rows["tf32"]), *calibrated_products("tf32")])
+    for rate in ("fp32", "fp64"):
+        add_products(document, target, rate, calibrated_products(rate))
     # Large fp8 products of XLA's table on this device exceed the datasheet's peak by up to a third: their operands were
     # not random, so that only those are used whose time is mostly latency.
     small = [row for row in rows["fp8"] if row.work.flops <= 2**31]
@@ -244,20 +292,15 @@ def h100(directory: Path) -> Document:
     add_products(document, target, "fp8", small + dense + azure_rows(AZURE_H100, "fp8"))
     document["products"]["fp8"]["margin"] = 0.5
     forward = forward_rows(directory, "H100-80GB-SXM5")
-    for name in ("flash2", "flash3", "cudnn"):
-        add_attention(document, target, f"{name} forward", [row for row in forward if row.work.implementation == name])
-    curve = AttentionCurve.read(document["attention"]["flash2 forward bf16"]["curve"])
-    backward = [
-        Row(name, back, seconds - curve.seconds(ahead))
-        for name, ahead, back, seconds in both_rows(directory, "H100-80GB-SXM5")
-    ]
-    split = "of measured forward and backward together, less the fitted forward"
-    add_attention(document, target, "flash2 backward", backward, split)
-    slower = limit_ratio(document, "flash2 backward", "flash2 forward")
-    add_efficient(document, target, efficient_rows(directory, "H100-80GB-SXM5"), 1 / slower, EFFICIENT_ON_H100)
-    for name in ("flash3", "cudnn"):
-        reason = f"{name}'s forward at the {slower:.3f} that FlashAttention-2's backward reaches of its forward"
-        derive_attention(document, f"{name} backward", f"{name} forward", slower, reason)
+    for name in ("flash2", "cudnn", "efficient"):
+        published = [row for row in forward if row.work.implementation == name]
+        add_attention(document, target, f"{name} forward", [*published, *own_attention(name, backward=False)])
+        add_attention(document, target, f"{name} backward", own_attention(name, backward=True))
+    add_attention(document, target, "flash3 forward", [row for row in forward if row.work.implementation == "flash3"])
+    slower = backward_ratio("cudnn")
+    reason = f"flash3's forward at the {slower:.3f} that cuDNN's backward reaches of its forward"
+    derive_attention(document, "flash3 backward", "flash3 forward", slower, reason)
+    add_slower_attention(document)
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
     return document
@@ -288,6 +331,7 @@ def rescaled(document: Document, target: Device, *, attention: float, moved: Doc
         curve["bandwidth"] = target.figure("memory.bandwidth_bytes_per_second")
         curve["peak"] = target.peak("bf16")
         curve["limits"] = {key: [limit * attention, *rest] for key, (limit, *rest) in curve["limits"].items()}
+    add_slower_attention(result)
     links = "the H100 SXM's, of the same links"
     result["links"] = carry(document["links"], {}, links)
     result["held_out"] = {

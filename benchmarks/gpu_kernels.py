@@ -5,7 +5,7 @@ Rows, all by the GPU's clock with a full queue (`legoai.cost.calibration.timing`
 - `product`: bf16, by the three layouts of a linear layer (`forward`, `input`, `weight`), out of the cache;
 - `cached product`: the same products with operands, result or all of it just used;
 - `attention`: forward and backward by torch's implementations, causal;
-- `movement`: a kernel that reads and writes, only reads, or only writes, with what it touches in the cache or out of it;
+- `movement`: a kernel that reads and writes, only reads, or only writes what is in the cache or out of it;
 - `distance`: a kernel that reads what was written before a number of other bytes.
 """
 
@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,13 @@ ATTENTION = (
     (4, 32, 2048, 64), (1, 8, 4096, 128), (1, 32, 4096, 128), (2, 32, 8192, 128), (1, 8, 8192, 128), (1, 4, 8192, 128),
 )  # fmt: skip
 """Sequences, heads, length and width."""
+BACKENDS = {
+    "flash2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 MIB = 2**20
+MOST_SETS = 640
 SIZES = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 COLD = 320 * MIB
 """Bytes between two uses of memory that is in no cache: six times an H100's."""
@@ -52,84 +59,95 @@ COLD = 320 * MIB
 def cycled(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """Return a run that takes its turn among several."""
     turn = itertools.cycle(runs)
-    return lambda: next(turn)()
+
+    def run() -> object:
+        return next(turn)()
+
+    return run
+
+
+def microseconds(runs: Sequence[Callable[[], object]]) -> float:
+    return measure(cycled(runs), "cuda", BUDGET) * 1e6
 
 
 def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
+def layer(m: int, n: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Inputs, weight and outputs of a linear layer, as many times as no cache holds them."""
+    sets = math.ceil(COLD / (2 * (m * k + k * n + m * n)))
+    return [(noise(m, k), noise(n, k), noise(m, n)) for _ in range(sets)]
+
+
 def products() -> Iterator[dict[str, Any]]:
     for (k, n), m in itertools.product(LAYERS, TOKENS):
         if 2.0 * m * k * n > 2.0**43 or m * n > 2**31:
             continue
-        sets = max(1, math.ceil(COLD / (2 * (m * k + k * n + m * n))))
-        held = [(noise(m, k), noise(n, k), noise(m, n)) for _ in range(sets)]
-        layouts: dict[str, Callable[[Any], Callable[[], object]]] = {
-            "forward": lambda o: lambda: torch.mm(o[0], o[1].t(), out=o[2]),
-            "input": lambda o: lambda: torch.mm(o[2], o[1], out=o[0]),
-            "weight": lambda o: lambda: torch.mm(o[2].t(), o[0], out=o[1]),
+        held = layer(m, n, k)
+        layouts = {
+            "forward": [partial(torch.mm, x, w.t(), out=y) for x, w, y in held],
+            "input": [partial(torch.mm, y, w, out=x) for x, w, y in held],
+            "weight": [partial(torch.mm, y.t(), x, out=w) for x, w, y in held],
         }
-        for layout, make in layouts.items():
-            seconds = measure(cycled([make(operands) for operands in held]), "cuda", BUDGET)
-            yield {"kind": "product", "layout": layout, "m": m, "n": n, "k": k, "us": seconds * 1e6}
+        for layout, runs in layouts.items():
+            yield {"kind": "product", "layout": layout, "m": m, "n": n, "k": k, "us": microseconds(runs)}
 
 
 def cached_products() -> Iterator[dict[str, Any]]:
     for m, n, k in SMALL:
-        sets = math.ceil(COLD / (2 * (m * k + k * n + m * n)))
-        held = [(noise(m, k), noise(n, k), noise(m, n)) for _ in range(sets)]
+        held = layer(m, n, k)
         first = held[0]
         modes = {
             "none": held,
             "all": [first],
-            "input": [(first[0], w, out) for _, w, out in held],
+            "input": [(first[0], w, y) for _, w, y in held],
             "output": [(x, w, first[2]) for x, w, _ in held],
-            "weight": [(x, first[1], out) for x, _, out in held],
+            "weight": [(x, first[1], y) for x, _, y in held],
         }
         for mode, operands in modes.items():
-            runs = [(lambda o: lambda: torch.mm(o[0], o[1].t(), out=o[2]))(one) for one in operands]
-            yield {"kind": "cached product", "cached": mode, "m": m, "n": n, "k": k,
-                   "us": measure(cycled(runs), "cuda", BUDGET) * 1e6}  # fmt: skip
+            took = microseconds([partial(torch.mm, x, w.t(), out=y) for x, w, y in operands])
+            yield {"kind": "cached product", "cached": mode, "m": m, "n": n, "k": k, "us": took}
 
 
 def attentions() -> Iterator[dict[str, Any]]:
-    backends = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-                "efficient": SDPBackend.EFFICIENT_ATTENTION}  # fmt: skip
-    for (batch, heads, length, width), (name, backend) in itertools.product(ATTENTION, backends.items()):
+    for (batch, heads, length, width), (name, backend) in itertools.product(ATTENTION, BACKENDS.items()):
         # As models lay them out: [batch, length, heads, width], transposed.
         query, key, value, upstream = (noise(batch, length, heads, width).transpose(1, 2) for _ in range(4))
         operands = tuple(one.detach().requires_grad_() for one in (query, key, value))
         with sdpa_kernel(backend):
-            run = lambda: F.scaled_dot_product_attention(*operands, is_causal=True)  # noqa: B023, E731
-            forward = measure(run, "cuda", BUDGET)
-            out = run()
-            back = lambda: torch.autograd.grad(out, operands, upstream, retain_graph=True)  # noqa: B023, E731
-            backward = measure(back, "cuda", BUDGET)
-        yield {"kind": "attention", "implementation": name, "batch": batch, "heads": heads, "length": length,
-               "width": width, "forward_us": forward * 1e6, "backward_us": backward * 1e6}  # fmt: skip
+            attend = partial(F.scaled_dot_product_attention, *operands, is_causal=True)
+            forward = microseconds([attend])
+            back = partial(torch.autograd.grad, attend(), operands, upstream, retain_graph=True)
+            backward = microseconds([back])
+        yield {
+            "kind": "attention", "implementation": name, "batch": batch, "heads": heads, "length": length,
+            "width": width, "forward_us": forward, "backward_us": backward,
+        }  # fmt: skip
+
+
+def scaled(source: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
+    """Return a run of a kernel that reads one tensor and writes another."""
+    return partial(torch.mul, source, 1.5, out=result)
 
 
 def movements() -> Iterator[dict[str, Any]]:
     for size in SIZES:
         elements = int(size * MIB) // 2
-        rings = max(2, math.ceil(COLD / (size * MIB)))
-        ring = [noise(elements) for _ in range(min(rings, 640))]
+        ring = [noise(elements) for _ in range(min(max(2, math.ceil(COLD / (size * MIB))), MOST_SETS))]
         others = [torch.empty_like(one) for one in ring]
-        scaled = lambda x, y: lambda: torch.mul(x, 1.5, out=y)  # noqa: E731
-        modes: dict[str, tuple[int, list[Callable[[], object]]]] = {
+        modes: dict[str, tuple[int, Sequence[Callable[[], object]]]] = {
             "read and write, cold": (2, [scaled(x, y) for x, y in zip(ring, others, strict=True)]),
             "read and write, read hot": (2, [scaled(ring[i - 1], ring[i]) for i in range(len(ring))]),
             "read and write, write hot": (2, [scaled(x, others[0]) for x in ring]),
             "read and write, hot": (2, [scaled(ring[0], others[0])]),
-            "read, cold": (1, [(lambda x: lambda: torch.amax(x))(x) for x in ring]),
-            "read, hot": (1, [lambda: torch.amax(ring[0])]),  # noqa: B023
-            "write, cold": (1, [(lambda x: lambda: x.zero_())(x) for x in ring]),
-            "write, hot": (1, [lambda: ring[0].zero_()]),  # noqa: B023
+            "read, cold": (1, [x.amax for x in ring]),
+            "read, hot": (1, [ring[0].amax]),
+            "write, cold": (1, [x.zero_ for x in ring]),
+            "write, hot": (1, [ring[0].zero_]),
         }
         for mode, (passes, runs) in modes.items():
-            yield {"kind": "movement", "mode": mode, "bytes": passes * elements * 2,
-                   "us": measure(cycled(runs), "cuda", BUDGET) * 1e6}  # fmt: skip
+            yield {"kind": "movement", "mode": mode, "bytes": passes * elements * 2, "us": microseconds(runs)}
         del ring, others
 
 
@@ -138,11 +156,8 @@ def distances() -> Iterator[dict[str, Any]]:
         elements = int(size * MIB) // 2
         ring = [noise(elements) for _ in range(COLD // (size * MIB))]
         for lag in sorted({1, 2, 3, *(round(between / (2 * size)) for between in range(4, 81, 4))} - {0}):
-            runs = [
-                (lambda x, y: lambda: torch.mul(x, 1.5, out=y))(ring[i - lag], ring[i]) for i in range(len(ring))
-            ]
-            yield {"kind": "distance", "bytes": 2 * elements * 2, "between": (2 * lag - 2) * elements * 2,
-                   "us": measure(cycled(runs), "cuda", BUDGET) * 1e6}  # fmt: skip
+            took = microseconds([scaled(ring[i - lag], ring[i]) for i in range(len(ring))])
+            yield {"kind": "distance", "bytes": 4 * elements, "between": 4 * (lag - 1) * elements, "us": took}
 
 
 PARTS = {
@@ -152,6 +167,7 @@ PARTS = {
 
 
 def main() -> int:
+    """Measure the parts that are asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="write the measurements here")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"only {', '.join(PARTS)}")

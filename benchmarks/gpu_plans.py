@@ -79,17 +79,13 @@ PLANS = {
     "llama 1b, single precision": _plan("llama 1b", (2, 2, 2048), FULL),
     "llama 1b, compiled": _plan("llama 1b", (4, 4, 2048), HALF + _COMPILED),
     "llama 8b, 4 layers": _plan("llama 8b, 4 layers", (2, 2, 8192), HALF + _FLASH),
-    "llama 8b, 4 layers, fused loss": _plan(
-        "llama 8b, 4 layers", (2, 2, 8192), f"{HALF}{_FLASH}loss fused\n"
-    ),
+    "llama 8b, 4 layers, fused loss": _plan("llama 8b, 4 layers", (2, 2, 8192), f"{HALF}{_FLASH}loss fused\n"),
     "llama 8b, 4 layers, cudnn": _plan("llama 8b, 4 layers", (2, 2, 8192), HALF + "attention cudnn\n"),
     "llama 8b, 16 layers, checkpointed": _plan("llama 8b, 16 layers", (4, 2, 8192), HALF + _FLASH + _CHECKPOINT),
     "llama 8b, 16 layers, selectively checkpointed": _plan(
         "llama 8b, 16 layers", (2, 1, 8192), HALF + _FLASH + _SELECTIVE
     ),
-    "llama 8b, 16 layers, compiled": _plan(
-        "llama 8b, 16 layers", (4, 2, 8192), HALF + _FLASH + _SELECTIVE + _COMPILED
-    ),
+    "llama 8b, 16 layers, compiled": _plan("llama 8b, 16 layers", (4, 2, 8192), HALF + _FLASH + _SELECTIVE + _COMPILED),
     "llama 8b, a quarter": _plan("llama 8b, a quarter", (4, 1, 4096), HALF + _FLASH),
     "llama 70b, an eighth": _plan("llama 70b, an eighth", (4, 1, 4096), HALF + _FLASH),
 }

@@ -10,7 +10,7 @@ before. Measured are, after the warm-up:
   reads;
 - the clock and the power of the GPU, as its driver states them while steps run.
 
-Nothing is predicted here: `gpu_error.py` compares predictions with the file, on any machine.
+Nothing is predicted here: `gpu_error.py` compares predictions with `results/gpu_steps.json`, on any machine.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ WARM_UP = 3
 STEPS = 8
 LEAST_SECONDS = 1.5
 """Steps are repeated for so long at least, so that the power limit has its effect on the clock."""
+LEAST_SHARE = 1e-3
+"""Of the time of all kernels, below which equal ones are left out."""
 TIMEOUT_SECONDS = 150
 _QUERY = "clocks.sm,power.draw,clocks_throttle_reasons.sw_power_cap,clocks_throttle_reasons.active"
 
@@ -211,7 +213,7 @@ class _watched:  # noqa: N801 - a context manager
 
 
 def _kernels(trace: dict[str, Any]) -> dict[str, Any]:
-    """Kernels of a profiled step by operator and shapes, the seconds of all, and the span from the first to the last."""
+    """Kernels of a profiled step by operator and shapes, the seconds of all, and those from the first to the last."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     launches = {
@@ -237,10 +239,12 @@ def _kernels(trace: dict[str, Any]) -> dict[str, Any]:
             kernel["name"][:160],
         )
         times[key].append(kernel["dur"])
+    least = LEAST_SHARE * sum(kernel["dur"] for kernel in kernels)
     rows = [
-        {"op": op, "shapes": shapes, "types": types, "kernel": name, "count": len(all_), "us": round(statistics.median(all_), 2)}
-        for (op, shapes, types, name), all_ in times.items()
-    ]  # fmt: skip
+        {"op": op, "shapes": shapes, "types": types, "kernel": name, "count": len(took), "us": statistics.median(took)}
+        for (op, shapes, types, name), took in times.items()
+        if sum(took) > least
+    ]
     begin, end = (f(e["ts"] + d * e["dur"] for e in kernels) for f, d in ((min, 0), (max, 1)))
     return {
         "kernel_seconds": round(sum(e["dur"] for e in kernels) / 1e6, 6),

@@ -108,13 +108,11 @@ _LAYOUTS: Final = ((False, True), (False, False), (True, False))
 
 
 def _products(device: str, rate: str, shape: tuple[int, int, int, int]) -> Callable[[], Callable[[], object]]:
-    """Return a factory of one product and its operands; on a CPU alternating between the layouts of a linear layer."""
+    """Return a factory of one product and its operands, alternating between the layouts of a linear layer."""
     batch, m, n, k = shape
     a, b = _tensor((batch, m, k), rate, device), _tensor((batch, k, n), rate, device)
     if batch > 1:
         return lambda: partial(torch.bmm, a.clone(), b.clone())
-    if device != "cpu":
-        return lambda: partial(torch.mm, a[0].clone(), b[0].clone())
     layouts = itertools.cycle(_LAYOUTS)
 
     def make() -> Callable[[], object]:

@@ -153,7 +153,7 @@ def _on_gpu(run: Callable[[], object], budget: float) -> float:
         issue = time.perf_counter() - begin
         torch.cuda.synchronize()
         once = max(time.perf_counter() - begin, 1e-6)
-    filling = _between(lambda: plug.zero_(), 4)
+    filling = _between(plug.zero_, 4)
     inner = max(1, min(_QUEUED, math.ceil(5e-4 / once)))
     plugs = min(_QUEUED, math.ceil(1.5 * inner * issue / filling) + 1)
     times: list[float] = []
@@ -169,10 +169,11 @@ def _on_gpu(run: Callable[[], object], budget: float) -> float:
 
 def _between(run: Callable[[], object], times: int) -> float:
     """Seconds of a run by the GPU's clock, of several behind what is queued."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(times):
         run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e-3 / times
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds * 1e-3 / times

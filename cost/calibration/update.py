@@ -72,14 +72,14 @@ def update_kernels(document: Document, base: Profile, found: KernelTimes, *, on_
                 direction = "backward" if work.backward else "forward"
                 attention[f"{work.implementation} {direction} {work.rate}"][work] = times
             case Movement() if work.bytes > 0:
-                movement[work.kind][work] = times
+                movement[work.name][work] = times
     parts: list[Part] = []
     for rate, works in sorted(products.items()):
         parts += _update_model(document["products"], rate, f"products {rate}", works, base, _product_point, typical)
     for key, of_kind in sorted(attention.items()):
         parts += _update_model(document["attention"], key, f"attention {key}", of_kind, base, _attention_point, typical)
-    for kind, moved in sorted(movement.items()):
-        parts.append(_update_movement(document, kind, moved, base, typical))
+    for name, moved in sorted(movement.items()):
+        parts.append(_update_movement(document, name, moved, base, typical))
     parts += _host_parts(document, found, on_device=on_device)
     return parts
 
@@ -224,22 +224,24 @@ def _scaled(known: Sequence[tuple[_Model, float]], base: Profile) -> Callable[[_
 
 
 def _update_movement(
-    document: Document, kind: str, works: Mapping[Movement, Sequence[float]], base: Profile, typical: Typical
+    document: Document, name: str, works: Mapping[Movement, Sequence[float]], base: Profile, typical: Typical
 ) -> Part:
-    """Correct the curve of one kind of movement by size."""
+    """Correct the curve of one kind of movement, in one form, by size."""
 
     def before(work: Movement) -> float:
         return seconds_of(work, base)[0]
 
     part, correction = corrected(
-        f"movement {kind}", list(works.items()), before, lambda work: work.bytes, octaves=_OCTAVES, typical=typical
+        f"movement {name}", list(works.items()), before, lambda work: work.bytes, octaves=_OCTAVES, typical=typical
     )
     if correction is None:
         return part
-    curve = document["movement"][kind]
+    one = next(iter(works))
+    like = document["movement"].get(name) or document["movement"].get(one.form) or document["movement"][one.kind]
+    curve = document["movement"][name] = dict(like)
     known = [float(size) for size, _ in curve.get("points", ())]
     sizes = sorted({*(known or _GRID), *(2.0**place for place in correction.sizes)})
-    own, _ = base.movement[next(iter(works)).kind]
+    own, _ = base.moving(one.kind, one.form)
     curve["points"] = [[size, own.seconds(size) * correction.at(size)] for size in sizes]
     curve["rate"] = curve["rate"] / correction.at(sizes[-1] * 2**10)
     curve["derived"] = ""

@@ -192,6 +192,12 @@ class MovementCurve:
             raise ValueError("a movement's rate is positive and its segments are in order")
         return curve
 
+    @property
+    def fastest(self) -> float:
+        """The highest rate at any size, in bytes per second: a cache may hold a part of what a small kernel reads."""
+        points = () if self.measured is None else zip(self.measured.sizes, self.measured.seconds, strict=True)
+        return max([self.rate, *(size / seconds for size, seconds in points)])
+
     def seconds(self, bytes: float) -> float:
         """Time to move ``bytes`` bytes."""
         exact = self.measured.at(bytes) if self.measured is not None else None

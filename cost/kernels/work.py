@@ -14,6 +14,16 @@ MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
 ]
 
+MovementForm = Literal["", "backward", "unvectorised", "fused"]
+"""Kernels of one kind that run at another rate.
+
+`backward` is that of a normalisation, of a softmax and of an embedding, which reduce over other dimensions than their
+forward. `unvectorised` is an elementwise kernel or a copy that loads single elements: of operands that are broadcast,
+or of several dtypes. `fused` is a group that inductor compiled.
+"""
+
+KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
+
 ITEM_BYTES: Final = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
     "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1,
@@ -91,9 +101,15 @@ class Movement:
 
     kind: MovementKind
     bytes: int
+    form: MovementForm = ""
     tensors: int = 1
     rate: str = "fp32"
     flops: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Kind and form: `softmax backward`."""
+        return f"{self.kind} {self.form}".strip()
 
 
 Work: TypeAlias = Product | Attention | Movement
@@ -142,9 +158,11 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         attention = _attention(kernel, name)
         if attention is not None:
             return attention
+    kind = kind_of(kernel.op)
     return Movement(
-        kind=kind_of(kernel.op),
+        kind=kind,
         bytes=kernel.bytes_read + kernel.bytes_written,
+        form=_form(kernel, name, kind),
         tensors=max(1, int(kernel.attributes.get("tensors", len(kernel.inputs) if "_foreach_" in name else 1))),
         rate=_rate(kernel.inputs or kernel.outputs, tf32=False),
         flops=float(kernel.flops),
@@ -158,6 +176,31 @@ def _short(op: str) -> str:
         return op
     parts = re.split(r"::|\.", op)
     return parts[1] if len(parts) > 1 else parts[0]
+
+
+_WITH_BACKWARD: Final = ("normalisation", "softmax", "embedding")
+
+
+def _form(kernel: Kernel, name: str, kind: MovementKind) -> MovementForm:
+    if kernel.op.startswith("fused("):
+        return "fused"
+    if "backward" in name and kind in _WITH_BACKWARD:
+        return "backward"
+    if kind not in ("elementwise", "copy"):
+        return ""
+    inputs = [one for one in kernel.inputs if math.prod(one.shape) > 1]
+    read, result = (inputs[1:], inputs[:1]) if name == "copy_" else (inputs, kernel.outputs)
+    dtypes = {one.dtype for one in (*read, *result)}
+    if len(dtypes) > 1 and not (len(read) == len(result) == 1 and _narrows(read[0], result[0])):
+        return "unvectorised"
+    if kind == "elementwise" and len({math.prod(one.shape) for one in inputs}) > 1:
+        return "unvectorised"
+    return ""
+
+
+def _narrows(read: TensorType, result: TensorType) -> bool:
+    """Whether elements become smaller, as torch converts them by a vectorised kernel."""
+    return ITEM_BYTES.get(result.dtype, 0) < ITEM_BYTES.get(read.dtype, 0)
 
 
 def is_product(op: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
-from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
+from legoai.cost.kernels.work import Attention, Movement, MovementForm, Product, Work, work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
 
@@ -85,9 +85,28 @@ def _attention(attention: Attention, profile: Profile) -> Answer:
         found.curve.seconds(attention),
         point,
         lambda: attention_features(attention, found.curve.processors),
-        lambda seconds: seconds * found.scale,
+        lambda seconds: seconds * found.scale * _slowed(attention, profile),
         carried=found is not models[0],
     )
+
+
+_SHORT_FLOPS: Final = 5e10
+_LONG_FLOPS: Final = 5e11
+"""Operations of an attention up to which, and from which on, the power limit has none, and its whole, effect.
+
+Attention is measured alone, at the highest clock, which it has among memory-bound kernels too. In a training step whose
+products are large the clock is lower. In steps of eleven plans on an H100 attention of 0.1, 0.3 and 0.5 to 2.7 TFLOP
+took 1.0 to 1.13, 1.1 and 1.2 to 1.3 times as long as alone (`benchmarks/results/gpu_steps.json`).
+"""
+
+
+def _slowed(attention: Attention, profile: Profile) -> float:
+    """The time of an attention in a training step over its time alone: what the power limit costs it."""
+    most = profile.constants.get("attention_slowdown")
+    if most is None:
+        return 1.0
+    share = math.log(max(attention.flops, 1.0) / _SHORT_FLOPS) / math.log(_LONG_FLOPS / _SHORT_FLOPS)
+    return 1.0 + (most.value - 1.0) * min(1.0, max(0.0, share))
 
 
 def _chain(
@@ -132,12 +151,13 @@ def _unfused(attention: Attention, profile: Profile) -> Answer:
             bytes=attention.bytes + scores,
         )  # fmt: skip
         seconds += passes * seconds_of(product, profile)[0]
-    softmax = seconds_of(Movement(kind="softmax", bytes=2 * scores), profile)[0]
+    form: MovementForm = "backward" if attention.backward else ""
+    softmax = seconds_of(Movement(kind="softmax", bytes=2 * scores, form=form), profile)[0]
     return seconds + passes * softmax, ROOFLINE
 
 
 def _movement(movement: Movement, profile: Profile) -> Answer:
-    curve, derived = profile.movement[movement.kind]
+    curve, derived = profile.moving(movement.kind, movement.form)
     seconds = curve.seconds(movement.bytes)
     arithmetic = profile.arithmetic.get(movement.rate)
     if arithmetic is not None:

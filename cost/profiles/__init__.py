@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import MovementKind, Work
+from legoai.cost.kernels.work import MovementForm, MovementKind, Work
 from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
@@ -75,7 +75,8 @@ class Profile:
         constants: launch gap, dispatch time, buffers and the like, each with its source; unknown ones are absent.
         products: by the name of the rate (`bf16`, `fp8`, …).
         attention: by implementation, direction and rate.
-        movement: by kind, with a note on its derivation that is empty for a measurement.
+        movement: by kind, by kind and form (`softmax backward`), or by form (`fused`), with a note on its derivation
+            that is empty for a measurement. A form that is not there runs as the kind does.
         arithmetic: floating-point operations per second outside of the tensor cores, by rate.
         links: collectives on one host, by kind and number of ranks.
         sources: of the measurements.
@@ -90,13 +91,20 @@ class Profile:
     constants: Mapping[str, Constant]
     products: Mapping[str, ProductModel]
     attention: Mapping[tuple[str, str, str], AttentionModel]
-    movement: Mapping[MovementKind, tuple[MovementCurve, str]]
+    movement: Mapping[str, tuple[MovementCurve, str]]
     arithmetic: Mapping[str, float]
     links: Mapping[str, Mapping[int, LinkCurve]]
     sources: tuple[Mapping[str, Any], ...]
     held_out: Mapping[str, Mapping[str, Any]]
     fabrics: Mapping[str, Mapping[tuple[str, int, int], Measured]] = field(default_factory=dict)
     answers: dict[Work, tuple[float, str]] = field(default_factory=dict)
+
+    def moving(self, kind: MovementKind, form: MovementForm = "") -> tuple[MovementCurve, str]:
+        """Return the curve of a memory-bound kernel, and a note on its derivation."""
+        for name in (f"{kind} {form}", form):
+            if form and name in self.movement:
+                return self.movement[name]
+        return self.movement[kind]
 
     def constant(self, name: str) -> float:
         """The constant ``name``.
@@ -161,7 +169,6 @@ def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
         TypeError: a field is of the wrong kind.
         ValueError: a field makes no sense.
     """
-    kinds: tuple[MovementKind, ...] = get_args(MovementKind)
     products = {
         rate: ProductModel(curve=ProductCurve.read(model["curve"]), **_parts(model))
         for rate, model in document["products"].items()
@@ -186,8 +193,7 @@ def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
         products=products,
         attention=attention,
         movement={
-            kind: (MovementCurve.read(document["movement"][kind]), document["movement"][kind].get("derived", ""))
-            for kind in kinds
+            name: (MovementCurve.read(curve), curve.get("derived", "")) for name, curve in document["movement"].items()
         },
         arithmetic=document["arithmetic"],
         links={

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from legoai.cost.kernels.work import MovementKind
+from legoai.cost.kernels.work import MovementForm, MovementKind
 from legoai.cost.measurements.file import FORMAT, ProfileError
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -97,6 +97,15 @@ class _Movement(_Section):
     derived: str = ""
 
 
+_FORMS = [form for form in get_args(MovementForm) if form]
+_MOVEMENTS = {
+    *get_args(MovementKind),
+    *_FORMS,
+    *(f"{kind} {form}" for kind in get_args(MovementKind) for form in _FORMS),
+}
+"""Names of movements: kinds, forms, and kinds in a form."""
+
+
 class _Link(_Section):
     sigmoid: tuple[Positive, Finite, Finite]
     latency: Seconds
@@ -120,7 +129,7 @@ class _Profile(BaseModel):
     constants: dict[str, _Constant]
     products: dict[str, _ProductModel]
     attention: dict[Annotated[str, Field(pattern=r"^\S+ (forward|backward) \S+$")], _AttentionModel]
-    movement: dict[MovementKind, _Movement]
+    movement: dict[str, _Movement]
     arithmetic: dict[str, Positive]
     links: dict[str, dict[Annotated[str, Field(pattern=r"^\d+$")], _Link]]
     sources: list[dict[str, Any]]
@@ -132,6 +141,9 @@ class _Profile(BaseModel):
         missing = [kind for kind in get_args(MovementKind) if kind not in self.movement]
         if missing:
             raise ValueError(f"movement: {', '.join(missing)} missing")
+        unknown = [name for name in self.movement if name not in _MOVEMENTS]
+        if unknown:
+            raise ValueError(f"movement: {', '.join(unknown)} unknown")
         for models in (self.products, self.attention):
             for name, model in models.items():
                 if model.like is not None and getattr(models.get(model.like), "curve", None) is None:

@@ -66,9 +66,9 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
 ) -> Any:
     """`scaled_dot_product_attention` by the first allowed kernel that can compute it, in PyTorch's order for CUDA.
 
-    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`. With cuDNN above 9.15.1 PyTorch
-    tries cuDNN's kernel first on GPUs of compute capability 9 and 10. That is so here for values of another width than
-    keys, which flash does not take; for others flash is the first, as with an older cuDNN.
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`. With cuDNN above 9.15.1, which
+    torch 2.11 and later bring along, PyTorch tries cuDNN's kernel first on GPUs of compute capability 9 and 10, as was
+    seen on an H100.
     """
     allowed = allowed_attention_kernels()
     grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
@@ -76,19 +76,20 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
     width = query.shape[-1]
     grouped = query.shape[-3] != key.shape[-3]
     flash = half and attn_mask is None and width <= 256 and value.shape[-1] == width
-    if SDPBackend.FLASH_ATTENTION in allowed and flash:
+    widths = width, value.shape[-1]
+    unequal = width != value.shape[-1]
+    cudnn = half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
+    cudnn = cudnn and not (attn_mask is not None and attn_mask.requires_grad)  # it has no gradient of a learned bias
+    first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
+    before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
+    if SDPBackend.FLASH_ATTENTION in allowed and flash and not before:
         pad = -width % 8
         if pad:
             scale = 1 / math.sqrt(width) if scale is None else scale
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    widths = width, value.shape[-1]
     efficient = all(one % (8 if half else 4) == 0 for one in widths)
-    unequal = width != value.shape[-1]
-    cudnn = half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
-    first = unequal and (capability is None or capability.partition(".")[0] in _CUDNN_FIRST)
-    before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
     if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and efficient and not before:
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale

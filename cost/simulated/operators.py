@@ -199,6 +199,10 @@ def size_of(tensor: torch.Tensor) -> int:
 _DTYPES: Final[dict[torch.dtype, str]] = {}
 
 
+_OF_TARGETS: Final = {"aten.nll_loss_forward": 0, "aten.nll_loss_backward": 1}
+"""Operators that read at most one entry of each row of an operand, and the operand's place."""
+
+
 def type_of(tensor: torch.Tensor) -> TensorType:
     """Return shape and dtype."""
     dtype = tensor.dtype
@@ -231,6 +235,8 @@ def traffic(
         return sum(map(size_of, inputs)), new // args[1]
     if known.name in _GATHERS:
         return new + sum(map(size_of, inputs[1:])), new
+    if known.name in _OF_TARGETS:  # one logarithm of each sample, or none: those are read by the gradient of a softmax
+        return sum(map(size_of, inputs)) - size_of(args[_OF_TARGETS[known.name]]), new
     read = sum(map(size_of, inputs))
     if overwrites(known):
         read -= over

@@ -47,14 +47,14 @@ class _SavedOnHost:
         self._spared: set[int] = set()
         self._entered: list[saved_tensors_hooks] = []
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, module: nn.Module, arguments: Any) -> None:
         self._spared.clear()
         context = saved_tensors_hooks(self._pack, _unpack)
         context.__enter__()
         self._entered.append(context)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._entered:
             self._entered.pop().__exit__(None, None, None)
@@ -63,7 +63,7 @@ class _SavedOnHost:
         """Remember the storages of the parameters with which the module is about to compute."""
         self._spare(module.parameters(recurse=False))
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def spare_all(self, module: nn.Module, arguments: Any) -> None:
         """The same of a compiled module, within which no hooks run."""
         self._spare(module.parameters())

@@ -7,16 +7,21 @@ in halves, some are added up in the dtype of the parameters.
 
 from __future__ import annotations
 
-from legoai.cost.kernels.work import Movement
+from typing import Final
+
+from legoai.cost.kernels.work import KindAndForm
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.lower_bounds.collectives import is_cast
+from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, passes
 from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import is_staged
+
+_SUM: Final[KindAndForm] = ("elementwise", "")
+_SUM_OF_DTYPES: Final[KindAndForm] = ("elementwise", "unvectorised")
 
 
 def adding_up(analysis: Analysis, machine: Machine, summed: float, *, halves: bool) -> float:
@@ -42,5 +47,4 @@ def adding_up(analysis: Analysis, machine: Machine, summed: float, *, halves: bo
     reduced, new = DTYPE_BYTES[plan.precision.reduce], DTYPE_BYTES[plan.precision.param]
     old = min(reduced, new) if halves else reduced
     moved = summed * (2 * old + min(reduced, new)) / reduced
-    work = Movement(kind="elementwise", bytes=int(moved), rate=plan.precision.param)
-    return (batches - times) * seconds_of(work, machine.profile)[0] if summed else 0.0
+    return (batches - times) * least_moved([_SUM if old == new else _SUM_OF_DTYPES], moved, machine.profile)

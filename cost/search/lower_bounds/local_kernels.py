@@ -6,11 +6,13 @@ that the bound does not depend on which style the plan takes. Times are those of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.kernels.roofline import MovementCurve
+from legoai.cost.kernels.work import Attention, KindAndForm, Product
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 
@@ -171,6 +173,16 @@ def kernel_gap(profile: Profile) -> float:
     """Seconds between two kernels that are queued."""
     gap = profile.constants.get("kernel_gap_seconds")
     return 0.0 if gap is None else gap.value
+
+
+def least_moved(kinds: Iterable[KindAndForm], bytes: float, profile: Profile) -> float:
+    """Least seconds in which any number of kernels of these kinds and forms move so many bytes."""
+    return bytes / max(_fastest(profile.moving(kind, form)[0]) for kind, form in kinds)
+
+
+@functools.lru_cache(256)
+def _fastest(curve: MovementCurve) -> float:
+    return curve.fastest
 
 
 def least_of(found: Sequence[Pass]) -> Pass | None:

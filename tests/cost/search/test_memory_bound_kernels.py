@@ -97,6 +97,6 @@ def test_gradients_summed_in_products_move_no_bytes(observed):
     )
     profile = bounds.machine(plain).profile
     more, less = (seconds_of_block(moved, one, profile).once.backward for one in (plain, hidden))
-    sums = Moved("backward", "elementwise", "bf16", 3 * 2048 * 2.0, 3)
+    sums = Moved("backward", "elementwise", "", "bf16", 3 * 2048 * 2.0, 3)
     assert more - less == pytest.approx(seconds_of_block([sums], plain, profile).once.backward)
     assert less > 0.5 * more

@@ -54,7 +54,7 @@ class Limited(Drawn):
 
 def stopped_solution(text: str = TEXT) -> Solution:
     """A search that is stopped after some candidates, with joint answers."""
-    solution = solve(opened(text), Limited(8))
+    solution = solve(opened(text), Limited(5))
     assert solution.result.status == "time_limit"
     assert solution.best is not None
     return solution

@@ -119,8 +119,8 @@ def attention(kind: str, dtype: torch.dtype, heads: int, keys: int) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "dtype", "heads", "keys", "kernel"),
     [
-        ("cuda", torch.bfloat16, 4, 4, "_scaled_dot_product_flash_attention"),
-        ("cuda", torch.bfloat16, 4, 2, "_scaled_dot_product_flash_attention"),
+        ("cuda", torch.bfloat16, 4, 4, "_scaled_dot_product_cudnn_attention"),
+        ("cuda", torch.bfloat16, 4, 2, "_scaled_dot_product_cudnn_attention"),
         ("cuda", torch.float32, 4, 4, "_scaled_dot_product_efficient_attention"),
         ("cuda", torch.float32, 4, 2, "_safe_softmax"),
         ("cpu", torch.float32, 4, 4, "_scaled_dot_product_flash_attention_for_cpu"),
