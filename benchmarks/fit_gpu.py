@@ -26,6 +26,8 @@ LONG = 4096
 """Tokens of a sequence in which the first and the last blocks hardly count."""
 SHORT_FLOPS = 2e12
 """Of the largest products that were measured at the highest clock; larger ones reached the power limit."""
+LARGE = 2**26
+"""Bytes of which a cache holds no more than a part."""
 MANY_HEADS = 32
 FLASH_OPERATORS = {"aten::_flash_attention_forward": "forward", "aten::_flash_attention_backward": "backward"}
 POWER_LIMITED = "llama 8b, 16 layers"
@@ -130,21 +132,24 @@ def attention_slowdown() -> tuple[float, int]:
 def own_movement() -> Mapping[str, Points]:
     """Bytes and seconds of memory-bound kernels by kind and form.
 
-    A softmax is that of a loss, over a vocabulary, and a copy without vectors is that to fp32: both as in the steps of
-    the plans. A fused kernel has the rate of an addition, as inductor's kernels in these steps have. What is left of a
-    loss is a fill: the gradient of its logarithms.
+    A softmax of large tensors is that of attention, as in the steps of a plan. A long one is that of a loss, over a
+    vocabulary, and a copy without vectors is that to fp32: both as in the steps of the plans. A fused kernel has the
+    rate of an addition, as inductor's kernels in these steps have. What is left of a loss is a fill: the gradient of
+    its logarithms.
     """
     curves = _read("gpu_calibration.json")["movement"]
     found = {
         name: [[moved, max(seconds - GAP, GAP)] for moved, seconds in curve["points"]] for name, curve in curves.items()
     }
+    scores = _kernels("aten::_softmax", ["float"], 8)
+    found["softmax"] = _at_least(found["softmax"], scores)
     found["fused"], found["loss"] = found["elementwise"], found["fill"]
     for name, kernels in {
-        "softmax": _kernels("aten::_log_softmax", ["float"], 8),
-        "softmax backward": _kernels("aten::_log_softmax_backward_data", ["float", "float"], 12),
+        "softmax long": _kernels("aten::_log_softmax", ["float"], 8),
+        "softmax long backward": _kernels("aten::_log_softmax_backward_data", ["float", "float"], 12),
         "copy unvectorised": _kernels("aten::copy_", ["float", "c10::BFloat16"], 6),
     }.items():
-        found[name] = _continued(found[name], kernels)
+        found[name] = _continued(found[name.replace(" long", "")], kernels)
     return {name: _increasing(points) for name, points in found.items()}
 
 
@@ -165,9 +170,15 @@ def _kernels(op: str, dtypes: Sequence[str], item: int) -> list[tuple[float, flo
     return [(moved, statistics.median(times)) for moved, times in sorted(found.items())]
 
 
+def _at_least(points: Points, kernels: Sequence[tuple[float, float]]) -> Points:
+    """A curve whose rate is at large sizes that of an operator's kernels."""
+    rate = statistics.median(moved / seconds for moved, seconds in kernels)
+    return [[moved, min(seconds, moved / rate) if moved > LARGE else seconds] for moved, seconds in points]
+
+
 def _continued(points: Points, kernels: Sequence[tuple[float, float]]) -> Points:
     """A curve of the same floor whose rate is that of an operator's kernels."""
-    rate = statistics.median(moved / seconds for moved, seconds in kernels if moved > 2**26)
+    rate = statistics.median(moved / seconds for moved, seconds in kernels if moved > LARGE)
     return [[moved, max(seconds, moved / rate)] for moved, seconds in points]
 
 

@@ -219,7 +219,7 @@ def add_products(document: Document, target: Device, rate: str, rows: list[Row])
 
 
 def without_gap(rows: list[Row]) -> list[Row]:
-    """XLA's measurements, from the begin of a kernel to the begin of the next one, without the gap between the two."""
+    """Measurements from the begin of a kernel to the begin of the next one, without the gap between the two."""
     return [replace(row, seconds=row.seconds - GAP) for row in rows]
 
 
@@ -382,7 +382,7 @@ def a100(directory: Path) -> Document:
     share, source = shares("a100_sxm80")
     document = frame(target, products={}, movement=movement(target, share, source), sources=A100_SOURCES)
     add_links(document, directory, "a100_sxm80")
-    add_products(document, target, "bf16", simumax_products(directory, "A100-PCIe-80GB"))
+    add_products(document, target, "bf16", without_gap(simumax_products(directory, "A100-PCIe-80GB")))
     error = document["held_out"].pop("products bf16")
     document["held_out"]["products bf16"] = {**error, "note": "on the PCIe card that they were measured on"}
     sxm = azure_rows(AZURE_A100, "bf16")

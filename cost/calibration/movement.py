@@ -171,8 +171,8 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
     def rows(size: int) -> torch.Tensor:
         return noise(size).view(-1, min(size, _WIDTH))
 
-    def logits(size: int) -> torch.Tensor:
-        return noise(size, torch.float32).view(-1, min(size, _VOCABULARY))
+    def entries(size: int, length: int) -> torch.Tensor:
+        return noise(size, torch.float32).view(-1, min(size, length))
 
     def elementwise(size: int) -> Moving:
         return Moving(
@@ -205,15 +205,15 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
 
         return Moving(bytes=3 * half * size, make=make, run=run, follows=True)
 
-    def softmax(size: int) -> Moving:
+    def softmax(size: int, length: int = _WIDTH) -> Moving:
         return Moving(
-            bytes=2 * full * size, make=lambda: [logits(size)], follows=True,
+            bytes=2 * full * size, make=lambda: [entries(size, length)], follows=True,
             run=lambda last, held: torch.log_softmax(last, -1),  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def softmax_backward(size: int) -> Moving:
+    def softmax_backward(size: int, length: int = _WIDTH) -> Moving:
         def make() -> Tensors:
-            x = logits(size).requires_grad_()
+            x = entries(size, length).requires_grad_()
             return [noise(size, torch.float32).view(x.shape), x, torch.log_softmax(x, -1)]
 
         def run(last: torch.Tensor | None, held: Tensors) -> object:
@@ -255,6 +255,8 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
         ),
         "softmax": softmax,
         "softmax backward": softmax_backward,
+        "softmax long": functools.partial(softmax, length=_VOCABULARY),
+        "softmax long backward": functools.partial(softmax_backward, length=_VOCABULARY),
         "normalisation": normalisation,
         "normalisation backward": normalisation_backward,
         "embedding": embedding,

@@ -14,12 +14,13 @@ MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
 ]
 
-MovementForm = Literal["", "backward", "unvectorised", "fused"]
+MovementForm = Literal["", "backward", "long", "long backward", "unvectorised", "fused"]
 """Kernels of one kind that run at another rate.
 
 `backward` is that of a normalisation, of a softmax and of an embedding, which reduce over other dimensions than their
-forward. `unvectorised` is an elementwise kernel or a copy that loads single elements: of operands that are broadcast,
-or of several dtypes. `fused` is a group that inductor compiled.
+forward. `long` is a softmax of rows that no multiprocessor holds, as over a vocabulary. `unvectorised` is what an
+elementwise kernel or a copy is that loads single elements: of operands that are broadcast, or of several dtypes.
+`fused` is a group that inductor compiled.
 """
 
 KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
@@ -178,19 +179,24 @@ def _short(op: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+LONG_ROW: Final = 16384
+"""Entries of the longest row of a softmax that was measured to run at the rate of short ones."""
 _WITH_BACKWARD: Final = ("normalisation", "softmax", "embedding")
 
 
 def _form(kernel: Kernel, name: str, kind: MovementKind) -> MovementForm:
     if kernel.op.startswith("fused("):
         return "fused"
-    if "backward" in name and kind in _WITH_BACKWARD:
+    backward = "backward" in name and kind in _WITH_BACKWARD
+    if kind == "softmax" and kernel.inputs and (kernel.inputs[0].shape or (0,))[-1] > LONG_ROW:
+        return "long backward" if backward else "long"
+    if backward:
         return "backward"
     if kind not in ("elementwise", "copy"):
         return ""
     inputs = [one for one in kernel.inputs if math.prod(one.shape) > 1]
     read, result = (inputs[1:], inputs[:1]) if name == "copy_" else (inputs, kernel.outputs)
-    dtypes = {one.dtype for one in (*read, *result)}
+    dtypes = {one.dtype for one in (*read, *result)} - {"bool"}  # kernels read masks as they are, without a cast
     if len(dtypes) > 1 and not (len(read) == len(result) == 1 and _narrows(read[0], result[0])):
         return "unvectorised"
     if kind == "elementwise" and len({math.prod(one.shape) for one in inputs}) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.cost.kernels.work import KindAndForm
+from legoai.cost.kernels.work import LONG_ROW, KindAndForm
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
@@ -18,11 +18,8 @@ _SHARED: Final[tuple[KindAndForm, ...]] = (
     ("copy", ""), ("elementwise", ""), ("softmax", ""), ("reduction", ""), ("loss", ""),
 )  # fmt: skip
 """What its kernels may be on ranks that share the vocabulary."""
-_PASSES: Final[dict[KindAndForm, int]] = {
-    ("softmax", ""): 2,
-    ("loss", ""): 1,
-    ("softmax", "backward"): 3,
-}
+_OF_LONG: Final[dict[KindAndForm, int]] = {("softmax", "long"): 2, ("loss", ""): 1, ("softmax", "long backward"): 3}
+_OF_SHORT: Final[dict[KindAndForm, int]] = {("softmax", ""): 2, ("loss", ""): 1, ("softmax", "backward"): 3}
 """Passes over the logits: their logarithms; the gradient of these, and of the logits."""
 _CASTS: Final[tuple[KindAndForm, ...]] = (("copy", ""), ("copy", "unvectorised"))
 """Of the logits to a wider dtype, and of their gradient from it."""
@@ -48,8 +45,9 @@ def seconds_of_loss(analysis: Analysis, machine: Machine) -> float:
     exact = max(_LEAST, size)
     if plan.mesh.tp > 1:
         casts = 2 * (size + exact) if size < exact else 0
-        return least_moved(_SHARED, logits * (casts + sum(_PASSES.values()) * exact), machine.profile)
-    moved: dict[KindAndForm, int] = {one: passes * exact for one, passes in _PASSES.items()}
+        return least_moved(_SHARED, logits * (casts + sum(_OF_LONG.values()) * exact), machine.profile)
+    long = analysis.manifest.vocab_size is not None and analysis.manifest.vocab_size > LONG_ROW
+    moved: dict[KindAndForm, int] = {one: passes * exact for one, passes in (_OF_LONG if long else _OF_SHORT).items()}
     if size < exact:
         moved |= dict.fromkeys(_CASTS, size + exact)
     return sum(least_moved([one], logits * each, machine.profile) for one, each in moved.items())
