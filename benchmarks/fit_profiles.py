@@ -89,6 +89,14 @@ CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm80": 40e6,
 Document = dict[str, Any]
 
 
+OWN = {
+    "what": "matrix products, attention and memory-bound kernels, alone and in steps of plans (gpu_kernels.py, "
+    "gpu_steps.py, legoai calibrate)",
+    "from": about(),
+    "dated": about().rpartition(", ")[2],
+}
+
+
 def main() -> None:
     """Fit the named profiles, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -277,7 +285,7 @@ def h100(directory: Path) -> Document:
     """H100 SXM."""
     target = device("h100_sxm")
     share, source = shares("h100_sxm")
-    document = frame(target, products={}, movement=movement(target, share, source), sources=H100_SOURCES)
+    document = frame(target, products={}, movement=movement(target, share, source), sources=[*H100_SOURCES, OWN])
     add_links(document, directory, "h100_sxm")
     rows = xla_products(directory, "sm_90")
     add_products(document, target, "bf16", [*without_gap(rows["bf16"]), *own_products()])
@@ -355,7 +363,7 @@ def h100_96(directory: Path) -> Document:
         f"the H100 SXM's in short runs; what holds under 500 W is measured: of products 0.6 of the peak ({TORCHAO}), "
         f"of attention {slower:.3f} of the H100 SXM's rate ({TRITON_ON_META})"
     )
-    return {**rescaled(whole, target, attention=slower, moved=moved, reason=reason), "sources": H100_96_SOURCES}
+    return {**rescaled(whole, target, attention=slower, moved=moved, reason=reason), "sources": [*H100_96_SOURCES, OWN]}
 
 
 def _meta_attention(sequence: int) -> Attention:
@@ -380,7 +388,7 @@ def a100(directory: Path) -> Document:
     """A100 SXM 80 GB: products measured on the PCIe card, scaled by the known products of the SXM card."""
     target = device("a100_sxm80")
     share, source = shares("a100_sxm80")
-    document = frame(target, products={}, movement=movement(target, share, source), sources=A100_SOURCES)
+    document = frame(target, products={}, movement=movement(target, share, source), sources=[*A100_SOURCES, OWN])
     add_links(document, directory, "a100_sxm80")
     add_products(document, target, "bf16", without_gap(simumax_products(directory, "A100-PCIe-80GB")))
     error = document["held_out"].pop("products bf16")
@@ -411,7 +419,9 @@ def b200(directory: Path) -> Document:
     target = device("b200")
     share, source = shares("h200")
     derived = "the shares of the datasheet's bandwidth that the H200 reaches"
-    document = frame(target, products={}, movement=movement(target, share, source, derived), sources=B200_SOURCES)
+    document = frame(
+        target, products={}, movement=movement(target, share, source, derived), sources=[*B200_SOURCES, OWN]
+    )
     add_links(document, directory, "b200")
     rows = xla_products(directory, "sm_100_B200")
     add_products(document, target, "bf16", rows["bf16"] + simumax_products(directory, "B200"))
