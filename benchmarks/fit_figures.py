@@ -84,6 +84,12 @@ CONSTANTS: dict[str, tuple[float, str]] = {
     "python_seconds": _like_decoding(1.25, "a kernel that modules issue in training, with autograd's records"),
     "function_seconds": _like_decoding(2.66, "a kernel that a Python autograd function issues in backward"),
     "recompute_seconds": _with_hooks(1.25, "a kernel that a checkpoint runs again"),
+    "policy_seconds": _like_decoding(
+        7.6, "a kernel in forward that a policy of selective checkpointing sees, in a Llama"
+    ),
+    "policy_recompute_seconds": _like_decoding(
+        11.25, "a kernel that runs again under such a policy, with its hooks, in a Llama"
+    ),
     "nccl_connection_bytes": (
         10_485_760,
         "Buffers of one connection of one channel: https://github.com/NVIDIA/nccl/issues/1685",

@@ -172,7 +172,7 @@ def main() -> int:
     asked = ask(__doc__, RESULTS)
     rows, kept = [], True
     for case in CASES:
-        if not asked.has(case.plan):
+        if not asked.has(case.name):
             continue
         row = measured(case)
         within = row["cold_s"] <= case.cold and row["again_s"] <= case.again and row["gap"] <= case.gap

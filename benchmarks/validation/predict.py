@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.validation.statements import FUSED_KERNELS
+
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark
@@ -168,6 +170,24 @@ def _remembered(text: str) -> dict[str, Any]:
     }
 
 
+def _profile(text: str, folder: Path) -> str | None:
+    """Write a device's profile whose norms, rotations and casts run at the rate of an addition, if a plan says so."""
+    from legoai.cost.profiles import read_document, shipped_file, write_document
+
+    device = re.search(r"^cluster (\w+)", text, re.MULTILINE)
+    if FUSED_KERNELS not in text or device is None:
+        return None
+    document, _ = read_document(shipped_file(device[1]))
+    document.pop("format")
+    curves = document["movement"]
+    for name in ("unvectorised", "copy unvectorised", "normalisation backward"):
+        curves.pop(name)
+    curves["normalisation"] = curves["elementwise"]
+    path = folder / f"{device[1]}.json.gz"
+    write_document(path, document)
+    return str(path)
+
+
 def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:
     """The figures of an estimate that are stored; for a shortened plan, its times for as many micro batches."""
     from legoai.api import estimate
@@ -175,7 +195,7 @@ def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.plan"
         path.write_text(text, encoding="utf-8")
-        found = estimate(path)
+        found = estimate(path, profile=_profile(text, Path(folder)))
     fullest = found.fullest
     seconds, longer = found.step_time, 1.0
     if micro_batches is not None:

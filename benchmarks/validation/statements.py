@@ -82,6 +82,10 @@ TENSOR_PARALLEL_GPT = """shard on tp {
 }"""
 
 
+FUSED_KERNELS = "# kernels: fused"
+"""Line of a plan whose framework has kernels of its own for norms and for what torch computes by single elements."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
     """A row as a plan.

@@ -15,11 +15,12 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.garbage import uncollected
+from legoai.runtime.recomputation.policies import Contexts, keep_outputs
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
@@ -66,13 +67,23 @@ class _Activation(nn.Module):
 
 
 class _Checkpointed(nn.Module):
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, contexts: Callable[[], Contexts]) -> None:
         super().__init__()
         self.block = block
+        self.contexts = contexts
 
     def forward(self, *arguments: Any) -> Any:
         """Run the block in a checkpoint."""
-        return checkpoint(self.block, *arguments, use_reentrant=False)
+        return checkpoint(self.block, *arguments, use_reentrant=False, context_fn=self.contexts)
+
+
+def _checkpointed(decoder: nn.Module, contexts: Callable[[], Contexts] = noop_context_fn) -> nn.Module:
+    """Return a copy of a decoder with each block in a checkpoint."""
+    found = copy.deepcopy(decoder)
+    blocks = found.get_submodule("layers")
+    for name, block in list(blocks.named_children()):
+        blocks.add_module(name, _Checkpointed(block, contexts))
+    return found
 
 
 def chain(make: Callable[[], nn.Module]) -> nn.Module:
@@ -120,11 +131,7 @@ class HostTimer:
 
     def recomputation(self, decoder: nn.Module, tokens: torch.Tensor) -> float:
         """Seconds of a kernel that checkpoints of a decoder's blocks run again, with their hooks in both passes."""
-        checkpointed = copy.deepcopy(decoder)
-        blocks = checkpointed.get_submodule("layers")
-        for name, block in list(blocks.named_children()):
-            blocks.add_module(name, _Checkpointed(block))
-        models = decoder, checkpointed
+        models = decoder, _checkpointed(decoder)
 
         def step(model: nn.Module) -> None:
             model.zero_grad()
@@ -140,6 +147,27 @@ class HostTimer:
             least = [min(known, self._once(model, step)) for known, model in zip(least, models, strict=True)]
         each: float = (least[1] - least[0]) / (counts[1] - counts[0])
         return each
+
+    def under_policy(self, decoder: nn.Module, tokens: torch.Tensor) -> tuple[float, float]:
+        """Seconds of a kernel that a policy of selective checkpointing sees: in forward, and where it runs again.
+
+        The latter are what it adds to a backward pass, with the checkpoint's hooks.
+        """
+        models = decoder, _checkpointed(decoder, keep_outputs("matmul"))
+        counts, least = [], [math.inf, math.inf]
+        for model in models:
+            model(tokens).sum().backward()
+            out = model(tokens).sum()
+            with _Kernels() as kernels:
+                out.backward()
+            counts.append(kernels.count)
+        for _ in range(_TIMES):
+            for index, model in enumerate(models):
+                model.zero_grad()
+                out = model(tokens).sum()
+                least[index] = min(least[index], self._once(out, lambda loss: loss.backward()))
+        again = (least[1] - least[0]) / (counts[1] - counts[0])
+        return self.forward(models[1], tokens), again
 
     def _least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
         return min(self._once(prepare(), run) for _ in range(_TIMES))
@@ -160,7 +188,11 @@ def issue_constants(device: str) -> dict[str, dict[str, Any]]:
     decoder = GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device)  # type: ignore[arg-type]
     functions, x = chain(_Activation), torch.ones(1, 16, device=device, requires_grad=True)
     with uncollected():
+        policy, again = timer.under_policy(decoder, tokens)
+        what = "small decoder under a policy of selective checkpointing"
         measured = {
+            "policy_seconds": (policy, f"forward of a {what}"),
+            "policy_recompute_seconds": (again, f"what recomputation adds to backward of a {what}"),
             "python_seconds": (timer.forward(decoder, tokens), "forward of a small decoder, with autograd's records"),
             "dispatch_seconds": (timer.backward(decoder, tokens), "backward of a small decoder"),
             "function_seconds": (timer.backward(functions, x), "backward of a chain of Python autograd functions"),

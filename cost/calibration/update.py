@@ -329,7 +329,7 @@ def _scale_with_python(constants: dict[str, Any], base: Mapping[str, Any]) -> No
     if python not in base or constants[python] is base[python]:
         return
     ratio = constants[python]["value"] / base[python]["value"]
-    for name in ("function_seconds", "recompute_seconds"):
+    for name in ("function_seconds", "recompute_seconds", "policy_seconds", "policy_recompute_seconds"):
         if name in base:
             source = f"{base[name]['source']}; scaled like {python}"
             constants[name] = {"value": ratio * base[name]["value"], "source": source}

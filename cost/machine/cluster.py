@@ -53,6 +53,8 @@ class Machine:
             python_seconds=self.constant("python_seconds"),
             function_seconds=self.constant("function_seconds"),
             recompute_seconds=self.constant("recompute_seconds"),
+            policy_seconds=self.constant("policy_seconds"),
+            policy_recompute_seconds=self.constant("policy_recompute_seconds"),
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
         )
 

@@ -49,12 +49,14 @@ class Recorder(Protocol):
         module: path of the module that runs.
         phase: of the step.
         python: whether Python code, rather than C++, issues the ops.
+        policy: whether a policy of selective checkpointing sees them.
         paused: whether ops are not part of the program, such as those of shape propagation.
     """
 
     module: str = ""
     phase: Phase = "setup"
     python: bool = True
+    policy: bool = False
     paused: bool = False
 
     def record(self, record: Record) -> None:

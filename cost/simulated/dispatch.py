@@ -30,6 +30,7 @@ from legoai.cost.simulated.operators import (
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
+    UNDER_POLICY,
     Categorise,
     Category,
     Collective,
@@ -238,6 +239,10 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     answer.shares = shares
             capture.operands[len(capture.records)] = operands_of(shares, inputs, fresh, capture.number_of)
         where, phase, python = capture.module, capture.phase, capture.python
+        if capture.policy and python:
+            if answer.under_policy is None:
+                answer.under_policy = {**said, "attributes": {**said["attributes"], UNDER_POLICY: True}}
+            said = answer.under_policy
         capture.record(Kernel(stream=current_stream(), module=where, phase=phase, python=python, **said))
 
     def _host_copy(

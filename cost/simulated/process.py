@@ -39,6 +39,11 @@ from legoai.runtime.torch_internals.patching import original, patched, patched_a
 
 _WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
 _WRAP_TRACED: Final = original(_WRAP)
+_POLICIES: Final = tuple(
+    f"torch.utils.checkpoint:{mode}.__torch_dispatch__"
+    for mode in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+)
+"""What runs operators that a policy of selective checkpointing sees, in forward and in recomputation."""
 """PyTorch's own function, which the simulated device replaces."""
 
 
@@ -78,6 +83,7 @@ def simulated_device(
             _patched_waits(),
             one_rank_alone(),
             without_dynamo(),
+            _noted_policies(recorder),
         ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
@@ -104,6 +110,26 @@ def collectives_as_traced() -> Iterator[None]:
     """Wait for functional collectives immediately, as torch does while tracing."""
     with patched(_WRAP, _WRAP_TRACED):
         yield
+
+
+@contextlib.contextmanager
+def _noted_policies(recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder while torch's modes of selective checkpointing run an operator."""
+    with contextlib.ExitStack() as stack:
+        for path in _POLICIES:
+            stack.enter_context(patched(path, _noted(original(path), recorder)))
+        yield
+
+
+def _noted(dispatch: Any, recorder: Recorder) -> Any:
+    def noting(*args: Any) -> Any:
+        before, recorder.policy = recorder.policy, True
+        try:
+            return dispatch(*args)
+        finally:
+            recorder.policy = before
+
+    return noting
 
 
 def _itself(label: Any) -> Any:

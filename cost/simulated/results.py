@@ -69,12 +69,14 @@ class Answer:
         results: the outputs.
         kind: the type of a sequence of outputs, or None for a single one.
         kernel: the fields of the record of such a call; None where none was recorded yet.
+        under_policy: the same fields where a policy of selective checkpointing sees the call.
         shares: the traffic of its tensors; None where it was not needed yet.
     """
 
     results: tuple[_Result | _Number | None, ...]
     kind: type | None
     kernel: Mapping[str, Any] | None = None
+    under_policy: Mapping[str, Any] | None = None
     shares: Shares | None = None
 
 

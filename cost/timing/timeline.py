@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from legoai.cost.trace.pickling import pickled_by_position
-from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
+from legoai.cost.trace.records import UNDER_POLICY, Collective, Copy, HostKernel, Kernel
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
@@ -70,6 +70,10 @@ class Host:
             known, so that `python_seconds` is used.
         recompute_seconds: of one that a checkpoint issues again, including the checkpoint's hooks in forward and
             backward; None where it is not known, so that `python_seconds` is used.
+        policy_seconds: of one that a policy of selective checkpointing sees in forward; None where it is not known, so
+            that `python_seconds` is used.
+        policy_recompute_seconds: of one that it sees where it runs again, including the checkpoint's hooks; None where
+            it is not known, so that `recompute_seconds` is used.
         compute_slowdown: the time of a kernel beside a collective divided by its time alone, at least 1, where it is
             not known for the kernel's class.
     """
@@ -78,6 +82,8 @@ class Host:
     python_seconds: float | None = None
     function_seconds: float | None = None
     recompute_seconds: float | None = None
+    policy_seconds: float | None = None
+    policy_recompute_seconds: float | None = None
     compute_slowdown: float = 1.0
 
     def dispatch(self, record: Kernel | Collective | Copy) -> float:
@@ -86,6 +92,10 @@ class Host:
             return 0.0
         if not record.python or self.python_seconds is None:
             return self.dispatch_seconds
+        if type(record) is Kernel and UNDER_POLICY in record.attributes:
+            seconds = self.policy_recompute_seconds if record.phase == "recompute" else self.policy_seconds
+            if seconds is not None:
+                return seconds
         if record.phase == "backward" and self.function_seconds is not None:
             return self.function_seconds
         if record.phase == "recompute" and self.recompute_seconds is not None:

@@ -43,6 +43,9 @@ Category = Literal[
 LOSS: Final = "loss"
 """The module of ops on the model's output, and of their backward, which belong to no module."""
 
+UNDER_POLICY: Final = "policy"
+"""The attribute of kernels that a policy of selective checkpointing sees, in forward and where they run again."""
+
 CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
 
 

@@ -96,6 +96,18 @@ _SIMULATION: Final = (
         test="test_simulation.py::test_profiler_labels_are_not_recorded",
     ),
     Patch(
+        path="torch.utils.checkpoint:_CachingTorchDispatchMode.__torch_dispatch__",
+        parameters="self, func, types, args, kwargs",
+        why="tells the recorder that a policy of selective checkpointing sees an operator, which takes the host long",
+        test="test_simulation.py::test_operators_under_a_policy_are_recorded_as_such",
+    ),
+    Patch(
+        path="torch.utils.checkpoint:_CachedTorchDispatchMode.__torch_dispatch__",
+        parameters="self, func, types, args, kwargs",
+        why="the same of an operator that is recomputed",
+        test="test_simulation.py::test_operators_under_a_policy_are_recorded_as_such",
+    ),
+    Patch(
         path="torch.random:fork_rng",
         parameters="devices",
         why="torch 2.12 asks CUDA for the random state of stages on any device, which fails without a driver",

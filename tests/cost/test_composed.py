@@ -40,7 +40,7 @@ WAYS = {
     ),
     "two treatments": (
         24, 1,
-        "batch (global = 64, micro = 1, seq_len = 4096)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "batch (global = 128, micro = 2, seq_len = 4096)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
         "checkpoint { layers.* = first(9, selective([attention, matmul]), others = full) }\n",
     ),
 }  # fmt: skip

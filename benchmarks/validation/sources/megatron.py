@@ -20,6 +20,7 @@ import re
 from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, deepseek_of, gpt_of, llama_of, padded_vocabulary
 from benchmarks.validation.statements import (
+    FUSED_KERNELS,
     TENSOR_PARALLEL_GPT,
     TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
@@ -108,7 +109,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     if not latent:
         draft.add(MEGATRON_KEEPS)
     draft.add("attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
-    draft.add(OPTIMIZER, "clip (norm = 1.0)")
+    draft.add(OPTIMIZER, "clip (norm = 1.0)", FUSED_KERNELS)
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
     if latent:

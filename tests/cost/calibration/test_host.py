@@ -21,7 +21,10 @@ from legoai.specs.models.gpt import GPT
 
 def test_host_constants_match_the_machine_fields() -> None:
     constants = issue_constants("cpu")
-    assert set(constants) == {"python_seconds", "dispatch_seconds", "function_seconds", "recompute_seconds"}
+    assert set(constants) == {
+        "python_seconds", "dispatch_seconds", "function_seconds", "recompute_seconds", "policy_seconds",
+        "policy_recompute_seconds",
+    }  # fmt: skip
     assert all(1e-7 < one["value"] < 1e-2 for one in constants.values())
     assert set(constants) <= {field.name for field in dataclasses.fields(Host)}
 

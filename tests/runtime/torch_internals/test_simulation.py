@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import READ_VALUE, SIM
@@ -13,7 +15,18 @@ from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace.records import Allocate, Collective, Copy, Free, HostWaitStream, Resize, WaitWork
+from legoai.cost.trace.records import (
+    UNDER_POLICY,
+    Allocate,
+    Collective,
+    Copy,
+    Free,
+    HostWaitStream,
+    Kernel,
+    Resize,
+    WaitWork,
+)
+from legoai.runtime.recomputation.policies import keep_outputs
 from legoai.runtime.torch_internals import collectives
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from support import simulated
@@ -168,3 +181,36 @@ def propagated(recorder: Capture) -> list[int]:
 
 def test_dtensor_shape_propagation_is_not_recorded():
     assert simulate(propagated, world=4) == [16 * 16 * 4]
+
+
+class Saved(nn.Module):
+    """Two products, of which the policy saves the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(4, 4, bias=False, device=SIM) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply twice."""
+        return self.second(self.first(x).sin()).cos()
+
+
+def under_a_policy(recorder: Capture) -> list[tuple[str, str, bool]]:
+    module = Saved()
+    x = torch.zeros(2, 4, device=SIM)
+    begin = len(recorder.records)
+    checkpoint(module, x, use_reentrant=False, context_fn=keep_outputs("matmul")).sum().backward()
+    return [
+        (item.op.removeprefix("aten."), item.phase, UNDER_POLICY in item.attributes)
+        for item in recorder.records[begin:]
+        if isinstance(item, Kernel) and ("sin" in item.op or "cos" in item.op or item.op == "aten.mm")
+    ]
+
+
+def test_operators_under_a_policy_are_recorded_as_such():
+    found = simulate(under_a_policy)
+    forward = [(op, seen) for op, phase, seen in found if phase != "backward" and phase != "recompute"]
+    assert forward == [("mm", True), ("sin", True), ("mm", True), ("cos", True)]
+    again = [(op, seen) for op, phase, seen in found if phase == "recompute"]
+    assert again == [("sin", True)], "products are saved, and recomputation stops at what backward needs"
+    assert not any(seen for _, phase, seen in found if phase == "backward")
