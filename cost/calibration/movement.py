@@ -250,8 +250,7 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
         "reduction": alone(1, half, lambda size: [rows(size)], lambda held: held[0].sum(0)),
         "copy": alone(2, half, lambda size: [noise(size)], lambda held: held[0].clone()),
         "copy unvectorised": lambda size: Moving(
-            bytes=(half + full) * size, make=lambda: [noise(size, torch.float32)],
-            run=lambda _, held: held[0].to(torch.bfloat16),
+            bytes=(half + full) * size, make=lambda: [noise(size)], run=lambda _, held: held[0].float()
         ),
         "softmax": softmax,
         "softmax backward": softmax_backward,
