@@ -68,6 +68,7 @@ from fit_kernels import (
 )
 from fit_network import carry, fit_fabrics, fit_links
 
+from legoai.cost.kernels.roofline import AttentionCurve
 from legoai.cost.kernels.work import Attention
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document, write_document
@@ -76,7 +77,10 @@ from legoai.specs.cluster import Device, device
 HERE = Path(__file__).resolve().parent
 MADE = "2026-11-27"
 
-EFFICIENT_ON_H100 = "FlashAttention-1 on the H100, by the ratio of the two on an A100 at equal widths and masks"
+FIRST_FLASH_ATTENTION = (
+    "FlashAttention-1, as fast as the memory-efficient kernel by the ratio of the two on an A100 at equal widths and "
+    "masks; for published runs of it (benchmarks/validation), as no plan names it"
+)
 
 MEASURED_ON = "h100_sxm"
 NOT_MEASURED = {
@@ -259,12 +263,16 @@ def add_attention(document: Document, target: Device, key: str, rows: list[Row],
     document["held_out"].update(fitted["held_out"])
 
 
-def add_efficient(document: Document, target: Device, pairs: list[Pair], ratio: float, derived: str) -> None:
-    """Fit torch's memory-efficient attention, for which only the sum of both directions was measured."""
+def add_efficient(
+    document: Document, target: Device, pairs: list[Pair], ratio: float, derived: str, *, name: str = "efficient"
+) -> None:
+    """Fit torch's memory-efficient attention, or one like it, of which only the sum of both directions was measured."""
     note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward, as of FlashAttention-2"
     for direction in ("forward", "backward"):
-        rows = of_direction(pairs, direction, ratio)
-        add_attention(document, target, f"efficient {direction}", rows, _both(derived, note))
+        rows = [
+            replace(row, work=replace(row.work, implementation=name)) for row in of_direction(pairs, direction, ratio)
+        ]
+        add_attention(document, target, f"{name} {direction}", rows, _both(derived, note))
 
 
 def derive_attention(document: Document, key: str, like: str, factor: float, reason: str) -> None:
@@ -305,6 +313,7 @@ def h100(directory: Path) -> Document:
         add_attention(document, target, f"{name} forward", [*published, *own_attention(name, backward=False)])
         add_attention(document, target, f"{name} backward", own_attention(name, backward=True))
     add_attention(document, target, "flash3 forward", [row for row in forward if row.work.implementation == "flash3"])
+    add_first_flash_attention(document, target, directory)
     slower = backward_ratio("cudnn")
     reason = f"flash3's forward at the {slower:.3f} that cuDNN's backward reaches of its forward"
     derive_attention(document, "flash3 backward", "flash3 forward", slower, reason)
@@ -312,6 +321,22 @@ def h100(directory: Path) -> Document:
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
     return document
+
+
+def add_first_flash_attention(document: Document, target: Device, directory: Path) -> None:
+    """FlashAttention-1 by published measurements alone, of which only the sum of both directions is known."""
+    of_paper: Document = {**document, "attention": {}, "held_out": {}}
+    forward = [row for row in forward_rows(directory, "H100-80GB-SXM5") if row.work.implementation == "flash2"]
+    add_attention(of_paper, target, "flash2 forward", forward)
+    curve = AttentionCurve.read(of_paper["attention"]["flash2 forward bf16"]["curve"])
+    both = both_rows(directory, "H100-80GB-SXM5")
+    split = [Row(name, back, seconds - curve.seconds(ahead)) for name, ahead, back, seconds in both]
+    add_attention(of_paper, target, "flash2 backward", split)
+    faster = 1 / limit_ratio(of_paper, "flash2 backward", "flash2 forward")
+    pairs = efficient_rows(directory, "H100-80GB-SXM5")
+    add_efficient(of_paper, target, pairs, faster, FIRST_FLASH_ATTENTION, name="flash1")
+    for part in ("attention", "held_out"):
+        document[part] |= {key: model for key, model in of_paper[part].items() if "flash1" in key}
 
 
 def rescaled(document: Document, target: Device, *, attention: float, moved: Document, reason: str) -> Document:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.validation.statements import FUSED_KERNELS
+from benchmarks.validation.statements import FIRST_FLASH_ATTENTION, FUSED_KERNELS
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.trace.marks import MICRO_BATCH
@@ -171,18 +171,30 @@ def _remembered(text: str) -> dict[str, Any]:
 
 
 def _profile(text: str, folder: Path) -> str | None:
-    """Write a device's profile whose norms, rotations and casts run at the rate of an addition, if a plan says so."""
+    """Write the profile of a plan's device with the kernels that lines of the plan state, if there are any.
+
+    Fused norms, rotations and casts run at the rate of an addition. The first FlashAttention has a curve of its own
+    where it was measured, on the H100; of its clock in a step nothing is known.
+    """
     from legoai.cost.profiles import read_document, shipped_file, write_document
 
     device = re.search(r"^cluster (\w+)", text, re.MULTILINE)
-    if FUSED_KERNELS not in text or device is None:
+    fused, first = FUSED_KERNELS in text, FIRST_FLASH_ATTENTION in text
+    if device is None or not (fused or first):
         return None
     document, _ = read_document(shipped_file(device[1]))
     document.pop("format")
-    curves = document["movement"]
-    for name in ("unvectorised", "copy unvectorised", "normalisation backward"):
-        curves.pop(name)
-    curves["normalisation"] = curves["elementwise"]
+    curves, attention, constants = document["movement"], document["attention"], document["constants"]
+    if fused:
+        for name in ("unvectorised", "copy unvectorised", "normalisation backward"):
+            curves.pop(name)
+        curves["normalisation"] = curves["elementwise"]
+        for name in ("policy_seconds", "policy_recompute_seconds"):
+            constants.pop(name)
+    if first and "flash1 forward bf16" in attention:
+        for direction in ("forward", "backward"):
+            attention[f"efficient {direction} bf16"] = attention[f"flash1 {direction} bf16"]
+        constants.pop("attention_slowdown")
     path = folder / f"{device[1]}.json.gz"
     write_document(path, document)
     return str(path)

@@ -83,7 +83,12 @@ TENSOR_PARALLEL_GPT = """shard on tp {
 
 
 FUSED_KERNELS = "# kernels: fused"
-"""Line of a plan whose framework has kernels of its own for norms and for what torch computes by single elements."""
+"""Line of a plan whose framework has kernels of its own for norms and for what torch computes by single elements.
+
+Rules of its plan that keep outputs state what these kernels save; no policy of torch's checkpoints runs.
+"""
+FIRST_FLASH_ATTENTION = "# attention: the first FlashAttention"
+"""Line of a plan whose framework has its Triton kernel, where `attention efficient` stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

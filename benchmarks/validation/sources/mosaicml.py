@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of
-from benchmarks.validation.statements import Draft, Stated, mesh, name_of
+from benchmarks.validation.statements import FIRST_FLASH_ATTENTION, Draft, Stated, mesh, name_of
 
 WITH_METRICS = "benchmarks.validation.models:mpt"
 FLOAT8 = """precision (param = bf16, reduce = fp32) {
@@ -54,7 +54,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
         raise UnstatedError(f"checkpointing is {mode or 'not stated'}")
     if mode == "full":
         draft.add("checkpoint { layers.* = full }")
-    draft.add("attention efficient", "loss fused")
+    draft.add("attention efficient", FIRST_FLASH_ATTENTION, "loss fused")
     draft.differs.append("the first FlashAttention, in Triton: the memory-efficient kernel is about as fast")
     if "fp8" in precision:
         draft.add(FLOAT8)
