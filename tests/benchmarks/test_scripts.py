@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FITTING = {"fit_kernels", "fit_network", "fit_profiles"}
+FITTING = {"fit_gpu", "fit_kernels", "fit_network", "fit_profiles"}
 
 
 def test_every_script_is_imported():

@@ -88,7 +88,9 @@ def per_block(values: dict[str, object]) -> tuple[float, float]:
     return steady.everything.seconds * batches, (times[1] - times[0]) / 4
 
 
-@pytest.mark.parametrize("values", [{}, {"TP": 2}, pytest.param({"REPLICATE": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "values", [{}, {"TP": 2, "LENGTH": 16384}, pytest.param({"REPLICATE": 2, "LENGTH": 8192}, marks=pytest.mark.slow)]
+)
 def test_steady_block_time_equals_an_added_simulated_block(values: dict[str, object]) -> None:
     steady, whole = in_the_simulator(per_block, values)
     assert steady == pytest.approx(whole, rel=1e-6)
@@ -124,7 +126,7 @@ def mixtures(values: dict[str, object], mixed: Sequence[str]) -> list[tuple[str,
 
 @pytest.mark.parametrize(
     ("values", "mixed"),
-    [({}, MIXED), pytest.param({"TP": 2}, MIXED, marks=pytest.mark.slow)],
+    [({}, MIXED), pytest.param({"TP": 2, "LENGTH": 16384}, MIXED, marks=pytest.mark.slow)],
 )
 def test_mixed_treatments_are_bounded_by_the_mean_block_time(values: dict[str, object], mixed: Sequence[str]) -> None:
     for name, before, least, simulated_time in in_the_simulator(mixtures, values, mixed):

@@ -87,7 +87,7 @@ def test_block_is_recomputed_once_in_each_half():
     once = bounds._again(analysis)
     assert once and by_second_half(analysis, once) == once
     apart, together = (
-        BoundsOf()(analysed(schedule, "full", sequences=32)) for schedule in ("ZBVZeroBubble", "Interleaved1F1B")
+        BoundsOf()(analysed(schedule, "full", sequences=64)) for schedule in ("ZBVZeroBubble", "Interleaved1F1B")
     )
     assert apart.step_time > together.step_time
 
