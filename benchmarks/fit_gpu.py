@@ -1,4 +1,4 @@
-"""Own measurements on an H100 as rows of a fit: products, attention, and memory-bound kernels.
+"""Own measurements on an H100 as rows of a fit: products and attention; and as curves of memory-bound kernels.
 
 The files are those that `gpu_kernels.py`, `gpu_steps.py` and `legoai calibrate` wrote on it. Times between kernels of a
 full queue include the gap to the next one, which the simulator adds to each kernel: it is subtracted.
@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fit_figures import CONSTANTS
+from fit_figures import CONSTANTS, STREAM
 from fit_kernels import Row, product
 
 from legoai.cost.kernels.roofline import ProductCurve
 from legoai.cost.kernels.work import Attention, Product
+from legoai.specs.cluster import Device, device
 
 RESULTS = Path(__file__).parent / "results"
 GAP = CONSTANTS["kernel_gap_seconds"][0]
@@ -32,6 +33,14 @@ MANY_HEADS = 32
 FLASH_OPERATORS = {"aten::_flash_attention_forward": "forward", "aten::_flash_attention_backward": "backward"}
 POWER_LIMITED = "llama 8b, 16 layers"
 """Plans that ran for half a minute at the power limit."""
+
+MEASURED_ON = "h100_sxm"
+NOT_MEASURED = {
+    "fused": "the rate of an addition, which inductor's kernels reach",
+    "loss": "the rate of a fill, which the gradient of its logarithms reaches",
+}
+CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm80": 40e6, "b200": 126e6}
+"""Bytes of the second-level cache, from NVIDIA's architecture papers of Ampere, Hopper and Blackwell."""
 
 Points = list[list[float]]
 
@@ -193,7 +202,7 @@ def _increasing(points: Points) -> Points:
 
 
 def power_limited() -> Iterator[Row]:
-    """Large products in steps at the power limit, each kernel as often as a step runs it."""
+    """Large products in steps at the power limit, by the median of equal kernels."""
     for row in _read("gpu_steps.json")["rows"]:
         if not row["name"].startswith(POWER_LIMITED):
             continue
@@ -204,3 +213,36 @@ def power_limited() -> Iterator[Row]:
                 work = product(1, m, n, k, "bf16")
                 if work.flops > 2e11:
                     yield Row(f"step-{row['name']}-{m}-{n}-{k}", work, kernel["us"] * 1e-6)
+
+
+def movement(target: Device, share: tuple[float, float, float], source: str, derived: str = "") -> dict[str, Any]:
+    """Curves of memory-bound kernels: those of the H100 SXM, scaled by the rate of an addition and the cache's size."""
+    cache = CACHE[target.name] / CACHE[MEASURED_ON]
+    faster = share[1] * target.figure("memory.bandwidth_bytes_per_second") / STREAM[MEASURED_ON][1]
+    if target.name != MEASURED_ON:
+        derived = notes(
+            derived, f"the H100 SXM's, an addition {faster:.3f} times as fast, the cache {cache:.2f} times as large"
+        )
+    curves = {}
+    for name, points in own_movement().items():
+        scaled = [[round(moved * cache), float(f"{seconds * cache / faster:.4g}")] for moved, seconds in points]
+        moved, seconds = scaled[-1]
+        curves[name] = {
+            "rate": round(moved / seconds),
+            "floor": scaled[0][1],
+            "points": scaled,
+            "source": f"{about()}; {source}" if target.name != MEASURED_ON else about(),
+            "derived": derived or NOT_MEASURED.get(name, ""),
+        }
+    return curves
+
+
+def shares(name: str) -> tuple[tuple[float, float, float], str]:
+    """Shares of a device's datasheet bandwidth that copy, add and dot reach, and the source."""
+    copied, added, read, source = STREAM[name]
+    peak = device(name).figure("memory.bandwidth_bytes_per_second")
+    return (copied / peak, added / peak, read / peak), source
+
+
+def notes(first: str, second: str) -> str:
+    return "; ".join(filter(None, [first, second]))

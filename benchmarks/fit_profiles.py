@@ -32,7 +32,6 @@ from fit_figures import (
     HOST_LINK,
     META_FLASH2,
     SMALL_WORKSPACE,
-    STREAM,
     SUSTAINED,
     TORCHAO,
     TRITON_ON_META,
@@ -44,10 +43,12 @@ from fit_gpu import (
     attention_slowdown,
     backward_ratio,
     calibrated_products,
+    movement,
+    notes,
     own_attention,
-    own_movement,
     own_products,
     power_limited,
+    shares,
 )
 from fit_kernels import (
     Pair,
@@ -81,14 +82,6 @@ FIRST_FLASH_ATTENTION = (
     "FlashAttention-1, as fast as the memory-efficient kernel by the ratio of the two on an A100 at equal widths and "
     "masks; for published runs of it (benchmarks/validation), as no plan names it"
 )
-
-MEASURED_ON = "h100_sxm"
-NOT_MEASURED = {
-    "fused": "the rate of an addition, which inductor's kernels reach",
-    "loss": "the rate of a fill, which the gradient of its logarithms reaches",
-}
-CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm80": 40e6, "b200": 126e6}
-"""Bytes of the second-level cache, from NVIDIA's architecture papers of Ampere, Hopper and Blackwell."""
 
 Document = dict[str, Any]
 
@@ -145,35 +138,6 @@ def frame(target: Device, **parts: Any) -> Document:
     }
 
 
-def movement(target: Device, share: tuple[float, float, float], source: str, derived: str = "") -> Document:
-    """Curves of memory-bound kernels: those of the H100 SXM, scaled by the rate of an addition and the cache's size."""
-    cache = CACHE[target.name] / CACHE[MEASURED_ON]
-    faster = share[1] * target.figure("memory.bandwidth_bytes_per_second") / STREAM[MEASURED_ON][1]
-    if target.name != MEASURED_ON:
-        derived = _both(
-            derived, f"the H100 SXM's, an addition {faster:.3f} times as fast, the cache {cache:.2f} times as large"
-        )
-    curves = {}
-    for name, points in own_movement().items():
-        scaled = [[round(moved * cache), float(f"{seconds * cache / faster:.4g}")] for moved, seconds in points]
-        moved, seconds = scaled[-1]
-        curves[name] = {
-            "rate": round(moved / seconds),
-            "floor": scaled[0][1],
-            "points": scaled,
-            "source": f"{about()}; {source}" if target.name != MEASURED_ON else about(),
-            "derived": derived or NOT_MEASURED.get(name, ""),
-        }
-    return curves
-
-
-def shares(name: str) -> tuple[tuple[float, float, float], str]:
-    """Shares of a device's datasheet bandwidth that copy, add and dot reach, and the source."""
-    copied, added, read, source = STREAM[name]
-    peak = device(name).figure("memory.bandwidth_bytes_per_second")
-    return (copied / peak, added / peak, read / peak), source
-
-
 def with_error(build: Callable[[list[Row]], Document], rows: list[Row], label: str, **notes: Any) -> Document:
     """The document fitted on all rows, and the error on held-out rows of a document fitted on the others."""
     trial = from_document(build([row for row in rows if not row.held]))
@@ -193,11 +157,7 @@ def same_rate(document: Document, source: str, target: str, reason: str) -> None
 
 
 def _joined(model: Document, reason: str) -> str:
-    return _both(model.get("derived") or "", reason)
-
-
-def _both(first: str, second: str) -> str:
-    return "; ".join(filter(None, [first, second]))
+    return notes(model.get("derived") or "", reason)
 
 
 def plain_rates(document: Document, target: Device) -> None:
@@ -272,7 +232,7 @@ def add_efficient(
         rows = [
             replace(row, work=replace(row.work, implementation=name)) for row in of_direction(pairs, direction, ratio)
         ]
-        add_attention(document, target, f"{name} {direction}", rows, _both(derived, note))
+        add_attention(document, target, f"{name} {direction}", rows, notes(derived, note))
 
 
 def derive_attention(document: Document, key: str, like: str, factor: float, reason: str) -> None:

@@ -35,10 +35,10 @@ import torch
 import torch.distributed as dist
 from benchmarks.gpu_plans import PLANS, GpuPlan
 from benchmarks.machine import write_document
+from benchmarks.real_run import RandomBatches
 
 import legoai
 from legoai.runtime.attention.kernel_choice import attention_kernel
-from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device, processor_name
 from legoai.runtime.metrics.profile import profiled
 from legoai.runtime.training.batches import Batches
@@ -52,21 +52,6 @@ LEAST_SHARE = 1e-3
 """Of the time of all kernels, below which equal ones are left out."""
 TIMEOUT_SECONDS = 150
 _QUERY = "clocks.sm,power.draw,clocks_throttle_reasons.sw_power_cap,clocks_throttle_reasons.active"
-
-
-class _RandomBatches:
-    """Micro batches of random tokens on the host."""
-
-    def __init__(self, micro: int, length: int, vocabulary: int) -> None:
-        tokens = torch.randint(vocabulary, (micro, length + 1), generator=torch.Generator().manual_seed(0))
-        self.batch = SequenceBatch(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
-
-    def next(self) -> SequenceBatch:
-        """Return the same batch each time."""
-        return self.batch
-
-    def skip(self, batches: int) -> None:
-        """Nothing is read."""
 
 
 def main() -> int:
@@ -154,7 +139,7 @@ def _measured(plan: GpuPlan, name: str, traces: Path | None) -> dict[str, Any]:
 def _steps(plan: GpuPlan, trainer: Any, device: Device, name: str, traces: Path | None) -> dict[str, Any]:
     training = trainer.prepare(device, seed=0)
     vocabulary = training.model.config.vocab_size
-    source, taken = _RandomBatches(plan.batch[1], plan.batch[2], vocabulary), 0
+    source, taken = RandomBatches(plan.batch[1:], vocabulary, seed=0), 0
 
     def take() -> float:
         nonlocal taken

@@ -21,7 +21,7 @@ from legoai.cost.calibration.observed.kernels import KernelTimes
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import Attention, Movement, Product
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.profiles import AttentionModel, ProductModel, Profile, from_document
+from legoai.cost.profiles import AttentionModel, ProductModel, Profile, from_document, movement_of
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -237,8 +237,7 @@ def _update_movement(
     if correction is None:
         return part
     one = next(iter(works))
-    like = document["movement"].get(name) or document["movement"].get(one.form) or document["movement"][one.kind]
-    curve = document["movement"][name] = dict(like)
+    curve = document["movement"][name] = dict(movement_of(document["movement"], one.kind, one.form))
     known = [float(size) for size, _ in curve.get("points", ())]
     sizes = sorted({*(known or _GRID), *(2.0**place for place in correction.sizes)})
     own, _ = base.moving(one.kind, one.form)

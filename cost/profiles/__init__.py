@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
@@ -19,10 +19,11 @@ from legoai.cost.network.fabric import read_tables
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",
-    "profile", "profile_names", "read_document", "shipped_file", "write_document",
+    "movement_of", "profile", "profile_names", "read_document", "shipped_file", "write_document",
 ]  # fmt: skip
 
 SUFFIX: Final = ".json.gz"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +102,7 @@ class Profile:
 
     def moving(self, kind: MovementKind, form: MovementForm = "") -> tuple[MovementCurve, str]:
         """Return the curve of a memory-bound kernel, and a note on its derivation."""
-        for name in (f"{kind} {form}", form):
-            if form and name in self.movement:
-                return self.movement[name]
-        return self.movement[kind]
+        return movement_of(self.movement, kind, form)
 
     def constant(self, name: str) -> float:
         """The constant ``name``.
@@ -115,6 +113,14 @@ class Profile:
         if name not in self.constants:
             raise ProfileError(f"the profile of {self.name} does not state {name}")
         return self.constants[name].value
+
+
+def movement_of(curves: Mapping[str, T], kind: MovementKind, form: MovementForm) -> T:
+    """Return what is there for a kind in a form, or else for the form, or else for the kind."""
+    for name in (f"{kind} {form}", form):
+        if form and name in curves:
+            return curves[name]
+    return curves[kind]
 
 
 def profile_names() -> tuple[str, ...]:

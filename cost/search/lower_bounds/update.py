@@ -10,8 +10,8 @@ from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 
-_KINDS: Final[tuple[KindAndForm, ...]] = (("optimizer", ""),)
-"""What its kernels may be: one that is fused for all, or operators on lists of tensors."""
+_KERNELS: Final[KindAndForm] = ("optimizer", "")
+"""What its kernels are: one that is fused for all, or operators on lists of tensors."""
 
 
 def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
@@ -30,4 +30,4 @@ def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
     if state is None or analysis.plan.offload is not None:
         return 0.0
     moved = 2 * (state.parameters + state.optimizer) + state.gradients
-    return least_moved(_KINDS, moved, machine.profile)
+    return least_moved([_KERNELS], moved, machine.profile)
