@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from legoai.cost.timing.timeline import call_constant
+from legoai.cost.trace.records import Call
+
 AZURE = "https://github.com/Azure/AI-benchmarking-guide, Azure_Results"
 XLA = "xla_gemm_perf_table.csv: default matrix product table of XLA:GPU, https://github.com/openxla/xla (August 2026)"
 SIMUMAX = "simumax_op_efficiency.csv: operator efficiencies of https://github.com/MooreThreads/SimuMax @4dcaae5"
@@ -43,35 +48,62 @@ SUSTAINED = {
     ("b200", "bf16"): (0.6466, f"{SIMUMAX}: the best of its training shapes"),
 }
 
-DECODING = 1 / 25.5 / 1646
-"""Seconds of the host for a kernel that modules issue in Python without autograd's records."""
-LAUNCH = 3.8e-6
-"""Of these, seconds of the launch at most."""
-OF_DECODING = (
-    "The ratio is of the host's work on an EPYC, without the launch: benchmarks/host_time.py. Decoding: Llama 2 7B, "
-    "25.5 tokens per second in eager mode on an A100, bound by the host: "
-    "https://pytorch.org/blog/accelerating-generative-ai-2/. Its model, of https://github.com/pytorch-labs/gpt-fast, "
-    "issues 1646 kernels for a token: 51 in each of 32 blocks, 14 around. The launch takes at most 3.8 microseconds of "
-    "this, in which a V100 gets one queued kernel after another: https://developer.nvidia.com/blog/cuda-graphs/ "
-    "(not re-read)"
+ON_XEON = (
+    "On the host of an H100, a Xeon, with torch 2.11: benchmarks/results/gpu_host.json. The hosts of other devices are "
+    "not measured"
 )
+ON_EPYC = "on an EPYC: benchmarks/results/host_time.json"
+FUNCTION_ON_XEON = (52.35 - 14.64 + 42.94 - 20.20) / 3 * 1e-6
+"""Seconds of a Python autograd function that issues nothing, forward and backward: a third of what three add to a link
+of a chain (`gpu_host.json`)."""
+RECOMPUTE_ON_XEON = 195.31e-6
+"""Seconds of a kernel that the checkpoints of a GPT run again, with their hooks (`gpu_host.json`)."""
+
+# Seconds on an EPYC, all of one run of `host_time.py`.
+GPT, LLAMA = 9.89e-6, 7.22e-6
+"""A kernel in forward."""
+HOOKS = {"GPT": 6.43, "Llama": 3.45}
+"""Time of the hooks of checkpoints for a kernel that runs again, over that of a kernel in forward."""
+UNDER_POLICY = (5.87, 8.91)
+"""Time of a Llama's kernel that a policy sees, once and where it runs again, over that of a kernel in forward."""
+CALLS: dict[Call, tuple[float, str]] = {
+    "function": (5.57e-6, "a Python autograd function that issues nothing"),
+    "function backward": (3.28e-6, "the backward of a Python autograd function that issues nothing"),
+    "dtensor": (30.5e-6, "an operator on DTensors in tensor parallel layers"),
+    "listed dtensor": (2.8e-6, "a DTensor in a list of an optimizer's update"),
+    "conversion": (13.6e-6, "a function that converts or redistributes a DTensor"),
+    "conversion backward": (18.9e-6, "the backward of a function that converts or redistributes a DTensor"),
+    "functional collective": (128.1e-6, "a functional collective of DTensor, beside the operation"),
+    "unit": (103.1e-6, "the forward of an FSDP unit"),
+    "gather": (151.9e-6, "the gather of an FSDP unit's parameters, beside the operations"),
+    "gathered parameter": (11.3e-6, "a parameter of a unit that is gathered"),
+    "reduction": (172.8e-6, "the reduction of an FSDP unit's gradients, beside the operations"),
+    "reduced parameter": (2.1e-6, "a gradient of a unit that is reduced"),
+}
+"""Calls that issue nothing themselves."""
 
 
-HOOKS = 25e-6
-"""Seconds of the host in the hooks of checkpoints, for each kernel that runs again: 6 and 4 times what a kernel of a
-GPT and of a Llama takes in forward on an EPYC at its full speed, 6.1 and 3.7 microseconds (`host_time.py`)."""
+def _on_xeon(seconds: float, what: str) -> tuple[float, str]:
+    """Seconds for a kernel that were measured."""
+    return seconds, f"{what}. {ON_XEON}"
 
 
-def _like_decoding(ratio: float, what: str) -> tuple[float, str]:
-    """Seconds of the host for a kernel whose work, beside the launch, is the given multiple of decoding."""
-    return LAUNCH + ratio * (DECODING - LAUNCH), f"The host's work for {what}: {ratio} times decoding's. {OF_DECODING}"
+def _scaled(on_epyc: float, what: str, *, like: float, ratio: str) -> tuple[float, str]:
+    """Seconds that were measured on an EPYC, scaled like others that were measured on both."""
+    text = f"{what}: {on_epyc * 1e6:.1f} microseconds {ON_EPYC}; times {like:.2f}, the ratio of {ratio}. {ON_XEON}"
+    return on_epyc * like, text
 
 
-def _with_hooks(ratio: float, what: str) -> tuple[float, str]:
-    """The same with the hooks of checkpoints."""
-    seconds, source = _like_decoding(ratio, what)
-    hooks = f"{HOOKS * 1e6:.0f} microseconds of hooks in forward and backward, on an EPYC: benchmarks/host_time.py"
-    return seconds + HOOKS, f"{source}. And {hooks}"
+def _recomputed(on_epyc: float, what: str) -> tuple[float, str]:
+    like = RECOMPUTE_ON_XEON / (GPT * (1 + HOOKS["GPT"]))
+    return _scaled(on_epyc, what, like=like, ratio="what checkpoints of a GPT take for a kernel")
+
+
+def _calls() -> Iterator[tuple[str, tuple[float, str]]]:
+    like = FUNCTION_ON_XEON / (CALLS["function"][0] + CALLS["function backward"][0])
+    for call, (seconds, what) in CALLS.items():
+        text = f"The host's work for {what}"
+        yield call_constant(call), _scaled(seconds, text, like=like, ratio="functions that issue nothing")
 
 
 CONSTANTS: dict[str, tuple[float, str]] = {
@@ -80,16 +112,19 @@ CONSTANTS: dict[str, tuple[float, str]] = {
         "Between two queued kernels, 3.8 less 2.9 microseconds on a V100: "
         "https://developer.nvidia.com/blog/cuda-graphs/ (not re-read)",
     ),
-    "dispatch_seconds": _like_decoding(1.13, "a kernel that a node of autograd issues"),
-    "python_seconds": _like_decoding(1.25, "a kernel that modules issue in training, with autograd's records"),
-    "function_seconds": _like_decoding(2.66, "a kernel that a Python autograd function issues in backward"),
-    "recompute_seconds": _with_hooks(1.25, "a kernel that a checkpoint runs again"),
-    "policy_seconds": _like_decoding(
-        7.6, "a kernel in forward that a policy of selective checkpointing sees, in a Llama"
+    "dispatch_seconds": _on_xeon(28.53e-6, "A kernel in backward of a small GPT"),
+    "python_seconds": _on_xeon(21.62e-6, "A kernel in forward of a small GPT, with autograd's records"),
+    "function_seconds": _on_xeon(22.62e-6, "A kernel in backward of a chain of Python autograd functions"),
+    "recompute_seconds": _recomputed(
+        LLAMA * (1 + HOOKS["Llama"]), "A kernel that a checkpoint runs again in a Llama, with its hooks"
     ),
-    "policy_recompute_seconds": _like_decoding(
-        11.25, "a kernel that runs again under such a policy, with its hooks, in a Llama"
+    "policy_seconds": _recomputed(
+        LLAMA * UNDER_POLICY[0], "A kernel in forward that a policy of selective checkpointing sees, in a Llama"
     ),
+    "policy_recompute_seconds": _recomputed(
+        LLAMA * UNDER_POLICY[1], "A kernel that runs again under such a policy, with its hooks, in a Llama"
+    ),
+    **dict(_calls()),
     "nccl_connection_bytes": (
         10_485_760,
         "Buffers of one connection of one channel: https://github.com/NVIDIA/nccl/issues/1685",

@@ -13,8 +13,10 @@ relative to `forward`: the median of rounds that measure both, since a processor
 again, with the hooks. On the host of an H100 a step of eight small blocks under one took 221 to 232 ms; 94 were
 predicted without these, 264 with them.
 
-The profiles scale the published host time, less that of a launch, by the means relative to `decoding` that are printed.
-The hooks of checkpoints launch nothing: their time on this processor is added as it is (`fit_figures.py`).
+`calls` are those that issue nothing themselves, as `legoai calibrate` measures them, relative to the decoding of the
+Llama. `host_steps.py` compares whole steps with what these figures add up to.
+
+The profiles scale the published host time, less that of a launch, by what is printed (`fit_figures.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from benchmarks.machine import ask
 from benchmarks.validation import megatron_models
 from torch import nn
 
+from legoai.cost.calibration.calls import CallTimer
 from legoai.cost.calibration.host import SMALL, HostTimer, chain
 from legoai.cost.trace.garbage import uncollected
 from legoai.specs.models.families import resolve_config
@@ -94,6 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chains, whole = rows[:2], rows[2:]
     for name, of in (("forward", whole), ("nodes", whole), ("functions", chains)):
         print(f"{name} relative to decoding: {statistics.fmean(row[name] / row['decoding'] for row in of):.2f}")
+    least = whole[-1]
+    print(f"calls, relative to decoding of {least['model']}:")
+    with uncollected():
+        seconds = CallTimer(timer, "cpu", least["forward"]).seconds()
+    for call, each in seconds.items():
+        print(f"  {call}: {each * 1e6:.1f} us, {each / least['decoding']:.2f}")
+        rows.append({"call": call, "seconds": each, "by_decoding": each / least["decoding"]})
     for row in whole:
         print(f"hooks of checkpoints in {row['model']}, relative to forward: {row['hooks']:.1f}")
         once, again = row["policy"]

@@ -42,6 +42,8 @@ _COMPARED: Final = 5
 """Starts of blocks that are compared; the last block is left out, since something else follows it."""
 _BATCHES: Final = 2
 """Micro batches that are timed in addition to the captured ones."""
+_CATCHING_UP: Final = 2
+"""Further ones, after which the host's lead over the device no longer changes."""
 BETWEEN_LAYERS: Final = ("tp", "cp")
 """Axes whose collectives are between layers, in the same groups whatever the data-parallel degrees are."""
 _LINK_BUSY: Final = 0.95
@@ -92,7 +94,7 @@ class Composed(NamedTuple):
 
 
 def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
-    """Return the time of a step, in seconds; None where its blocks or micro batches reach no steady state.
+    """Return the time of a step, in seconds; None where its micro batches reach no steady state.
 
     Args:
         found: a piece that :func:`composes`.
@@ -101,7 +103,27 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     piece = found.piece
     missing = piece.missing(found.depths)
     left = tuple(min(_BLOCKS + (more - _BLOCKS) % 2, more) for more in missing)  # an even number is left out
-    batches = min(found.micro_batches, piece.taken + _BATCHES)
+    composed = _composed(found, machine, missing, left)
+    if composed is None and left != missing and piece.taken + _BATCHES + _CATCHING_UP < found.micro_batches:
+        # Where the host is slower than the device in one pass only, blocks differ, but micro batches soon do not.
+        return _composed(found, machine, missing, missing, _CATCHING_UP)
+    return composed
+
+
+def _composed(
+    found: PieceOf, machine: Machine, missing: tuple[int, ...], left: tuple[int, ...], catching_up: int = 0
+) -> Composed | None:
+    """Extrapolate from an excerpt, or return None where it reaches no steady state.
+
+    Args:
+        found: the piece.
+        machine: on which it runs.
+        missing: for each container, groups of blocks that were not captured.
+        left: for each container, how many of these are in the excerpt.
+        catching_up: micro batches of the excerpt that may differ, in addition.
+    """
+    piece = found.piece
+    batches = min(found.micro_batches, piece.taken + _BATCHES + catching_up)
     excerpt = piece.excerpt(missing, left, batches)
     items = excerpt.between(excerpt.steps[-1])
     step = Trace(rank=excerpt.rank, world=excerpt.world, stage=0, items=items)
@@ -114,7 +136,8 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     intervals = since(timeline.intervals, begin)
     pace = Pace(items, beginnings(items, intervals), marks, begin, cost=OpCosts(machine=machine), host=machine.host())
     of_blocks = list(_of_blocks(items, pace, piece.containers_of_segments(), missing, left))
-    of_batches = list(_of_batches(items, pace, found.micro_batches - batches, piece.taken // 2, batches))
+    first = piece.taken // 2 + catching_up
+    of_batches = list(_of_batches(items, pace, found.micro_batches - batches, first, batches))
     runs = [_Run(place, paced) for place, paced in of_blocks if paced is not None]
     settled = [paced for paced in of_batches if paced is not None]
     if len(runs) < len(of_blocks) or len(settled) < len(of_batches):

@@ -6,6 +6,7 @@ Tensors are so small that only the host's work takes time.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -66,6 +67,11 @@ class _Activation(nn.Module):
         return found
 
 
+def python_function() -> nn.Module:
+    """A module of one Python autograd function, which issues one kernel in each direction."""
+    return _Activation()
+
+
 class _Checkpointed(nn.Module):
     def __init__(self, block: nn.Module, contexts: Callable[[], Contexts]) -> None:
         super().__init__()
@@ -86,9 +92,9 @@ def _checkpointed(decoder: nn.Module, contexts: Callable[[], Contexts] = noop_co
     return found
 
 
-def chain(make: Callable[[], nn.Module]) -> nn.Module:
+def chain(make: Callable[[], nn.Module], length: int = _DEPTH) -> nn.Sequential:
     """A sequence of equal modules, so many that what surrounds them takes no time in comparison."""
-    return nn.Sequential(*(make() for _ in range(_DEPTH)))
+    return nn.Sequential(*(make() for _ in range(length)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,7 @@ class HostTimer:
     def forward(self, model: nn.Module, x: torch.Tensor, *, records: bool = True) -> float:
         """Seconds of a kernel in a forward pass, with autograd's records as in training, or without."""
         with torch.set_grad_enabled(records):
-            with _Kernels() as kernels:
-                model(x)
-            each: float = self._least(lambda: None, lambda _: model(x)) / kernels.count
-            return each
+            return self.least(lambda: None, lambda _: model(x)) / issued_kernels(lambda: model(x))
 
     def backward(self, model: nn.Module, x: torch.Tensor) -> float:
         """Seconds of a kernel in a backward pass, gradients being new."""
@@ -124,10 +127,8 @@ class HostTimer:
 
         run(loss())
         out = loss()
-        with _Kernels() as kernels:
-            run(out)
-        each: float = self._least(loss, run) / kernels.count
-        return each
+        kernels = issued_kernels(lambda: run(out))  # gradients are new here too
+        return self.least(loss, run) / kernels
 
     def recomputation(self, decoder: nn.Module, tokens: torch.Tensor) -> float:
         """Seconds of a kernel that checkpoints of a decoder's blocks run again, with their hooks in both passes."""
@@ -140,9 +141,7 @@ class HostTimer:
         counts, least = [], [math.inf, math.inf]
         for model in models:
             step(model)
-            with _Kernels() as kernels:
-                step(model)
-            counts.append(kernels.count)
+            counts.append(issued_kernels(functools.partial(step, model)))
         for _ in range(_TIMES):  # in turns: a processor's speed may change
             least = [min(known, self._once(model, step)) for known, model in zip(least, models, strict=True)]
         each: float = (least[1] - least[0]) / (counts[1] - counts[0])
@@ -157,10 +156,7 @@ class HostTimer:
         counts, least = [], [math.inf, math.inf]
         for model in models:
             model(tokens).sum().backward()
-            out = model(tokens).sum()
-            with _Kernels() as kernels:
-                out.backward()
-            counts.append(kernels.count)
+            counts.append(issued_kernels(model(tokens).sum().backward))
         for _ in range(_TIMES):
             for index, model in enumerate(models):
                 model.zero_grad()
@@ -169,7 +165,8 @@ class HostTimer:
         again = (least[1] - least[0]) / (counts[1] - counts[0])
         return self.forward(models[1], tokens), again
 
-    def _least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
+    def least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
+        """Least seconds of many repetitions of a part, each with a preparation that is not timed."""
         return min(self._once(prepare(), run) for _ in range(_TIMES))
 
     def _once(self, prepared: Any, run: Callable[[Any], object]) -> float:
@@ -181,12 +178,25 @@ class HostTimer:
         return seconds
 
 
+def host_timer(device: str) -> HostTimer:
+    """Return a timer of the host's work beside a device."""
+    return HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None)
+
+
+def issued_kernels(function: Callable[[], object]) -> int:
+    """Return the number of kernels that a call issues."""
+    with _Kernels() as kernels:
+        function()
+    count: int = kernels.count
+    return count
+
+
 def issue_constants(device: str) -> dict[str, dict[str, Any]]:
     """Return a profile's constants for the host time of a kernel on a device that computes concurrently."""
-    timer = HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None)
+    timer = host_timer(device)
     tokens = torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64, device=device)
     decoder = GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device)  # type: ignore[arg-type]
-    functions, x = chain(_Activation), torch.ones(1, 16, device=device, requires_grad=True)
+    functions, x = chain(python_function), torch.ones(1, 16, device=device, requires_grad=True)
     with uncollected():
         policy, again = timer.under_policy(decoder, tokens)
         what = "small decoder under a policy of selective checkpointing"
@@ -216,9 +226,8 @@ def gap_seconds(timer: Timer, budget: float) -> float:
         layer(inputs).sum().backward()
 
     step()
-    with _Kernels() as kernels:
-        step()
+    kernels = issued_kernels(step)
     alone = torch.ones(2, 2)
     least = timer.seconds(lambda: torch.add(alone, alone), budget / 2)
-    each: float = timer.seconds(step, budget / 2) / kernels.count
+    each: float = timer.seconds(step, budget / 2) / kernels
     return max(0.0, each - least)

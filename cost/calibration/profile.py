@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from legoai.cost.calibration.calls import call_constants
 from legoai.cost.calibration.host import GAP_SOURCE, gap_seconds, issue_constants
 from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products
 from legoai.cost.calibration.movement import movements
@@ -64,6 +65,7 @@ def calibrate(
         rows = attention_rows(timer, rate, backward=backward, seconds=share / (2 * len(measured)))
         attentions[f"flash2 {direction} {rate}"] = attention_model(rows, products[rate]["curve"]["peak"], bandwidth)
     progress("host time")
+    constants: dict[str, Any]
     if device == "cpu":
         constants = {
             "dispatch_seconds": {"value": 0.0, "source": "on a cpu an operation is its own dispatch"},
@@ -71,6 +73,7 @@ def calibrate(
         }
     else:
         constants = issue_constants(device)
+        constants |= call_constants(device, constants["python_seconds"]["value"])
         constants["kernel_gap_seconds"] = {"value": 0.0, "source": "part of every time that was measured here"}
         products["fp16"] = {"like": "bf16", "derived": "the rate of bf16, which the tensor cores share"}
     for key in list(attentions):

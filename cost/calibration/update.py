@@ -22,6 +22,8 @@ from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import Attention, Movement, Product
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile, from_document, movement_of
+from legoai.cost.timing.timeline import call_constant
+from legoai.cost.trace.records import CALLS
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -320,7 +322,7 @@ def _host_parts(document: Document, found: KernelTimes, *, on_device: bool) -> I
 
 
 def _scale_with_python(constants: dict[str, Any], base: Mapping[str, Any]) -> None:
-    """Change the times of Python autograd functions and of recomputation as that of modules.
+    """Change the times of Python autograd functions, of recomputation and of calls as that of modules.
 
     A trace does not tell Python autograd functions from nodes, or the hooks of checkpoints from other work.
     """
@@ -328,7 +330,8 @@ def _scale_with_python(constants: dict[str, Any], base: Mapping[str, Any]) -> No
     if python not in base or constants[python] is base[python]:
         return
     ratio = constants[python]["value"] / base[python]["value"]
-    for name in ("function_seconds", "recompute_seconds", "policy_seconds", "policy_recompute_seconds"):
+    others = ("function_seconds", "recompute_seconds", "policy_seconds", "policy_recompute_seconds")
+    for name in (*others, *map(call_constant, CALLS)):
         if name in base:
             source = f"{base[name]['source']}; scaled like {python}"
             constants[name] = {"value": ratio * base[name]["value"], "source": source}

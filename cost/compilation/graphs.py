@@ -360,7 +360,8 @@ class _Run:
                 module=".".join(part for part in (capture.module, work.module) if part),
                 phase=capture.phase,
                 # There is little Python around fused kernels; other kernels are called from Python code.
-                python=capture.phase != "backward" and not work.op.startswith("fused("),
+                issuer="node" if capture.phase == "backward" or work.op.startswith("fused(") else "python",
+                calls=capture.take_calls(),
             )
         )
 

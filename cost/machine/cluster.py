@@ -8,7 +8,8 @@ from typing import Final
 
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
-from legoai.cost.timing.timeline import Host
+from legoai.cost.timing.timeline import Host, call_constant
+from legoai.cost.trace.records import CALLS
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
 from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
@@ -55,6 +56,7 @@ class Machine:
             recompute_seconds=self.constant("recompute_seconds"),
             policy_seconds=self.constant("policy_seconds"),
             policy_recompute_seconds=self.constant("policy_recompute_seconds"),
+            calls={call: seconds for call in CALLS if (seconds := self.constant(call_constant(call))) is not None},
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
         )
 

@@ -377,7 +377,8 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
             dtype=type_of(tensor).dtype,
             module=recorder.module,
             phase=recorder.phase,
-            python=recorder.python,
+            issuer=recorder.issuer,
+            calls=recorder.take_calls(),
         )
     )
     return _Transfer(work, tensor)

@@ -20,7 +20,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import RECORDS, HostKernel, Kernel, Record, TensorType
 from legoai.cost.trace.segments import Segment
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the format; files of other versions are rejected."""
 
 _KINDS: Final = {name: index for index, name in enumerate(RECORDS)}
@@ -196,6 +196,8 @@ class _Reader:
             fields["attributes"] = self.attributes[fields["attributes"]]
         elif "ranks" in fields:
             fields["ranks"] = self.ranks[fields["ranks"]]
+        if "calls" in fields:
+            fields["calls"] = tuple(map(tuple, fields["calls"]))
         made: Record = kind(**fields)
         return made
 

@@ -13,10 +13,13 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import torch
 
 from legoai.cost.trace.records import (
+    Call,
+    Calls,
     Copy,
     HostWaitDevice,
     HostWaitEvent,
     HostWaitStream,
+    Issuer,
     Phase,
     Record,
     RecordEvent,
@@ -48,19 +51,30 @@ class Recorder(Protocol):
     Attributes:
         module: path of the module that runs.
         phase: of the step.
-        python: whether Python code, rather than C++, issues the ops.
+        issuer: what issues the ops.
+        function: whether the backward of a Python autograd function runs, for whose kernels it is charged.
         policy: whether a policy of selective checkpointing sees them.
         paused: whether ops are not part of the program, such as those of shape propagation.
+        issued: number of operations that the host has issued.
     """
 
     module: str = ""
     phase: Phase = "setup"
-    python: bool = True
+    issuer: Issuer = "python"
+    function: bool = False
     policy: bool = False
     paused: bool = False
+    issued: int = 0
 
     def record(self, record: Record) -> None:
         """Take the next record."""
+
+    def call(self, kind: Call, number: int = 1) -> None:
+        """Note calls that the host makes; `EACH` is one for each input of the next operation."""
+
+    def take_calls(self, inputs: int = 0) -> Calls:
+        """Return the calls since the operation before, for the next one, which has a number of inputs."""
+        return ()
 
 
 class Stream:
@@ -252,7 +266,8 @@ def read_from_device(size: int) -> None:
             blocking=True,
             module=recorder.module,
             phase=recorder.phase,
-            python=recorder.python,
+            issuer=recorder.issuer,
+            calls=recorder.take_calls(),
         )
     )
     backend.record(HostWaitStream(where))

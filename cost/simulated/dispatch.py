@@ -30,6 +30,7 @@ from legoai.cost.simulated.operators import (
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
+    EACH,
     UNDER_POLICY,
     Categorise,
     Category,
@@ -64,6 +65,10 @@ _ON_GIVEN_TENSORS: Final = frozenset(
 """Collectives that return their first argument and a handle, without a new tensor."""
 
 
+def _lists_of_dtensors(args: tuple[Any, ...]) -> list[Sequence[DTensor]]:
+    return [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
+
+
 def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return the arguments of an update with their DTensors replaced by local tensors.
 
@@ -72,7 +77,7 @@ def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     DTensor itself does the same, but it computes the placements of hundreds of results, which equal those of the
     arguments.
     """
-    lists = [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
+    lists = _lists_of_dtensors(args)
     if not lists:
         return None
     for same in zip(*lists, strict=False):
@@ -123,7 +128,12 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind is not FakeTensor and wraps(kind):
                 local = _on_local_tensors(args) if func in FUSED_UPDATES else None
                 if local is None:
+                    if issubclass(kind, DTensor):
+                        self.capture.call("dtensor")
+                        if _lists_of_dtensors(args):
+                            self.capture.call("listed dtensor", EACH)
                     return NotImplemented
+                self.capture.call("listed dtensor", EACH)
                 with self:
                     return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
@@ -223,7 +233,12 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if said is None:
             said = answer.kernel = description(func, known, args, kwargs, inputs=inputs, fresh=fresh, out=out)
         capture = self.capture
+        if known.name == "fsdp.all_gather_copy_in":
+            capture.call("gather")
+            capture.call("gathered parameter", EACH)
         if known.name == "fsdp.chunk_cat":
+            capture.call("reduction")
+            capture.call("reduced parameter", EACH)
             for item in tensors(args[0]):
                 number = capture.number_of(item)
                 if number is not None:
@@ -238,12 +253,20 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if distinct:
                     answer.shares = shares
             capture.operands[len(capture.records)] = operands_of(shares, inputs, fresh, capture.number_of)
-        where, phase, python = capture.module, capture.phase, capture.python
-        if capture.policy and python:
+        if capture.policy and capture.issuer == "python":
             if answer.under_policy is None:
                 answer.under_policy = {**said, "attributes": {**said["attributes"], UNDER_POLICY: True}}
             said = answer.under_policy
-        capture.record(Kernel(stream=current_stream(), module=where, phase=phase, python=python, **said))
+        capture.record(
+            Kernel(
+                stream=current_stream(),
+                module=capture.module,
+                phase=capture.phase,
+                issuer=capture.issuer,
+                calls=capture.take_calls(len(inputs)),
+                **said,
+            )
+        )
 
     def _host_copy(
         self,
@@ -270,7 +293,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             blocking=blocking,
             module=self.capture.module,
             phase=self.capture.phase,
-            python=self.capture.python,
+            issuer=self.capture.issuer,
+            calls=self.capture.take_calls(),
         )
 
     def _collective(
@@ -291,6 +315,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif known.name == "c10d.recv_":
             ranks = _pair(ranks[args[2]], here)
         issued = known.name.startswith("c10d.")
+        if not issued:
+            capture.call("functional collective")
         self._allocate(results)
         whole = whole_buffer(known, args, out)
         work = capture.work_count
@@ -309,7 +335,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dtype=type_of(whole[0]).dtype if whole else "",
                 module=capture.module,
                 phase=capture.phase,
-                python=capture.python,
+                issuer=capture.issuer,
+                calls=capture.take_calls(),
             )
         )
         if issued:

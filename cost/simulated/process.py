@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from legoai.cost.simulated.calls import counted_functions
 from legoai.cost.simulated.device import (
     READ_VALUE,
     SIM,
@@ -84,6 +85,7 @@ def simulated_device(
             one_rank_alone(),
             without_dynamo(),
             _noted_policies(recorder),
+            counted_functions(recorder),
         ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):

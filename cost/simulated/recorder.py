@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
@@ -29,7 +30,20 @@ from legoai.cost.simulated.device import (
 from legoai.cost.simulated.operators import UnknownCollective
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
-from legoai.cost.trace.records import LOSS, Allocate, Categorise, Category, Free, Mark, Phase, Record, Resize
+from legoai.cost.trace.records import (
+    EACH,
+    LOSS,
+    Allocate,
+    Call,
+    Calls,
+    Categorise,
+    Category,
+    Free,
+    Mark,
+    Phase,
+    Record,
+    Resize,
+)
 from legoai.cost.trace.segments import Item
 from legoai.lowering.graph.step.places import Makes, Place, place_of
 from legoai.runtime.errors import RunError
@@ -51,6 +65,15 @@ _SIMULATOR: Final = __name__.rpartition(".")[0]
 
 _ACCUMULATION: Final = 2**64 - 1
 """Sequence number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
+
+
+_OF_MODEL: Final[frozenset[Phase]] = frozenset({"forward", "backward", "recompute"})
+
+
+@functools.cache
+def _same(calls: Calls) -> Calls:
+    """Return equal calls as one object, of which traces have many."""
+    return calls
 
 
 class StorageRef(weakref.ref[torch.UntypedStorage]):
@@ -93,12 +116,33 @@ class Capture(Recorder):
         self.makes: Makes = ""
         self.compiled = False
         """Whether a compiled graph is running."""
+        self.calls: dict[Call, int] = {}
+        """Calls of the host since the last operation that it issued."""
         self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
         self.mesh: DeviceMesh | None = None
 
     def record(self, record: Record) -> None:
         """Add a record."""
         self.records.append(record)
+
+    def call(self, kind: Call, number: int = 1) -> None:
+        """Note calls that the host makes; compiled graphs, and what is traced for them, make none."""
+        if not (self.paused or self.compiled) and self.of_node is None:
+            self.calls[kind] = EACH if number == EACH else self.calls.get(kind, 0) + number
+
+    def take_calls(self, inputs: int = 0) -> Calls:
+        """Return the calls since the operation before, for the next one, which has a number of inputs.
+
+        Outside of the model their number depends on that of the parameters, and only those for each input count.
+        """
+        self.issued += 1
+        if not self.calls:
+            return ()
+        found = sorted(self.calls.items())
+        self.calls.clear()
+        if self.phase not in _OF_MODEL:
+            found = [(call, EACH) for call, number in found if number in (EACH, inputs)]
+        return _same(tuple(found))
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -167,14 +211,15 @@ class Capture(Recorder):
         self._categorise(gradient, "unsharded_gradient", place.module)
 
     def locate(self) -> None:
-        """Determine the current phase, the module, and whether Python issues the ops."""
+        """Determine the current phase, the module, and what issues the ops."""
         self._locate()
         if self.compiled:
-            self.python = False
+            self.issuer = "node"
         elif self.phase == "backward":
-            self.python = running_backward() and called_from_python(_SIMULATOR)
+            by_python = running_backward() and called_from_python(_SIMULATOR)
+            self.issuer = ("function" if self.function else "python") if by_python else "node"
         else:
-            self.python = True
+            self.issuer = "python"
 
     def _locate(self) -> None:
         if self.of_node is not None:

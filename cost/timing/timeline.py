@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from legoai.cost.trace.pickling import pickled_by_position
-from legoai.cost.trace.records import UNDER_POLICY, Collective, Copy, HostKernel, Kernel
+from legoai.cost.trace.records import EACH, UNDER_POLICY, Call, Collective, Copy, HostKernel, Kernel
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
 
 _LEAST_LEFT: Final = 0.1
 """Lower bound of the share of memory bandwidth left to a kernel beside collectives."""
+
+
+def call_constant(call: Call) -> str:
+    """Return the name of a profile's constant for the host time of a call, in seconds."""
+    return f"{call.replace(' ', '_')}_call_seconds"
 
 
 @pickled_by_position
@@ -66,14 +71,15 @@ class Host:
             the bottleneck, as in a replayed graph.
         python_seconds: of one that Python issues, including Python's time between two operations; None where it is not
             known, so that `dispatch_seconds` is used.
-        function_seconds: of one that Python issues in backward, as Python autograd functions do; None where it is not
-            known, so that `python_seconds` is used.
+        function_seconds: of one that the backward of a Python autograd function issues; None where it is not known, so
+            that `python_seconds` is used.
         recompute_seconds: of one that a checkpoint issues again, including the checkpoint's hooks in forward and
             backward; None where it is not known, so that `python_seconds` is used.
         policy_seconds: of one that a policy of selective checkpointing sees in forward; None where it is not known, so
             that `python_seconds` is used.
         policy_recompute_seconds: of one that it sees where it runs again, including the checkpoint's hooks; None where
             it is not known, so that `recompute_seconds` is used.
+        calls: seconds of a call that the host makes beside issuing operations; those of other kinds take none.
         compute_slowdown: the time of a kernel beside a collective divided by its time alone, at least 1, where it is
             not known for the kernel's class.
     """
@@ -84,19 +90,28 @@ class Host:
     recompute_seconds: float | None = None
     policy_seconds: float | None = None
     policy_recompute_seconds: float | None = None
+    calls: Mapping[Call, float] = field(default_factory=dict)
     compute_slowdown: float = 1.0
 
     def dispatch(self, record: Kernel | Collective | Copy) -> float:
-        """Return the seconds to issue an operation; 0 in a CUDA graph, whose kernels are launched together."""
+        """Return the seconds until an operation is issued; 0 in a CUDA graph, whose kernels are launched together."""
         if type(record) is Kernel and "replayed" in record.attributes:
             return 0.0
-        if not record.python or self.python_seconds is None:
+        seconds = self._issue(record)
+        for call, number in record.calls:
+            if number == EACH:
+                number = len(record.inputs) if type(record) is Kernel else 1  # noqa: PLW2901
+            seconds += number * self.calls.get(call, 0.0)
+        return seconds
+
+    def _issue(self, record: Kernel | Collective | Copy) -> float:
+        if record.issuer == "node" or self.python_seconds is None:
             return self.dispatch_seconds
         if type(record) is Kernel and UNDER_POLICY in record.attributes:
             seconds = self.policy_recompute_seconds if record.phase == "recompute" else self.policy_seconds
             if seconds is not None:
                 return seconds
-        if record.phase == "backward" and self.function_seconds is not None:
+        if record.issuer == "function" and self.function_seconds is not None:
             return self.function_seconds
         if record.phase == "recompute" and self.recompute_seconds is not None:
             return self.recompute_seconds

@@ -43,4 +43,6 @@ def _records(lines: Iterable[str]) -> Iterator[Record]:
                 fields[name] = tuple(TensorType(tuple(item["shape"]), item["dtype"]) for item in fields[name])
         if "ranks" in fields:
             fields["ranks"] = tuple(fields["ranks"])
+        if "calls" in fields:
+            fields["calls"] = tuple(map(tuple, fields["calls"]))
         yield record(**fields)

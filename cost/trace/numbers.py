@@ -55,7 +55,8 @@ _RENUMBERED: Final[dict[type, Callable[[Any, int], Record]]] = {
         dtype=r.dtype,
         module=r.module,
         phase=r.phase,
-        python=r.python,
+        issuer=r.issuer,
+        calls=r.calls,
     ),
 }
 """Functions that change the number of a record, faster than `dataclasses.replace`."""

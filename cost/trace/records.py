@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from legoai.cost.trace.pickling import pickled_by_position
 
@@ -48,6 +48,39 @@ UNDER_POLICY: Final = "policy"
 
 CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
 
+Issuer = Literal["node", "python", "function"]
+"""`node` is code in C++, as of autograd's nodes and compiled graphs; `function` is the backward of a Python autograd
+function, and `python` all other Python code, as of modules and hooks."""
+
+Call = Literal[
+    "function",
+    "function backward",
+    "dtensor",
+    "listed dtensor",
+    "conversion",
+    "conversion backward",
+    "functional collective",
+    "unit",
+    "gather",
+    "gathered parameter",
+    "reduction",
+    "reduced parameter",
+]
+"""Work of the host beside issuing operations.
+
+`function` is a Python autograd function that issues nothing, `dtensor` an operator on DTensors, of whose lists each
+tensor is a `listed dtensor`, and `conversion` an autograd function that converts or redistributes one. `unit` is a
+forward of an FSDP unit, `gather` and `reduction` are of its parameters and gradients, each of which adds to them.
+"""
+
+CALLS: Final[tuple[Call, ...]] = get_args(Call)
+
+EACH: Final = -1
+"""As many calls as the kernel has inputs, whose number depends on that of the blocks."""
+
+Calls: TypeAlias = tuple[tuple[Call, int], ...]
+"""Numbers of calls by kind, or :data:`EACH`."""
+
 
 @pickled_by_position
 @dataclass(frozen=True, slots=True)
@@ -74,8 +107,8 @@ class Kernel:
         attributes: anything else that its time depends on, such as `causal`.
         module: path of the innermost module, as in `named_modules()`.
         phase: of the step.
-        python: whether Python code issues it, as modules, hooks and the backward of a Python autograd function do;
-            otherwise C++ does, as autograd nodes and compiled graphs do.
+        issuer: what issues it.
+        calls: that the host made since the operation before.
     """
 
     stream: int
@@ -88,7 +121,8 @@ class Kernel:
     attributes: Mapping[str, Any]
     module: str
     phase: Phase
-    python: bool = False
+    issuer: Issuer = "node"
+    calls: Calls = ()
 
 
 @pickled_by_position
@@ -96,7 +130,7 @@ class Kernel:
 class HostKernel:
     """One operator on tensors in host memory, which the host computes itself, synchronously.
 
-    Its fields are those of a :class:`Kernel`, apart from the stream and ``python``.
+    Its fields are those of a :class:`Kernel`, apart from the stream, ``issuer`` and ``calls``.
     """
 
     op: str
@@ -127,7 +161,8 @@ class Collective:
         dtype: of the elements.
         module: path of the module for which it runs.
         phase: of the step.
-        python: as of a :class:`Kernel`.
+        issuer: as of a :class:`Kernel`.
+        calls: as of a :class:`Kernel`.
     """
 
     work: int
@@ -139,13 +174,17 @@ class Collective:
     dtype: str
     module: str
     phase: Phase
-    python: bool = False
+    issuer: Issuer = "node"
+    calls: Calls = ()
 
 
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy between host and device, or within the device by the copy engine; ``python`` is as of a kernel."""
+    """A copy between host and device, or within the device by the copy engine.
+
+    ``issuer`` and ``calls`` are as of a kernel.
+    """
 
     stream: int
     direction: CopyDirection
@@ -153,7 +192,8 @@ class Copy:
     blocking: bool
     module: str
     phase: Phase
-    python: bool = False
+    issuer: Issuer = "node"
+    calls: Calls = ()
 
 
 @pickled_by_position

@@ -93,6 +93,7 @@ def in_module(record: Record, path: str) -> Record:
             attributes=record.attributes,
             module=path,
             phase=record.phase,
-            python=record.python,
+            issuer=record.issuer,
+            calls=record.calls,
         )
     return dataclasses.replace(record, module=path)  # type: ignore[arg-type]

@@ -108,6 +108,18 @@ _SIMULATION: Final = (
         test="test_simulation.py::test_operators_under_a_policy_are_recorded_as_such",
     ),
     Patch(
+        path="torch.autograd.function:Function.apply",
+        kind="class method",
+        why="tells the recorder that a Python autograd function is called, which takes the host time",
+        test="test_simulation.py::test_calls_of_autograd_functions_are_recorded",
+    ),
+    Patch(
+        path="torch.autograd.function:BackwardCFunction.apply",
+        parameters="self",
+        why="the same of its backward",
+        test="test_simulation.py::test_calls_of_autograd_functions_are_recorded",
+    ),
+    Patch(
         path="torch.random:fork_rng",
         parameters="devices",
         why="torch 2.12 asks CUDA for the random state of stages on any device, which fails without a driver",

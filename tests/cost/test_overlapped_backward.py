@@ -13,7 +13,7 @@ from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulator import in_the_simulator
 
-LAYERS, TP, TOKENS, DIM = 3, 8, 8192, 4096
+LAYERS, TP, TOKENS, DIM = 3, 8, 16384, 4096
 PLAN = f"""\
 plan test
 model llama3("8b", n_layers = {LAYERS})

@@ -185,7 +185,7 @@ def test_equal_actions_are_timed_once():
 def test_host_ahead_of_an_action_adds_no_time():
     host = Host(dispatch_seconds=8e-6, python_seconds=4e-5)
     timer = ActionTimer(cost=price, host=host, together=frozenset({0, 1}))
-    one = dataclasses.replace(kernel(), python=True)
+    one = dataclasses.replace(kernel(), issuer="python")
     [_, action, _] = timer.compressed([Mark("action 0F0"), one, one, Mark("end action 0F0")])
     assert action.seconds == pytest.approx(4e-6)
     assert action.host_seconds == pytest.approx(8e-5)

@@ -77,9 +77,9 @@ class Program:
         work = {"op": chance.choice(["aten.mm", "fused(aten.mul)"]), "inputs": (), "outputs": (),
                 "flops": chance.randint(1, 2500), "bytes_read": 0, "bytes_written": 0, **where}  # fmt: skip
         if kind == "kernel":
-            python = phase == "forward" and work["op"] == "aten.mm"
+            issuer = "python" if phase == "forward" and work["op"] == "aten.mm" else "node"
             replayed = {"replayed": True} if chance.random() < 0.1 else {}
-            yield Kernel(stream=stream, attributes=replayed, python=python, **work)
+            yield Kernel(stream=stream, attributes=replayed, issuer=issuer, **work)
         elif kind == "host":
             yield HostKernel(attributes={}, **work)
         elif kind == "collective":

@@ -44,8 +44,8 @@ clip       (norm = 1.0)
 
 require peak_memory <= 2500KiB
 require mfu >= 90%
-require exposed_comm <= 1%
-require recompute <= 1%
+require exposed_comm <= 0.1%
+require recompute <= 0.1%
 require step_time <= 10min
 """
 

@@ -211,7 +211,7 @@ def test_open_attention_kernel_has_the_bound_of_the_fastest():
 
 OVER_HOSTS = """\
 plan test
-model llama3("8b", n_layers = 6)
+model llama3("70b", n_layers = 6)
 cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
 batch (global = 32, micro = 1, seq_len = 1024)
 mesh (dp_shard = 4, tp = 8)

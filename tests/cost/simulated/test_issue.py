@@ -60,39 +60,39 @@ def _captured(one: Program) -> Trace:
     return capturing.capture(one, world=4, gpu=device("h100_sxm"))
 
 
-def issued(records: Iterable, phase: str, op: str) -> set[bool]:
-    return {one.python for one in records if isinstance(one, Kernel) and one.phase == phase and one.op == op}
+def issued(records: Iterable, phase: str, op: str) -> set[str]:
+    return {one.issuer for one in records if isinstance(one, Kernel) and one.phase == phase and one.op == op}
 
 
 def test_python_function_backward_is_issued_by_python(step):
     records = [one for one in step(IN_PYTHON) if one.module.endswith("feed_forward")]
-    assert issued(records, "backward", "aten.silu_backward") == issued(records, "backward", "aten.silu") == {True}
+    assert issued(records, "backward", "aten.silu_backward") == issued(records, "backward", "aten.silu") == {"function"}
     products = [one for one in step(IN_PYTHON) if "feed_forward.w" in one.module]
-    assert issued(products, "backward", "aten.mm") == {False}
-    assert issued(step(BUILT_IN), "backward", "aten.silu_backward") == {False}
+    assert issued(products, "backward", "aten.mm") == {"node"}
+    assert issued(step(BUILT_IN), "backward", "aten.silu_backward") == {"node"}
 
 
 def test_backward_hooks_and_collectives_are_issued_by_python(step):
     records = step(BUILT_IN)
-    assert issued(records, "backward", "fsdp.chunk_cat") == {True}  # of FSDP's hook behind the backward of a unit
-    assert {one.python for one in records if isinstance(one, Collective)} == {True}
+    assert issued(records, "backward", "fsdp.chunk_cat") == {"python"}  # of FSDP's hook behind the backward of a unit
+    assert {one.issuer for one in records if isinstance(one, Collective)} == {"python"}
     found = {(one.phase, one.axis) for one in records if isinstance(one, Collective) and one.phase != "optimizer"}
     assert found == {(phase, axis) for phase in ("forward", "backward") for axis in ("dp_shard", "tp")}
 
 
 def test_forward_recomputation_and_optimizer_are_issued_by_python(step):
     records = step(BUILT_IN, "checkpoint { layers.* = full }")
-    assert {one.python for one in records if one.phase in ("forward", "recompute", "optimizer")} == {True}
+    assert {one.issuer for one in records if one.phase in ("forward", "recompute", "optimizer")} == {"python"}
     assert {"forward", "recompute", "optimizer", "backward"} == {one.phase for one in records} - {"other"}
 
 
 def test_compiled_graph_issues_its_kernels_in_both_passes(step):
     records = step(BUILT_IN, "compile { layers.* = inductor }")
     fused = [one for one in records if isinstance(one, Kernel) and one.op.startswith("fused(")]
-    assert {(one.phase, one.python) for one in fused} == {("forward", False), ("backward", False)}
+    assert {(one.phase, one.issuer) for one in fused} == {("forward", "node"), ("backward", "node")}
     inside = [one for one in records if isinstance(one, Collective) and one.axis == "tp"]
-    assert {one.python for one in inside} == {False}
-    assert {one.python for one in records if isinstance(one, Collective) and one.axis == "dp_shard"} == {True}
+    assert {one.issuer for one in inside} == {"node"}
+    assert {one.issuer for one in records if isinstance(one, Collective) and one.axis == "dp_shard"} == {"python"}
 
 
 def _composed(short: Program, whole: Program) -> tuple[bool, bool]:

@@ -149,26 +149,26 @@ def test_host_dispatch_bounds_small_kernels():
 
 def test_operators_issued_by_python_cost_more_host_time():
     by_code = [kernel(1e-6) for _ in range(100)]
-    by_python = [dataclasses.replace(item, python=True) for item in by_code]
-    in_backward = [dataclasses.replace(item, phase="backward") for item in by_python]
+    by_python = [dataclasses.replace(item, issuer="python") for item in by_code]
+    by_function = [dataclasses.replace(item, issuer="function") for item in by_python]
     replayed = [dataclasses.replace(item, attributes={**item.attributes, "replayed": True}) for item in by_python]
     seconds = [
         run(*records, dispatch_seconds=1e-5, python_seconds=3e-5).end
-        for records in (by_code, by_python, in_backward, replayed)
+        for records in (by_code, by_python, by_function, replayed)
     ]
     assert seconds == pytest.approx([100 * 1e-5 + 1e-6, 100 * 3e-5 + 1e-6, 100 * 3e-5 + 1e-6, 1e-4])
     assert run(*by_python, dispatch_seconds=1e-5).end == seconds[0]
     times = {"dispatch_seconds": 1e-5, "python_seconds": 3e-5, "function_seconds": 5e-5}
-    functions = [run(*records, **times).end for records in (by_code, by_python, in_backward, replayed)]
+    functions = [run(*records, **times).end for records in (by_code, by_python, by_function, replayed)]
     assert functions == pytest.approx([*seconds[:2], 100 * 5e-5 + 1e-6, seconds[3]])
 
 
 def test_recomputed_operators_include_the_hooks_of_checkpoints():
     times = {"dispatch_seconds": 1e-5, "python_seconds": 3e-5, "function_seconds": 5e-5}
-    again = dataclasses.replace(kernel(1e-6), phase="recompute", python=True)
+    again = dataclasses.replace(kernel(1e-6), phase="recompute", issuer="python")
     found = [Host(**times, recompute_seconds=seconds).dispatch(again) for seconds in (None, 7e-5)]
     assert found == [3e-5, 7e-5]
-    in_a_graph = dataclasses.replace(again, python=False)
+    in_a_graph = dataclasses.replace(again, issuer="node")
     assert Host(**times, recompute_seconds=7e-5).dispatch(in_a_graph) == 1e-5
 
 
@@ -176,7 +176,7 @@ def test_recomputed_operators_include_the_hooks_of_checkpoints():
 def test_collectives_and_copies_have_the_host_time_of_kernels(record):
     host = Host(dispatch_seconds=1e-5, python_seconds=3e-5)
     assert host.dispatch(record) == 1e-5
-    assert host.dispatch(dataclasses.replace(record, python=True)) == 3e-5
+    assert host.dispatch(dataclasses.replace(record, issuer="python")) == 3e-5
 
 
 def test_overlapping_communication_slows_computation():

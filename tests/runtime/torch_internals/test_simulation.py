@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from legoai.cost.simulated.autocast import autocast_rules
@@ -214,3 +214,45 @@ def test_operators_under_a_policy_are_recorded_as_such():
     again = [(op, seen) for op, phase, seen in found if phase == "recompute"]
     assert again == [("sin", True)], "products are saved, and recomputation stops at what backward needs"
     assert not any(seen for _, phase, seen in found if phase == "backward")
+
+
+class Identity(torch.autograd.Function):
+    """Issues nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Doubled(torch.autograd.Function):
+    """Issues one kernel in each direction."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def autograd_functions(recorder: Capture) -> list[tuple[str, str, tuple]]:
+    x = torch.ones(4, device=SIM, requires_grad=True)
+    begin = len(recorder.records)
+    inside = DTensor.from_local(Doubled.apply(Identity.apply(Identity.apply(x))), recorder.mesh, run_check=False)
+    inside.to_local().sum().backward()
+    kernels = [item for item in recorder.records[begin:] if isinstance(item, Kernel)]
+    return [(item.op.removeprefix("aten."), item.issuer, item.calls) for item in kernels]
+
+
+def test_calls_of_autograd_functions_are_recorded():
+    assert simulate(autograd_functions) == [
+        ("mul", "python", (("function", 2),)),
+        ("sum", "python", (("conversion", 2),)),
+        ("ones_like", "python", ()),
+        ("mul", "function", (("conversion", 1), ("conversion backward", 2))),
+    ]

@@ -1,0 +1,20 @@
+"""Host time of calls, measured on this processor."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from legoai.cost.calibration.calls import call_constants
+from legoai.cost.timing.timeline import call_constant
+from legoai.cost.trace.records import CALLS
+
+
+def test_every_call_has_a_time_on_this_processor() -> None:
+    found = call_constants("cpu", 5e-6)
+    seconds = {call: found[call_constant(call)]["value"] for call in CALLS}
+    assert len(found) == len(CALLS)
+    assert all(-1e-5 < one < 1e-2 for one in seconds.values())
+    # A collective of DTensor takes several conversions' time, and a parameter a small part of its unit's.
+    assert seconds["functional collective"] > 2 * seconds["conversion"] > 2 * seconds["function"]
+    assert seconds["gather"] > 2 * seconds["gathered parameter"] > 0
+    assert not dist.is_initialized()
