@@ -10,15 +10,19 @@ and GELU another: here as many kernels, with the bias in the layer in front. Eac
 out of numbers of the host, for experts that it does not have: a blocking copy each, at which the host waits until the
 device has done everything before. A checkpoint there recomputes a block to its end; torch's stops where nothing more is
 needed, which here is the last dropout, so that the last product is recomputed too.
+Then it compares the block's second result, the loss of experts, with zero on the device (`megatron/mpu/random.py`):
+another scalar is copied, and the host waits for the answer. Here this happens before the last addition, where the
+recomputation has not stopped yet.
 
 Softmax is one kernel only where the heads of all sequences on a rank are a multiple of four. Otherwise torch's own
 operators convert, scale, mask and normalise the scores in fp32, as `--no-query-key-layer-scaling` was not given.
 
+The host time of its Python, such as the functions at the edges of tensor parallelism, the state of the random
+generators, which each dropout of attention and each checkpoint read and write, and TorchScript's interpreter, is that
+of its own layers (`../megatron_host.py`).
+
 Not stated: that outside of attention the sequence is the first dimension, before the batch, so that attention here
-copies its inputs where a micro batch has several sequences; dropout after the embedding; the state of the random
-generators, which each dropout of attention and each checkpoint read and write, and of whose cost nothing is published;
-and that the backward of a TorchScript function is issued from C++, by an interpreter whose cost is not published
-either.
+copies its inputs where a micro batch has several sequences; and dropout after the embedding.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from legoai.runtime.torch_internals.operators import running_backward
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT, MLP, Block
 from legoai.specs.models.layers import Linear, residual_std
@@ -65,9 +70,11 @@ class _Layer(Block):
         dropped = DROPPED if self.training else 0.0
         x = add(self.attention(self.attention_norm(x)), x, dropped)
         normalised = self.mlp_norm(x)
-        for _ in ("loss of experts", "bias of experts"):
-            torch.zeros((), dtype=x.dtype, device="cpu").to(x.device)
-        return add(self.mlp(normalised), x, dropped)
+        loss, _ = (torch.zeros((), dtype=x.dtype, device="cpu").to(x.device) for _ in ("loss of experts", "their bias"))
+        output = self.mlp(normalised)
+        if running_backward():
+            bool((loss == torch.zeros((), dtype=x.dtype, device="cpu").to(x.device)).all())
+        return add(output, x, dropped)
 
 
 class _MLP(MLP):

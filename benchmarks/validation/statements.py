@@ -85,8 +85,13 @@ TENSOR_PARALLEL_GPT = """shard on tp {
 FUSED_KERNELS = "# kernels: fused"
 """Line of a plan whose framework has kernels of its own for norms and for what torch computes by single elements.
 
-Rules of its plan that keep outputs state what these kernels save; no policy of torch's checkpoints runs.
+Rules of its plan that keep outputs state what these kernels save.
 """
+OWN_PYTHON = "# python: the framework's own"
+"""Line of a plan whose framework has checkpoints, parallel layers and replicas of its own, without the hooks of torch's
+checkpoints, DTensors and FSDP units."""
+MEGATRON_PYTHON = f"{OWN_PYTHON}, as measured in layers of Megatron-DeepSpeed"
+"""Line of a plan whose framework is Megatron-DeepSpeed, whose Python has been measured (`megatron_host.py`)."""
 FIRST_FLASH_ATTENTION = "# attention: the first FlashAttention"
 """Line of a plan whose framework has its Triton kernel, where `attention efficient` stands for it."""
 

@@ -21,6 +21,8 @@ from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, deepseek_of, gpt_of, llama_of, padded_vocabulary
 from benchmarks.validation.statements import (
     FUSED_KERNELS,
+    MEGATRON_PYTHON,
+    OWN_PYTHON,
     TENSOR_PARALLEL_GPT,
     TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
@@ -68,10 +70,10 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
         schedule = one_forward_one_backward(row.whole("global_batch") // (row.whole("micro_batch") * dp), pp)
         draft.add(f"pipeline on pp (schedule = {schedule}, stages = {pp})")
     draft.add("checkpoint { layers.* = full }", "loss eager")
-    draft.add("precision (param = bf16, reduce = bf16)", OPTIMIZER)
+    draft.add("precision (param = bf16, reduce = bf16)", OPTIMIZER, MEGATRON_PYTHON)
     draft.assumed.append("bf16 for fp16, which has the same rates")
     draft.differs.append("attention copies what it reads where a micro batch has several sequences")
-    draft.differs.append("no dropout behind the embedding, and no state of random generators that is set and read")
+    draft.differs.append("no dropout behind the embedding")
     return draft.done()
 
 
@@ -109,7 +111,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     if not latent:
         draft.add(MEGATRON_KEEPS)
     draft.add("attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
-    draft.add(OPTIMIZER, "clip (norm = 1.0)", FUSED_KERNELS)
+    draft.add(OPTIMIZER, "clip (norm = 1.0)", FUSED_KERNELS, OWN_PYTHON)
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
     if latent:
