@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from legoai.cost.calibration.host import HostTimer, chain, host_timer
+from legoai.cost.calibration.host import HostTimer, chain, host_timer, python_seconds
 from legoai.cost.simulated.calls import counted_functions
 from legoai.cost.simulated.device import Recorder
 from legoai.cost.simulated.operators import operator
@@ -36,14 +36,14 @@ _MEASURED: Final[dict[Call, str]] = {
     "function backward": "backward of a chain of identities",
     "dtensor": "what two tensor parallel linear layers add to a step, for each operator, less all other calls",
     "listed dtensor": "what DTensors add to a fused update, for each tensor of its lists",
-    "conversion": "forward of a chain of tensors that become DTensors, are redistributed, and become tensors again",
-    "conversion backward": "its backward",
+    "conversion": "forward of a chain that converts tensors to DTensors and back",
+    "conversion backward": "backward of a chain that converts tensors to DTensors and back",
     "functional collective": "a redistribution by a collective, less its conversions and operations",
     "unit": "what an FSDP unit adds to a forward that finds its parameters gathered",
-    "gather": "what the gather of its parameters adds",
-    "gathered parameter": "the same for a further parameter",
-    "reduction": "what the unit adds to a backward that keeps its parameters",
-    "reduced parameter": "the same for a further parameter",
+    "gather": "what the gather of its parameters adds to a forward of an FSDP unit",
+    "gathered parameter": "what a further parameter adds to a gather of an FSDP unit",
+    "reduction": "what an FSDP unit adds to a backward that keeps its parameters",
+    "reduced parameter": "what a further parameter adds to a backward of an FSDP unit",
 }
 _RANKS: Final = 2
 _FEATURES: Final = 16
@@ -162,10 +162,11 @@ class CallTimer:
     kernel: float
 
     def seconds(self) -> dict[Call, float]:
-        """Seconds of each kind of call."""
+        """Seconds of each kind of call; 0 where a difference between two times is lost in their noise."""
         with _mesh(self.device) as mesh:
             listed: dict[Call, float] = {"listed dtensor": self._listed(mesh)}
-            return {**self._functions(), **self._of_dtensor(mesh), **listed, **self._of_units(mesh)}
+            found = {**self._functions(), **self._of_dtensor(mesh), **listed, **self._of_units(mesh)}
+        return {call: max(0.0, seconds) for call, seconds in found.items()}
 
     def _functions(self) -> dict[Call, float]:
         links = chain(lambda: _Link(_Identity.apply))
@@ -298,13 +299,9 @@ class CallTimer:
         return _Pass(forward, first), _Pass(back, second)
 
 
-def call_constants(device: str, kernel: float) -> dict[str, dict[str, Any]]:
-    """Return a profile's constants for the host time of calls on a device that computes concurrently.
-
-    Args:
-        device: `cuda`, or `cpu`.
-        kernel: seconds of a kernel that Python issues there.
-    """
+def call_constants(device: str) -> dict[str, dict[str, Any]]:
+    """Return a profile's constants for the host time of calls; the process must belong to no process group."""
+    kernel = python_seconds(device)
     with uncollected():
         seconds = CallTimer(host_timer(device), device, kernel).seconds()
     return {

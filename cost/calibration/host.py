@@ -191,11 +191,22 @@ def issued_kernels(function: Callable[[], object]) -> int:
     return count
 
 
+def _decoder(device: str) -> tuple[nn.Module, torch.Tensor]:
+    """A small decoder, and its input."""
+    tokens = torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64, device=device)
+    return GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device), tokens  # type: ignore[arg-type]
+
+
+def python_seconds(device: str) -> float:
+    """Return the seconds of a kernel in the forward of a small decoder, with autograd's records."""
+    with uncollected():
+        return host_timer(device).forward(*_decoder(device))
+
+
 def issue_constants(device: str) -> dict[str, dict[str, Any]]:
     """Return a profile's constants for the host time of a kernel on a device that computes concurrently."""
     timer = host_timer(device)
-    tokens = torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64, device=device)
-    decoder = GPT(resolve_config("gpt3", "1.3b", SMALL)).to(device)  # type: ignore[arg-type]
+    decoder, tokens = _decoder(device)
     functions, x = chain(python_function), torch.ones(1, 16, device=device, requires_grad=True)
     with uncollected():
         policy, again = timer.under_policy(decoder, tokens)

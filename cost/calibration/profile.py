@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ def calibrate(
     seconds: float,
     progress: Callable[[str], None] = lambda text: None,
     group: dist.ProcessGroup | None = None,
+    calls: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure ``device`` (`cpu` or `cuda`) for about ``seconds`` seconds; the result is a profile's JSON object.
 
@@ -39,7 +40,11 @@ def calibrate(
         seconds: to take, about.
         progress: called with a description of what is being measured.
         group: the ranks on this machine.
+        calls: constants of the host's calls, measured before the process joined the group; None without a group.
     """
+    if calls is None:
+        progress("host time of calls")
+        calls = call_constants(device)
     rank = dist.get_rank(group) if group is not None else 0
     links: dict[str, dict[str, Any]] = {}
     if group is not None:
@@ -73,9 +78,9 @@ def calibrate(
         }
     else:
         constants = issue_constants(device)
-        constants |= call_constants(device, constants["python_seconds"]["value"])
         constants["kernel_gap_seconds"] = {"value": 0.0, "source": "part of every time that was measured here"}
         products["fp16"] = {"like": "bf16", "derived": "the rate of bf16, which the tensor cores share"}
+    constants |= dict(calls)
     for key in list(attentions):
         *kind, rate = key.split()
         for other in sorted(set(products) - set(measured)):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from legoai.cost.calibration.calls import call_constants
 from legoai.cost.calibration.profile import calibrate
 from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
@@ -85,13 +86,15 @@ def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> N
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     if device == "cuda":
         torch.cuda.set_device(rank)
+    said = _report if rank == 0 else _silent
+    said("host time of calls")
+    calls = call_constants(device)
     backend = "gloo" if device == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
     try:
         group = dist.group.WORLD
         assert group is not None
-        said = _report if rank == 0 else _silent
-        document = calibrate(device=device, name=name, seconds=seconds, group=group, progress=said)
+        document = calibrate(device=device, name=name, seconds=seconds, group=group, calls=calls, progress=said)
         if rank == 0:
             write_document(Path(target), document)
         dist.barrier()

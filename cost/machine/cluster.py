@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timing.timeline import Host, call_constant
-from legoai.cost.trace.records import CALLS
+from legoai.cost.trace.records import CALLS, Call
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
 from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
@@ -43,11 +44,15 @@ class Machine:
         found = self.profile.constants.get(name)
         return None if found is None else found.value
 
+    def calls(self) -> Mapping[Call, float]:
+        """Seconds of the calls that the host makes beside issuing operations, as far as the profile states them."""
+        return {call: seconds for call in CALLS if (seconds := self.constant(call_constant(call))) is not None}
+
     def host(self) -> Host:
         """Times of launching operations here, and the slowdown of computation by communication.
 
         On a cpu the host computes itself. The measured time of a kernel includes that of its dispatch; the simulator
-        runs both concurrently, so that the longer one counts, and not both.
+        runs both concurrently, so that the longer one counts, and not both. Calls add to the kernels' times there.
         """
         return Host(
             dispatch_seconds=self.constant("dispatch_seconds") or 0.0,
@@ -56,7 +61,7 @@ class Machine:
             recompute_seconds=self.constant("recompute_seconds"),
             policy_seconds=self.constant("policy_seconds"),
             policy_recompute_seconds=self.constant("policy_recompute_seconds"),
-            calls={call: seconds for call in CALLS if (seconds := self.constant(call_constant(call))) is not None},
+            calls={} if self.device.kind == "cpu" else self.calls(),
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
         )
 

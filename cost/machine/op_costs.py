@@ -13,7 +13,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, profile
-from legoai.cost.timing.timeline import Cost, Resource, Timed
+from legoai.cost.timing.timeline import Cost, Host, Resource, Timed
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
 
 _KERNELS: Final = (Kernel, HostKernel)
@@ -40,12 +40,16 @@ class OpCosts:
     """Computed costs by the identity of an operation's fields, with the operation, which keeps them alive."""
     gap: float = 0.0
     copies: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    calls: Host | None = None
+    """On a CPU, the host's calls, which keep it from computing; elsewhere the device computes meanwhile."""
     host: Profile | None = None
     """Profile of the processor for operators on host memory; loaded on first use."""
 
     def __post_init__(self) -> None:
         self.kernels = _of_kernels(self.machine.profile)
         self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
+        if self.machine.device.kind == "cpu":
+            self.calls = Host(calls=self.machine.calls())
         self.copies = {name: _copy_rate(self.machine, name) for name in ("host_to_device", "device_to_host")}
 
     def __call__(self, record: Timed) -> Cost:
@@ -55,6 +59,13 @@ class OpCosts:
             NoModelError: the profile has no rate for a kernel.
             ProfileError: the profile has no measurement of collectives.
         """
+        cost = self._alone(record)
+        if self.calls is None or isinstance(record, HostKernel) or not record.calls:
+            return cost
+        return replace(cost, seconds=cost.seconds + self.calls.dispatch(record))
+
+    def _alone(self, record: Timed) -> Cost:
+        """The cost without the calls before it."""
         same = _identity(record)
         found = self.seen.get(same)
         if found is not None:

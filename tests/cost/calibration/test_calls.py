@@ -10,10 +10,10 @@ from legoai.cost.trace.records import CALLS
 
 
 def test_every_call_has_a_time_on_this_processor() -> None:
-    found = call_constants("cpu", 5e-6)
+    found = call_constants("cpu")
     seconds = {call: found[call_constant(call)]["value"] for call in CALLS}
     assert len(found) == len(CALLS)
-    assert all(-1e-5 < one < 1e-2 for one in seconds.values())
+    assert all(0.0 <= one < 1e-2 for one in seconds.values())
     # A collective of DTensor takes several conversions' time, and a parameter a small part of its unit's.
     assert seconds["functional collective"] > 2 * seconds["conversion"] > 2 * seconds["function"]
     assert seconds["gather"] > 2 * seconds["gathered parameter"] > 0

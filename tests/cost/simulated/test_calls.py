@@ -9,9 +9,10 @@ import pytest
 
 from legoai.cost import capture as capturing
 from legoai.cost.machine.cluster import machine_of
+from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.replay.piece import Piece
 from legoai.cost.timing.timeline import Host, call_constant
-from legoai.cost.trace.records import CALLS, EACH, Collective, Copy, Kernel
+from legoai.cost.trace.records import CALLS, EACH, Collective, Copy, Kernel, TensorType
 from legoai.specs.cluster import device
 from legoai.specs.directives.cluster import ClusterUse
 from support.plans import lowered
@@ -103,14 +104,18 @@ def test_replayed_blocks_make_the_calls_of_full_capture(parallel):
     assert in_the_simulator(_composed, parallel) == (True, True)
 
 
-def test_host_takes_time_for_calls():
-    kernel = Kernel(
-        stream=0, op="aten._fused_adamw_", inputs=(None,) * 10, outputs=(), flops=0, bytes_read=0, bytes_written=0,
-        attributes={}, module="", phase="optimizer", issuer="python",
-        calls=(("conversion", 3), ("listed dtensor", EACH), ("unit", 1)),
+def kernel(*calls: tuple[str, int]) -> Kernel:
+    types = (TensorType((4096,), "float32"),)
+    return Kernel(
+        stream=0, op="aten._fused_adamw_", inputs=types * 10, outputs=(), flops=0, bytes_read=163840,
+        bytes_written=163840, attributes={}, module="", phase="optimizer", issuer="python", calls=calls,
     )  # fmt: skip
+
+
+def test_host_takes_time_for_calls():
+    called = kernel(("conversion", 3), ("listed dtensor", EACH), ("unit", 1))
     host = Host(dispatch_seconds=1e-5, python_seconds=2e-5, calls={"conversion": 1e-4, "listed dtensor": 1e-6})
-    assert host.dispatch(kernel) == pytest.approx(2e-5 + 3e-4 + 10e-6)
+    assert host.dispatch(called) == pytest.approx(2e-5 + 3e-4 + 10e-6)
 
 
 def test_shipped_gpus_have_a_time_for_every_call():
@@ -118,3 +123,12 @@ def test_shipped_gpus_have_a_time_for_every_call():
     assert host.calls.keys() == set(CALLS)
     assert all(0 < seconds < 1e-3 for seconds in host.calls.values())
     assert call_constant("conversion backward") == "conversion_backward_call_seconds"
+
+
+def test_calls_keep_a_processor_from_computing():
+    machine = machine_of(ClusterUse(device="cpu", hosts=1, devices=4), 4, directory=Path())
+    called = kernel(("conversion", 2), ("unit", 1))
+    calls = machine.calls()
+    found, without = (OpCosts(machine=machine)(one).seconds for one in (called, kernel()))
+    assert found == pytest.approx(without + 2 * calls["conversion"] + calls["unit"])
+    assert machine.host().dispatch(called) == machine.host().dispatch(kernel())
