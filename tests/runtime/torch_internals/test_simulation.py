@@ -241,6 +241,7 @@ class Doubled(torch.autograd.Function):
 
 
 def autograd_functions(recorder: Capture) -> list[tuple[str, str, tuple]]:
+    recorder.next_batch()
     x = torch.ones(4, device=SIM, requires_grad=True)
     begin = len(recorder.records)
     inside = DTensor.from_local(Doubled.apply(Identity.apply(Identity.apply(x))), recorder.mesh, run_check=False)
