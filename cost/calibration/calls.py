@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -302,7 +303,8 @@ class CallTimer:
 def call_constants(device: str) -> dict[str, dict[str, Any]]:
     """Return a profile's constants for the host time of calls; the process must belong to no process group."""
     kernel = python_seconds(device)
-    with uncollected():
+    with uncollected(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of collectives that torch itself calls
         seconds = CallTimer(host_timer(device), device, kernel).seconds()
     return {
         call_constant(call): {"value": each, "source": f"measured here: {_MEASURED[call]}"}
@@ -327,4 +329,6 @@ def _redistributed(mesh: DeviceMesh, before: Placement, behind: Placement) -> nn
             return found[:, : x.shape[1]]
         return torch.cat((found, found), 1) if isinstance(behind, Shard) else found
 
-    return chain(lambda: _Link(link))
+    links = chain(lambda: _Link(link))
+    links.append(_Link(torch.relu))  # waits for the last collective
+    return links
