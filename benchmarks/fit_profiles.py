@@ -6,6 +6,7 @@ source. The script needs scikit-learn and scipy (`pip install -e '.[fit]'`); the
 A fifth of the rows, chosen by the SHA-256 of their id, is held out: the errors in a profile are those of a fit without
 these rows, on these rows. The shipped fit is on all rows. Rows are dropped that a file marks as suspect, or whose
 hardware is not in the catalogue. The cpu's profile is measured, not fitted: `legoai calibrate` writes it.
+The shipped one is older than the host's calls, whose times are those of `results/host_time.json`.
 """
 
 from __future__ import annotations
