@@ -1,4 +1,4 @@
-"""Figures that the shipped profiles take unchanged: published ones, and host times measured here, each with its source."""
+"""Figures that the shipped profiles take unchanged, each with its source: published, or host times measured here."""
 
 from __future__ import annotations
 
