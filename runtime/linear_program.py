@@ -181,7 +181,8 @@ class LinearProgram:
     def _highs(self, time_limit: float | None, node_limit: int | None) -> Solution:
         pulp = _imported()
 
-        options: dict[str, Any] = {"mip_feasibility_tolerance": _FEASIBILITY, "random_seed": 0}
+        # Presolve of integer programs may not end, whatever the limits are (HiGHS 1.16, programs of 35 variables).
+        options: dict[str, Any] = {"mip_feasibility_tolerance": _FEASIBILITY, "random_seed": 0, "presolve": "off"}
         if node_limit is not None:
             options["mip_max_nodes"] = node_limit
         solver = pulp.HiGHS(msg=False, gapRel=0.0, gapAbs=0.0, threads=1, timeLimit=time_limit, **options)

@@ -139,7 +139,7 @@ def _of_rule(plan: OpenPlan, solved: Choices, legal: _LegalOf) -> Iterator[tuple
 
 
 def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) -> Iterator[tuple[Choices, Candidate]]:
-    """Legal candidates with least `tp · pp` first, of these with the largest micro batch, then with the least `tp`.
+    """Legal candidates with least `tp · pp · cp` first, of these with the largest micro batch, then with least `tp`.
 
     What decides this order is answered first, so that candidates are linted as far as they are asked for.
 
@@ -151,7 +151,7 @@ def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) 
     """
     names = {index: plan.holes[index].what.split()[-1] for index in own}
     # Whether there is a pipeline decides what lint says of all else.
-    first = [index for name in ("pp", "tp", "micro") for index in own if names[index] == name]
+    first = [index for name in ("pp", "tp", "cp", "micro") for index in own if names[index] == name]
     begun = list(_answered(plan, [way], first, legal))
     ranks = [_rank(candidate) for _, candidate in begun]
     groups: defaultdict[tuple[int, ...], list[Choices]] = defaultdict(list)
@@ -183,7 +183,7 @@ def _rank(candidate: Candidate) -> tuple[int, int, int] | None:
         return None
     mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
     try:
-        return mesh.tp * mesh.pp, -micro, mesh.tp
+        return mesh.tp * mesh.pp * mesh.cp, -micro, mesh.tp
     except Undecided:
         return None
 

@@ -240,10 +240,10 @@ class BoundsOf:
         with contextlib.suppress(Undecided):
             for path, seconds in self.layers.observed.recomputed(analysis).items():
                 found[path] = max(found.get(path, 0.0), seconds)
+        delay_of = functools.cache(functools.partial(self.delays.of, analysis))
         with contextlib.suppress(Undecided):
             for path, treatment in treatments_of_blocks(analysis).items():
-                delay = self.delays.of(analysis, treatment, found.get(path, 0.0))
-                if delay:
+                if delay := delay_of(treatment, found.get(path, 0.0)):
                     found[path] = found.get(path, 0.0) + delay
         return found
 

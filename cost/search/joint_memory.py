@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values, Written
-from legoai.cost.search.joint.observed import ObservedMemory
+from legoai.cost.search.joint.observed import ObservedMemory, beside_what_is_of
 from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.action_graph import graph_of
@@ -119,13 +119,17 @@ class JointMemory:
         return most if self.answers and math.isfinite(most) else math.inf
 
     def next_candidates(
-        self, group: Choices, evaluated: Sequence[Evaluated], room: Room, analysis: Analysis
+        self,
+        group: Choices,
+        groups: Mapping[Choices, Sequence[Evaluated]],
+        room: Room,
+        analysis: Analysis,
     ) -> list[Choices]:
         """Candidates to evaluate next for one choice of the other holes; none when the solution is final.
 
         Args:
             group: the choices of the other holes.
-            evaluated: the candidates with these choices, in the order of their evaluation.
+            groups: the evaluated candidates by the choices of the other holes, in the order of their evaluation.
             room: memory limits of a rank.
             analysis: analysis of one of these candidates.
 
@@ -133,7 +137,7 @@ class JointMemory:
             SolverMissingError: no solver is installed.
             SolverFailedError: the solver ended without an answer.
         """
-        state, holes = self.answers.setdefault(group, JointAnswers()), self.holes
+        state, holes, evaluated = self.answers.setdefault(group, JointAnswers()), self.holes, groups[group]
         known = {item.choices: item for item in evaluated}
         self._record(state, known)
         figures = {holes.values(item.choices): item.figures for item in evaluated}
@@ -146,6 +150,8 @@ class JointMemory:
             key=lambda item: (not item.feasible, item.figures.step_time if item.feasible else item.figures.reserved),
         )
         own = holes.values(best.choices)
+        if not is_staged(analysis):
+            figures = {**self._beside_others(group, groups, best), **figures}
         probes = [holes.chosen(group, one) for one in holes.around(own) if one not in figures]
         probes = [one for one in probes if one not in state.asked]
         if probes or state.programs >= MOST_ROUNDS:
@@ -159,6 +165,27 @@ class JointMemory:
         return self._solve(
             state, group, known, ObservedStageMemory(holes, own, figures, graph, blocks_of_stages(analysis)), room
         )
+
+    def _beside_others(
+        self, group: Choices, groups: Mapping[Choices, Sequence[Evaluated]], own: Evaluated
+    ) -> dict[Values, Figures]:
+        """Figures of listed values that were simulated beside other choices, corrected by what one of them differs.
+
+        Args:
+            group: the choices of the other holes.
+            groups: the evaluated candidates by these choices.
+            own: a candidate of the group, whose values were simulated beside the other choices too.
+        """
+        found: dict[Values, Figures] = {}
+        for other, evaluated in groups.items():
+            if other != group and self.holes.share_blocks(group, other):
+                figures = {self.holes.values(item.choices): item.figures for item in evaluated}
+                base = figures.get(self.holes.values(own.choices))
+                alike = [item for item in evaluated if self.holes.are_listed(item.choices)]
+                values = [self.holes.values(item.choices) for item in alike if item.figures.micro_batch.steady]
+                if base is not None and own.figures.micro_batch.steady and self.holes.values(own.choices) in values:
+                    found |= {one: beside_what_is_of(own.figures, figures[one], base) for one in values}
+        return found
 
     def _solve(
         self,

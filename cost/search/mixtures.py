@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -29,9 +29,12 @@ from legoai.cost.search.observed_peaks import peak_of
 from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.open_plan import Candidate
 
 _AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
+_ALONE: Final = 4
+"""Candidates of different groups that are simulated before mixtures are."""
 MOST: Final = 48
 """Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""
 
@@ -68,15 +71,19 @@ class Mixtures:
     joint: JointMemory
     _asked: set[tuple[Choices, WrittenRule]] = field(default_factory=set)
 
-    def wanted(self, nodes: Nodes) -> list[Choices]:
+    def wanted(self, nodes: Nodes, alone: Callable[[Choices], Choices | None]) -> list[Choices]:
         """Those to be simulated next where the gap would not be small; none where it would stay.
 
         Args:
             nodes: of which the bounds of what is not tried one by one are raised.
+            alone: what else is to be simulated of a group before its mixtures, if anything is.
         """
         limit = self.state.costs.nearly(self.state.best_cost)
         while (least := nodes.least_untried(limit)) < limit:
             group = next(one for one, bound in nodes.untried.items() if bound == least)
+            if (first := alone(group)) is not None:
+                others = [alone(one) for one in sorted(nodes.untried, key=str) if nodes.untried[one] < limit]
+                return list(dict.fromkeys([first, *(one for one in others if one is not None)]))[:_ALONE]
             left = self._left(group)
             if left is None or sum(bound < limit for bound, _ in left) > MOST:
                 return []
@@ -85,13 +92,48 @@ class Mixtures:
             nodes.bound_untried(group, left[0][0] if left else math.inf)
         return []
 
+    def least(self, group: Choices) -> float | None:
+        """Least bound of the mixtures of a group; None where the memory of some treatment is not known."""
+        opened = self.state.candidate(group).analysis
+        if opened is None or not self._are_alike(group, opened):
+            return None
+        known = all(one.points is not None for _, _, one in self._uniform(group))
+        return min((bound for bound, _ in self._mixed(group, opened)), default=math.inf) if known else None
+
     def beside_best(self) -> list[Choices]:
-        """Those to be simulated next that may be better than the best candidate, and differ from it in nothing else."""
+        """Those to be simulated next that are likely to be better than the best candidate, and alike in all else."""
         if self.state.found.best is None:
             return []
         group, cost = self.joint.holes.group(self.state.found.best.choices), self.state.best_cost
         left = self._left(group)
-        return [] if left is None or sum(bound < cost for bound, _ in left) > MOST else self._next(group, left, cost)
+        if left is None:
+            return []
+        uniform = self._simulated(group)
+        left = [one for one in left if one[0] < cost and self._predicted(group, one[1], uniform) < cost]
+        heapq.heapify(left)
+        return [] if len(left) > MOST else self._next(group, left, cost)
+
+    def _simulated(self, group: Choices) -> dict[int | None, float]:
+        """Seconds of the simulated steps of a group whose blocks all have one treatment, by its value."""
+        holes = self.joint.holes
+        alike = {holes.chosen(group, Values(value, None, None)): value for value in holes.listed(0)}
+        return {
+            alike[item.choices]: item.figures.step_time for item in self.state.found.evaluated if item.choices in alike
+        }
+
+    def _predicted(self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, float]) -> float:
+        """Cost of a mixture, from the mean of the steps with each of its treatments alone; least where one is missing.
+
+        In the steady state of a step a block adds as much whatever the others recompute.
+        """
+        low, high, some = rule
+        if low not in uniform or high not in uniform:
+            return -math.inf
+        candidate = self.state.candidate(self._chosen(group, (None, high, 0)))
+        assert candidate.analysis is not None
+        share = some / len(repeated_blocks(candidate.analysis.manifest))
+        seconds = share * uniform[low] + (1.0 - share) * uniform[high]
+        return self.state.costs.least(Bounds(step_time=seconds), candidate)
 
     def _next(self, group: Choices, left: list[_Bounded], limit: float) -> list[Choices]:
         """Take those out of the heap that are simulated next: of least bounds, which are below a limit."""
@@ -110,23 +152,31 @@ class Mixtures:
     def _left(self, group: Choices) -> list[_Bounded] | None:
         """Mixtures that were not asked for, as a heap; None where more is open than the treatment of equal blocks."""
         opened = self.state.candidate(group).analysis
-        if not self.joint.holes.is_open_only(0, group) or opened is None:
-            return None
-        if is_staged(opened) or not repeated_blocks(opened.manifest):
+        if opened is None or not self._are_alike(group, opened):
             return None
         found = [one for one in self._mixed(group, opened) if (group, one[1]) not in self._asked]
         heapq.heapify(found)
         return found
 
-    def _mixed(self, group: Choices, opened: Analysis) -> Iterator[_Bounded]:
-        """All mixtures that may fit, each with a bound of its cost."""
-        bounds, blocks = self.state.bounds, len(repeated_blocks(opened.manifest))
-        room, every = bounds.for_tensors(opened), []
+    def _are_alike(self, group: Choices, opened: Analysis) -> bool:
+        """Whether nothing but the treatment of equal blocks is open."""
+        alone = self.joint.holes.is_open_only(0, group) and not is_staged(opened)
+        return alone and bool(repeated_blocks(opened.manifest))
+
+    def _uniform(self, group: Choices) -> list[tuple[int, Candidate, _Uniform]]:
+        """What is known of each listed treatment of all blocks."""
+        bounds, found = self.state.bounds, []
         for value in self.joint.holes.listed(0):
             candidate = self.state.candidate(self._chosen(group, (None, value, 0)))
             if not candidate.errors and (analysis := candidate.analysis) is not None:
                 memory = bounds.memory.kept(analysis), bounds.memory.peaks.uniform(analysis)
-                every.append((value, candidate, _Uniform(bounds.as_sum(analysis), *memory)))
+                found.append((value, candidate, _Uniform(bounds.as_sum(analysis), *memory)))
+        return found
+
+    def _mixed(self, group: Choices, opened: Analysis) -> Iterator[_Bounded]:
+        """All mixtures that may fit, each with a bound of its cost."""
+        bounds, blocks = self.state.bounds, len(repeated_blocks(opened.manifest))
+        room, every = bounds.for_tensors(opened), self._uniform(group)
         for (low, candidate, first), (high, _, other) in itertools.permutations(every, 2):
             if _keeps_more(first, other):
                 continue

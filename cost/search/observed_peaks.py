@@ -8,8 +8,9 @@ have the treatment of that block, but for what the blocks before it hold.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
@@ -20,7 +21,7 @@ from legoai.cost.search.lower_bounds.observed_blocks import (
     treatments_of_blocks,
 )
 from legoai.cost.search.memory.points import MemoryPoints
-from legoai.cost.search.shortfalls import all_but_treatments
+from legoai.cost.search.shortfalls import all_but_treatments, all_but_treatments_and_loss
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 
@@ -39,6 +40,8 @@ class ObservedPeaks:
     revision: int = 0
     _seen: dict[str, dict[str, MemoryPoints]] = field(default_factory=dict)
     """By what candidates have in common, and by the treatment of blocks."""
+    _most_seen: dict[str | None, dict[str, MemoryPoints]] = field(default_factory=dict)
+    """Those of candidates of which most treatments were simulated, by what decides the memory of blocks alone."""
 
     def observe(self, analysis: Analysis, points: MemoryPoints) -> None:
         """Note the memory of a simulated candidate."""
@@ -48,6 +51,9 @@ class ObservedPeaks:
         if treatment is not None and treatment not in known:
             known[treatment] = points
             self.revision += 1
+            beside = _decides_blocks(analysis)
+            if len(known) > len(self._most_seen.get(beside, {})):
+                self._most_seen[beside] = known
 
     def of(self, analysis: Analysis) -> float:
         """Least bytes of active memory of a candidate; 0 where the treatment of some block was not observed.
@@ -59,7 +65,7 @@ class ObservedPeaks:
         if key is None or len(treatments) != len(repeated_blocks(analysis.manifest)):
             return 0.0
         runs = [
-            (self._seen[key].get(text_of(analysis, one)), len(list(same)))
+            (self._under(analysis, key, text_of(analysis, one)), len(list(same)))
             for one, same in itertools.groupby(treatments)
         ]
         known = [(points, count) for points, count in runs if points is not None]
@@ -68,7 +74,19 @@ class ObservedPeaks:
     def uniform(self, analysis: Analysis) -> MemoryPoints | None:
         """Memory of a candidate whose blocks all have one treatment; None where that was not observed."""
         key, treatment = self._key(analysis), one_treatment(analysis)
-        return None if key is None or treatment is None else self._seen[key].get(treatment)
+        return None if key is None or treatment is None else self._under(analysis, key, treatment)
+
+    def _under(self, analysis: Analysis, key: str, treatment: str) -> MemoryPoints | None:
+        """Memory under a treatment of all blocks; least, where it was observed beside something else only.
+
+        What is there in the backward of blocks beside them does not depend on their treatment.
+        """
+        own, others = self._seen[key], self._most_seen.get(_decides_blocks(analysis), {})
+        common = next((one for one in own if one in others), None)
+        if treatment in own or treatment not in others or common is None:
+            return own.get(treatment)
+        other = others[treatment]
+        return replace(other, peak=0.0, inside=other.inside + own[common].inside - others[common].inside)
 
     def _key(self, analysis: Analysis) -> str | None:
         """What a candidate has in common with simulated ones; None where there are none."""
@@ -101,3 +119,15 @@ def _decides_memory(analysis: Analysis) -> str | None:
     if analysis.plan.compile is not None or analysis.plan.pipeline is not None or not keeps_on_device(analysis):
         return None
     return all_but_treatments(analysis) if repeated_blocks(analysis.manifest) else None
+
+
+@fact
+def _decides_blocks(analysis: Analysis) -> str | None:
+    """What decides the memory of blocks: neither the loss, nor how many data-parallel ranks share parameters."""
+    found = all_but_treatments_and_loss(analysis)
+    if found is None:
+        return None
+    body, options = json.loads(found)
+    mesh = analysis.plan.mesh
+    sizes = {axis: size for axis, size in body.pop("mesh", {}).items() if axis not in ("dp_replicate", "dp_shard")}
+    return json.dumps([body, options, sizes, mesh.data_parallel, mesh.dp_shard > 1], sort_keys=True)

@@ -36,12 +36,16 @@ class Probes:
     state: SearchState
     _given: dict[str, Choices | None] = field(default_factory=dict)
     """By what was not known, the candidate that was given for it."""
+    _first: dict[str, Choices] = field(default_factory=dict)
+    """By blocks of which nothing was known, the candidate that was given first."""
 
     def awaited(self, choices: Choices, asked: Collection[Choices]) -> bool:
         """Whether the blocks of some answers are observed by what was asked for."""
         analysis = self.state.candidate(choices).analysis if asked else None
         if analysis is None:
             return False
+        if self._first.get(self._new(analysis) or "") in asked:
+            return True
         key = self._unknown(analysis, complete=None not in choices)
         keys = [key] if key is not None else self._of_treatments(analysis) if None in choices else []
         return any(self._given.get(one) in asked for one in keys)
@@ -58,7 +62,7 @@ class Probes:
         key = self._unknown(analysis, complete=None not in choices)
         if key is None and None in choices:
             return self._of_treatment(choices, analysis)
-        if key is None or key in self._given:
+        if key is None or key in self._given or self._new(analysis) in self._first:
             return None
         self._given[key] = None
         reopened = [one for one in order_of(self.state.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
@@ -69,8 +73,18 @@ class Probes:
                 continue
             if self._unknown(candidate, complete=None not in choices) == key:
                 self._given[key] = found
+                if (blocks := self._new(candidate)) is not None:
+                    self._first[blocks] = found
                 return found
         return None
+
+    def _new(self, analysis: Analysis) -> str | None:
+        """What decides the kernels of blocks of which nothing was observed; None where that is open, or something was.
+
+        Under any treatment they show most of the bounds under the others, so that one of these is simulated first.
+        """
+        key = block_key(analysis)
+        return key if key is not None and self.state.bounds.layers.observed.of(analysis) is None else None
 
     def _of_treatment(self, choices: Choices, analysis: Analysis) -> Choices | None:
         """A candidate whose blocks all have a treatment that was not observed; None where all are known."""

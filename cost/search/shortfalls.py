@@ -9,7 +9,7 @@ those with any other treatments exceed their bounds by as much: by the least tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from legoai.cost.search.lower_bounds.observed_blocks import one_treatment
@@ -35,6 +35,8 @@ class Shortfalls:
     revision: int = 0
     _seen: dict[str, dict[str, tuple[Analysis, float]]] = field(default_factory=dict)
     """Simulated candidates and their seconds, by what they have in common and by the treatment of their blocks."""
+    _most_seen: dict[str | None, dict[str, tuple[Analysis, float]]] = field(default_factory=dict)
+    """Those of one form of the loss, of which most treatments were simulated, by what others have in common."""
 
     def observe(self, analysis: Analysis, work: MicroBatchWork, seconds: float) -> None:
         """Note the step of a simulated candidate whose blocks reach a steady state."""
@@ -44,15 +46,45 @@ class Shortfalls:
         if treatment is not None and treatment not in known:
             known[treatment] = analysis, seconds
             self.revision += 1
+            beside = all_but_treatments_and_loss(analysis)
+            if len(known) > len(self._most_seen.get(beside, {})):
+                self._most_seen[beside] = known
 
     def of(self, analysis: Analysis) -> float:
         """Least seconds by which the step of a candidate exceeds its bound; 0 where that is not known."""
+        if len(found := self._under_treatments(analysis)) < 2:
+            return 0.0
+        least = min(found.values())
+        return max(0.0, least - (max(found.values()) - least))
+
+    def are_known(self, analysis: Analysis) -> bool:
+        """Whether it is known by how much steps exceed their bounds, whatever the treatment of their blocks is."""
+        return len(self._under_treatments(analysis)) > 1
+
+    def _under_treatments(self, analysis: Analysis) -> dict[str, float]:
+        """Seconds by which steps that differ in the treatment of all blocks only exceed their bounds."""
         key = all_but_treatments(analysis) if self._seen else None
         seen = self._seen.get(key, {}) if key is not None else {}
-        if len(seen) < 2:
-            return 0.0
-        found = [seconds - self.bound(one) for one, seconds in seen.values()]
-        return max(0.0, min(found) - (max(found) - min(found)))
+        found = self._beyond(seen)
+        if len(found) == 1:  # treatments decide as little under another form of the loss
+            others = self._beyond(self._most_seen.get(all_but_treatments_and_loss(analysis), {}))
+            [(treatment, own)] = found.items()
+            found |= {one: own + other - others[treatment] for one, other in others.items() if treatment in others}
+        return found
+
+    def _beyond(self, seen: Mapping[str, tuple[Analysis, float]]) -> dict[str, float]:
+        """Seconds by which simulated steps exceed their bounds, by their treatments."""
+        return {treatment: seconds - self.bound(analysis) for treatment, (analysis, seconds) in seen.items()}
+
+
+@fact
+def all_but_treatments_and_loss(analysis: Analysis) -> str | None:
+    """The same but for the form of the loss too; None where anything else is open, or stages share the loss."""
+    if analysis.plan.pipeline is not None or (found := all_but_treatments(analysis)) is None:
+        return None
+    body, options = json.loads(found)
+    body.pop("loss", None)
+    return json.dumps([body, options], sort_keys=True)
 
 
 @fact

@@ -41,7 +41,7 @@ class Treatments:
     def __post_init__(self) -> None:
         """Mixtures and bounds of the same plan."""
         self._mixtures = Mixtures(self.state, self.joint)
-        self._unrecomputed = Unrecomputed(self.state.plan, self.joint)
+        self._unrecomputed = Unrecomputed(self.state, self.joint)
 
     def jointly(self, *, early: bool) -> list[Choices]:
         """What joint answers beside the best others need, and these; none where nothing is left of it.
@@ -64,7 +64,7 @@ class Treatments:
             analysis = self.state.candidate(groups[group][0].choices).analysis
             assert analysis is not None
             room = self.state.bounds.room(analysis)
-            if wanted := self.joint.next_candidates(group, groups[group], room, analysis):
+            if wanted := self.joint.next_candidates(group, groups, room, analysis):
                 return wanted
         return []
 
@@ -74,8 +74,12 @@ class Treatments:
         untried = self.nodes.untried.get(group, math.inf)
         if group == self.joint.holes.group(self.state.found.best.choices):
             return untried < self.state.best_cost
-        bounded = self.state.bounded(group, untried)
-        return bounded is not None and bounded < self.state.costs.nearly(self.state.best_cost)
+        limit, bounded = self.state.costs.nearly(self.state.best_cost), self.state.bounded(group, untried)
+        if bounded is None or bounded >= limit:
+            return False
+        if (least := self._mixtures.least(group)) is not None:
+            self.nodes.bound_untried(group, least)
+        return least is None or least < limit
 
     def beside_best(self) -> list[Choices]:
         """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
@@ -88,4 +92,4 @@ class Treatments:
         limit = self.state.costs.nearly(self.state.best_cost)
         self.nodes.least_untried(limit)
         wanted = self._unrecomputed.wanted(self.nodes.untried, limit)
-        return wanted or self._mixtures.wanted(self.nodes)
+        return wanted or self._mixtures.wanted(self.nodes, self._unrecomputed.complete)

@@ -46,6 +46,9 @@ _LONGER: Final = 16
 _MEANWHILE: Final = 32
 """Effort that is spent on expanding nodes for each candidate that is simulated meanwhile."""
 
+_ALONE: Final = 16
+"""Times as much for a candidate that is simulated alone, beside which most machines have a processor that is idle."""
+
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
 
@@ -204,7 +207,7 @@ class Search:
 
     def _expand_meanwhile(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated; complete ones stay open."""
-        heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
+        heap, left = self.nodes.heap, _MEANWHILE * (_ALONE if candidates == 1 else 1 + candidates)
         complete: list[Node] = []
         try:
             while left > 0 and heap and heap[0][0] < self.state.limit:

@@ -13,9 +13,9 @@ from typing import Final
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.open_plan import OpenPlan
 
 _AT_ONCE: Final = 4
 """Candidates that are simulated together, at most: some take several times as long as others."""
@@ -32,11 +32,11 @@ class Unrecomputed:
     """The candidates of one plan that recompute nothing, or else everything.
 
     Args:
-        plan: with its holes.
+        state: of the search.
         joint: the holes that decide memory.
     """
 
-    plan: OpenPlan
+    state: SearchState
     joint: JointMemory
     _asked: set[Choices] = field(default_factory=set)
 
@@ -49,19 +49,28 @@ class Unrecomputed:
         """
         found: list[Choices] = []
         for choices in sorted(untried, key=lambda one: (untried[one], str(one))):
-            complete = self._complete(choices)
+            complete = self.complete(choices)
             if untried[choices] >= limit or complete is None or len(found) == _AT_ONCE:
                 break
             found.append(complete)
         self._asked.update(found)
         return found
 
-    def _complete(self, choices: Choices) -> Choices | None:
-        """The choices with a treatment that was not asked for; None where none is left, and where more is open."""
+    def complete(self, choices: Choices) -> Choices | None:
+        """The choices with a treatment that was not asked for; None where none is left, and where more is open.
+
+        Where it is known how far steps exceed their bounds, whatever is recomputed, nothing is left.
+        """
         hole = self.joint.holes.holes.checkpoint
         if hole is None or not self.joint.holes.is_open_only(0, choices):
             return None
-        texts = self.plan.holes[hole].choices[: self.plan.holes[hole].listed]
+        known = self.state.plan.holes[hole]
+        texts = known.choices[: known.listed]
         values = [texts.index(text) for text in _TREATMENTS if text in texts]
-        complete = ((*choices[:hole], value, *choices[hole + 1 :]) for value in values)
-        return next((one for one in complete if one not in self._asked), None)
+        for complete in [(*choices[:hole], value, *choices[hole + 1 :]) for value in values]:
+            analysis = self.state.candidate(complete).analysis
+            if analysis is not None and self.state.bounds.shortfalls.are_known(analysis):
+                return None
+            if complete not in self._asked:
+                return complete
+        return None

@@ -6,6 +6,7 @@ the test that every option is lowered.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
@@ -98,7 +99,7 @@ class Declared:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and describe(other) == describe(self)
+        return other is self or (type(other) is type(self) and describe(other) == describe(self))
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, repr(describe(self))))
@@ -136,6 +137,17 @@ class Treatment(Declared):
     def signature(cls) -> str:
         """The treatment as it is written, with ``…`` for required arguments: ``colwise``, ``every(…)``."""
         return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (type(other) is type(self) and other._text == self._text)
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @functools.cached_property
+    def _text(self) -> str:
+        """What it says, by which results are kept."""
+        return f"{type(self).__name__} {describe(self)}"
 
 
 class Divided(Treatment):

@@ -7,9 +7,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.search.candidates import Choices
 from legoai.dsl.frontend.paths import pattern
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import OpenHole, OpenPlan
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.fsdp import Fsdp
+from legoai.specs.directives.loss import Loss
+from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.offload import Offload
 
 _FEWEST_BLOCKS: Final = 6
@@ -58,6 +60,14 @@ class MemoryHoles:
     def group(self, choices: Choices) -> Choices:
         """The choices of the other holes."""
         return tuple(None if index in self.holes else choice for index, choice in enumerate(choices))
+
+    def share_blocks(self, group: Choices, other: Choices) -> bool:
+        """Whether blocks compute and keep the same with two choices of the other holes.
+
+        These differ in nothing but the form of the loss, and in how many of the data-parallel ranks share parameters.
+        """
+        pairs = zip(self.plan.holes, group, other, strict=True)
+        return all(one == two or hole.owner is Loss or _is_of_replicas(hole) for hole, one, two in pairs)
 
     def is_open_only(self, kind: Kind, choices: Choices) -> bool:
         """Whether the hole of a kind is the only one without a choice."""
@@ -126,6 +136,10 @@ class MemoryHoles:
 _OWNERS: Final = (Checkpoint, Fsdp, Offload)
 _MADE_OF: Final = (("none", "full", "selective", "budget"), ("unit",), ("none", "all"))
 """Prefixes of the listed values from which joint solutions are composed, by kind."""
+
+
+def _is_of_replicas(hole: OpenHole) -> bool:
+    return hole.owner is Mesh and hole.what.split()[-1] in ("dp_replicate", "dp_shard")
 
 
 def _hole(plan: OpenPlan, kind: Kind) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import Kind, MemoryHoles, Values, Written, WrittenRule
@@ -168,3 +168,26 @@ def _added(left: PairCosts, right: PairCosts, base: PairCosts) -> PairCosts:
     """The reference costs plus the differences of two others from them."""
     parts = zip(astuple(left), astuple(right), astuple(base), strict=True)
     return PairCosts(*(one + other - both for one, other, both in parts))
+
+
+def beside_what_is_of(own: Figures, figures: Figures, base: Figures) -> Figures:
+    """Figures of a step in steady state whose blocks are those of one candidate, and all else that of another.
+
+    Args:
+        own: of the other candidate.
+        figures: of the one.
+        base: of a third, whose blocks are those of the other, and all else that of the one.
+    """
+    points = replace(
+        figures.points,
+        peak=figures.points.peak + own.points.peak - base.points.peak,
+        inside=figures.points.inside + own.points.inside - base.points.inside,
+        optimizer=figures.points.optimizer + own.points.optimizer - base.points.optimizer,
+    )
+    active = figures.active + own.active - base.active
+    metrics = {
+        "step_time seconds": figures.step_time + own.step_time - base.step_time,
+        "peak_memory bytes": active,
+        "reserved_memory bytes": active + figures.reserved - figures.active,
+    }
+    return replace(figures, metrics={**figures.metrics, **metrics}, points=points)

@@ -221,6 +221,7 @@ def _may_be_cut(analysis: Analysis, parameter: str) -> bool:
         return True
 
 
+@fact
 def gathered_bytes(analysis: Analysis) -> int:
     """Bytes of the parameters that are gathered when the first backward of a micro batch begins, at least.
 

@@ -253,3 +253,15 @@ def test_deciding_treatments_are_simulated_to_tighten_a_bound() -> None:
     assert 1 <= len(bounds) <= 2
     assert bounds == sorted(bounds)
     assert 0.95 * fastest < bounds[-1] <= fastest
+
+
+def test_blocks_of_which_nothing_is_known_are_observed_under_one_treatment_first() -> None:
+    plan = opened("auto in [none, full]", TP="auto in [1, 2]")
+    tp, treatment = (next(i for i, hole in enumerate(plan.holes) if word in hole.what) for word in ("tp", "checkpoint"))
+    state = SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf()))
+    probes, ways = Probes(state), [[0, 0], [0, 1], [1, 1]]
+    one, other, apart = (tuple(way if tp < treatment else reversed(way)) for way in ways)
+    assert probes.of(one) == one
+    assert probes.awaited(other, {one}) and not probes.awaited(other, set())
+    assert probes.of(other) is None
+    assert not probes.awaited(apart, {one}) and probes.of(apart) == apart

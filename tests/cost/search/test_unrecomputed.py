@@ -8,8 +8,11 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search import unrecomputed as unrecomputed_candidates
+from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.state import SearchState
 from legoai.cost.search.unrecomputed import Unrecomputed, recomputes_nothing
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -39,6 +42,10 @@ def opened(treatment: str = "auto", *, micro: str = "auto in [1, 2, 4]", mesh: s
     return OpenPlan(linted, directory=Path())
 
 
+def state_of(plan: OpenPlan) -> SearchState:
+    return SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf(None)))
+
+
 def groups(plan: OpenPlan) -> list[Choices]:
     """The choices of the micro batch, with the treatment of blocks open."""
     [micro] = [index for index, hole in enumerate(plan.holes) if hole.what == "batch micro"]
@@ -53,7 +60,7 @@ def test_untried_treatments_of_least_bounds_are_bounded_first_and_once(monkeypat
     monkeypatch.setattr(unrecomputed_candidates, "_AT_ONCE", 2)
     plan = opened()
     one, two, three = groups(plan)
-    unrecomputed = Unrecomputed(plan, JointMemory(plan))
+    unrecomputed = Unrecomputed(state_of(plan), JointMemory(plan))
     untried = {one: 7.0, two: 5.0, three: 6.0}
     assert treatments(plan, unrecomputed.wanted(untried, 10.0)) == [["2", "none"], ["4", "none"]]
     assert treatments(plan, unrecomputed.wanted(untried, 10.0)) == [["2", "full"], ["4", "full"]]
@@ -65,7 +72,7 @@ def test_untried_treatments_of_least_bounds_are_bounded_first_and_once(monkeypat
 def test_bounds_above_the_limit_and_other_open_holes_are_left():
     plan = opened()
     one, *_ = groups(plan)
-    unrecomputed = Unrecomputed(plan, JointMemory(plan))
+    unrecomputed = Unrecomputed(state_of(plan), JointMemory(plan))
     assert unrecomputed.wanted({one: 9.96}, 9.95) == []
     assert unrecomputed.wanted({(None,) * len(plan.holes): 5.0, one: 6.0}, 9.95) == []
     assert len(unrecomputed.wanted({one: 9.94}, 9.95)) == 1

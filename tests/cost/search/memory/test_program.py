@@ -137,3 +137,28 @@ def test_greedy_choice_recovers_from_a_bad_first_step():
     greedy = problem.greedy()
     assert greedy is not None
     assert greedy.checkpoint == (0, 1, 5)
+
+
+@NEEDS_SOLVER
+def test_program_that_presolve_does_not_end_on_is_solved():
+    """The presolve of HiGHS 1.16 goes on for ever, whatever its limit of time is."""
+    costs = (
+        (0.0, 0.0, 48501732352, 45788231680.0, 24407854080.0),
+        (-0.006902412967166471, 272630784.0, 70312195072, 67326063616.0, 13803572736.0),
+        (-0.017762334047274786, 1279263744.0, 150842831872, 146850067456.0, 15112195584.0),
+        (-0.020720041228179876, 1782580224.0, 191108150272, 186880504832.0, 25782504960.0),
+        (-0.03137581157330018, 2554332160.0, 252848305152, 247580472320.0, 16185937408.0),
+        (-0.034431111594886765, 3024094208.0, 290429268992, 284960109568.0, 20615122432.0),
+        (-0.03526338500422495, 3862955008.0, 357538132992, 350961677312.0, 30455811072.0),
+        (-0.03778450891520686, 5171708928.0, 462238446592, 454353236992.0, 15796733952.0),
+    )
+    pairs = {
+        (place, 0): PairCosts(seconds, held, -255065600.0, peak, inside, 4477665792, unused)
+        for place, (seconds, held, peak, inside, unused) in enumerate(costs)
+    }
+    offloadings = [Offloading(0.0, 0.0, 0.0)]
+    found = MemoryProblem(
+        blocks=80, pairs=pairs, offloadings=offloadings, active=77309411328, reserved=83336214610
+    ).solve()
+    assert found.status == "optimal" and found.division is not None
+    assert found.seconds == pytest.approx(-0.262291692752326)
