@@ -59,12 +59,12 @@ class OpCosts:
             NoModelError: the profile has no rate for a kernel.
             ProfileError: the profile has no measurement of collectives.
         """
-        cost = self._alone(record)
+        cost = self.alone(record)
         if self.calls is None or isinstance(record, HostKernel) or not record.calls:
             return cost
         return replace(cost, seconds=cost.seconds + self.calls.dispatch(record))
 
-    def _alone(self, record: Timed) -> Cost:
+    def alone(self, record: Timed) -> Cost:
         """The cost without the calls before it."""
         same = _identity(record)
         found = self.seen.get(same)

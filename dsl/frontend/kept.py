@@ -65,6 +65,9 @@ class Inputs(dict[Hashable, int]):
         result = self._results.get(what)
         if result is None:
             result = self._results[what] = self.kept.result(what, self, compute)
+        if not self.kept.open and result.error is None:
+            value: T = result.value
+            return value
         found: T = self.kept.use(result)
         return found
 
@@ -133,7 +136,8 @@ class Kept:
             inputs: of the plan.
             compute: called where the result is not known. It notes all inputs that it reads.
         """
-        self.compare(inputs)
+        if inputs.compared != len(self._known):
+            self.compare(inputs)
         found = self._trees.get(what)
         while isinstance(found, _Branch):
             found = found.next.get(inputs[found.name])

@@ -136,7 +136,7 @@ class LayerSeconds(Generic[_Key]):
     """Seconds of what layers run one after another, by a key; those of a segment are added up once.
 
     These are their kernels, and the collectives of forward and recomputation for which their stream waits before it
-    runs another of them.
+    runs another of them. What a CPU's calls add depends on units and replicas, and does not count.
 
     Args:
         cost: of a kernel.
@@ -165,14 +165,14 @@ class LayerSeconds(Generic[_Key]):
             if isinstance(record, Kernel):
                 if in_layers(record, self.stream):
                     begun.clear()  # the rest of these runs beside it
-                    found[self.key(record)] += self.cost(record).seconds
+                    found[self.key(record)] += self.cost.alone(record).seconds
             elif isinstance(record, Collective):
                 if record.axis in BETWEEN_LAYERS and record.stream == self.stream:
                     begun[slot] = record
             elif isinstance(record, WaitWork) and slot in begun and record.stream == self.stream:
                 waited = begun.pop(slot)
                 if waited.phase != "backward":  # what is recomputed decides which of these are left for it
-                    found[self.key(waited)] += self.cost(waited).seconds
+                    found[self.key(waited)] += self.cost.alone(waited).seconds
         return found
 
 

@@ -25,7 +25,7 @@ TEXT = """\
 plan test
 model   llama3("tiny", n_layers = 12, dim = 1024, n_heads = 16, n_kv_heads = 8)
 cluster h100_sxm(devices = 4)
-batch   (global = 256, micro = 16, seq_len = 1024)
+batch   (global = 1024, micro = 64, seq_len = 1024)
 mesh    (pp = 2, dp_shard = 2)
 pipeline on pp (schedule = {schedule})
 fsdp on dp_shard {{ layers.* = auto }}
