@@ -19,6 +19,7 @@ from benchmarks.regret.ranking import (
     rank_correlation,
     regret,
 )
+from benchmarks.regret.split_steps import report as split_steps
 from benchmarks.validation.predict import simulated
 from benchmarks.validation.rows import Row
 
@@ -178,3 +179,20 @@ def test_stall_is_transfer_time_beyond_computation():
     assert command.stall(Row("a", {**fields, "iter_time_s": f"{computed}"})) == pytest.approx(0.0)
     assert command.stall(Row("a", {**fields, "iter_time_s": "100", "pp": "1"})) == 0.0
     assert command.stall(Row("a", {**fields, "iter_time_s": "100", "n_gpus": "8"})) == 0.0
+
+
+def test_steps_are_split_into_what_they_were_composed_of():
+    rows = []
+    for layers, micro_batches, replicas in itertools.product((12, 16, 24), (2, 4), (1, 2, 4)):
+        for tp, block, ends in ((1, 5.0, 20.0), (2, 3.0, 7.0)):
+            parameters = (12 * 1024**2 * layers + 50432 * 1024 - (128 * 1024 if tp == 1 else 0)) / tp / 1e6
+            after = parameters * (0.02 + 0.006 * 2 * (replicas - 1) / replicas)
+            fields = {
+                "n_gpus": tp * replicas, "tp": tp, "micro_batch": 2, "hidden": 1024, "n_layers": layers, "vocab": 50257,
+                "grad_accum": micro_batches, "dp_replicate": replicas,
+                "iter_time_s": (micro_batches * (layers * block + ends) + after) / 1e3,
+            }  # fmt: skip
+            rows.append(Row("row", {name: str(value) for name, value in fields.items()}))
+    found = split_steps(rows)
+    assert "| 1024 | 1 | 2 | 18 | 5.00 | 20.0 |\n| 1024 | 2 | 2 | 18 | 3.00 | 7.0 |" in found
+    assert "36 runs, error 0.00%; update 20.0 ms for a billion parameters." in found
