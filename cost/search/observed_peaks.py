@@ -85,8 +85,9 @@ class ObservedPeaks:
         common = next((one for one in own if one in others), None)
         if treatment in own or treatment not in others or common is None:
             return own.get(treatment)
-        other = others[treatment]
-        return replace(other, peak=0.0, inside=other.inside + own[common].inside - others[common].inside)
+        other, base, seen = others[treatment], others[common], own[common]
+        released = other.released + seen.released - base.released
+        return replace(other, peak=0.0, released=released, inside=other.inside + seen.inside - base.inside)
 
     def _key(self, analysis: Analysis) -> str | None:
         """What a candidate has in common with simulated ones; None where there are none."""

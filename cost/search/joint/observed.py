@@ -181,6 +181,7 @@ def beside_what_is_of(own: Figures, figures: Figures, base: Figures) -> Figures:
     points = replace(
         figures.points,
         peak=figures.points.peak + own.points.peak - base.points.peak,
+        released=figures.points.released + own.points.released - base.points.released,
         inside=figures.points.inside + own.points.inside - base.points.inside,
         optimizer=figures.points.optimizer + own.points.optimizer - base.points.optimizer,
     )
