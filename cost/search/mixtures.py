@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -33,8 +33,6 @@ from legoai.dsl.open_plan import Candidate
 
 _AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
-_ALONE: Final = 4
-"""Candidates of different groups that are simulated before mixtures are."""
 MOST: Final = 48
 """Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""
 
@@ -71,19 +69,19 @@ class Mixtures:
     joint: JointMemory
     _asked: set[tuple[Choices, WrittenRule]] = field(default_factory=set)
 
-    def wanted(self, nodes: Nodes, alone: Callable[[Choices], Choices | None]) -> list[Choices]:
+    def wanted(self, nodes: Nodes, alone: Callable[[Iterable[Choices]], list[Choices]]) -> list[Choices]:
         """Those to be simulated next where the gap would not be small; none where it would stay.
 
         Args:
             nodes: of which the bounds of what is not tried one by one are raised.
-            alone: what else is to be simulated of a group before its mixtures, if anything is.
+            alone: gives what else is to be simulated of some groups before their mixtures, each candidate once.
         """
         limit = self.state.costs.nearly(self.state.best_cost)
         while (least := nodes.least_untried(limit)) < limit:
             group = next(one for one, bound in nodes.untried.items() if bound == least)
-            if (first := alone(group)) is not None:
-                others = [alone(one) for one in sorted(nodes.untried, key=str) if nodes.untried[one] < limit]
-                return list(dict.fromkeys([first, *(one for one in others if one is not None)]))[:_ALONE]
+            if first := alone([group]):
+                others = (one for one in sorted(nodes.untried, key=str) if one != group and nodes.untried[one] < limit)
+                return [*first, *alone(others)]
             left = self._left(group)
             if left is None or sum(bound < limit for bound, _ in left) > MOST:
                 return []
@@ -97,8 +95,9 @@ class Mixtures:
         opened = self.state.candidate(group).analysis
         if opened is None or not self._are_alike(group, opened):
             return None
-        known = all(one.points is not None for _, _, one in self._uniform(group))
-        return min((bound for bound, _ in self._mixed(group, opened)), default=math.inf) if known else None
+        every = self._uniform(group)
+        known = all(one.points is not None for _, _, one in every)
+        return min((bound for bound, _ in self._mixed(opened, every)), default=math.inf) if known else None
 
     def beside_best(self) -> list[Choices]:
         """Those to be simulated next that are likely to be better than the best candidate, and alike in all else."""
@@ -154,7 +153,7 @@ class Mixtures:
         opened = self.state.candidate(group).analysis
         if opened is None or not self._are_alike(group, opened):
             return None
-        found = [one for one in self._mixed(group, opened) if (group, one[1]) not in self._asked]
+        found = [one for one in self._mixed(opened, self._uniform(group)) if (group, one[1]) not in self._asked]
         heapq.heapify(found)
         return found
 
@@ -173,10 +172,9 @@ class Mixtures:
                 found.append((value, candidate, _Uniform(bounds.as_sum(analysis), *memory)))
         return found
 
-    def _mixed(self, group: Choices, opened: Analysis) -> Iterator[_Bounded]:
-        """All mixtures that may fit, each with a bound of its cost."""
-        bounds, blocks = self.state.bounds, len(repeated_blocks(opened.manifest))
-        room, every = bounds.for_tensors(opened), self._uniform(group)
+    def _mixed(self, opened: Analysis, every: Sequence[tuple[int, Candidate, _Uniform]]) -> Iterator[_Bounded]:
+        """All mixtures of treatments that may fit, each with a bound of its cost."""
+        room, blocks = self.state.bounds.for_tensors(opened), len(repeated_blocks(opened.manifest))
         for (low, candidate, first), (high, _, other) in itertools.permutations(every, 2):
             if _keeps_more(first, other):
                 continue

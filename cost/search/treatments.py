@@ -82,7 +82,7 @@ class Treatments:
         return least is None or least < limit
 
     def beside_best(self) -> list[Choices]:
-        """Mixtures that may be better than the best candidate, and differ from it in nothing else."""
+        """Mixtures that are likely to be better than the best candidate, and alike in all else."""
         return self._mixtures.beside_best()
 
     def bounding(self) -> list[Choices]:
@@ -92,4 +92,4 @@ class Treatments:
         limit = self.state.costs.nearly(self.state.best_cost)
         self.nodes.least_untried(limit)
         wanted = self._unrecomputed.wanted(self.nodes.untried, limit)
-        return wanted or self._mixtures.wanted(self.nodes, self._unrecomputed.complete)
+        return wanted or self._mixtures.wanted(self.nodes, self._unrecomputed.of)

@@ -8,6 +8,8 @@ then those that recompute everything, which show how far steps exceed their boun
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,14 +51,21 @@ class Unrecomputed:
         """
         found: list[Choices] = []
         for choices in sorted(untried, key=lambda one: (untried[one], str(one))):
-            complete = self.complete(choices)
+            complete = self._complete(choices)
             if untried[choices] >= limit or complete is None or len(found) == _AT_ONCE:
                 break
             found.append(complete)
         self._asked.update(found)
         return found
 
-    def complete(self, choices: Choices) -> Choices | None:
+    def of(self, groups: Iterable[Choices]) -> list[Choices]:
+        """Those of some groups to be simulated next, each candidate once."""
+        every = (complete for choices in groups if (complete := self._complete(choices)) is not None)
+        found = list(itertools.islice(every, _AT_ONCE))
+        self._asked.update(found)
+        return found
+
+    def _complete(self, choices: Choices) -> Choices | None:
         """The choices with a treatment that was not asked for; None where none is left, and where more is open.
 
         Where it is known how far steps exceed their bounds, whatever is recomputed, nothing is left.

@@ -136,8 +136,7 @@ class Kept:
             inputs: of the plan.
             compute: called where the result is not known. It notes all inputs that it reads.
         """
-        if inputs.compared != len(self._known):
-            self.compare(inputs)
+        self.compare(inputs)
         found = self._trees.get(what)
         while isinstance(found, _Branch):
             found = found.next.get(inputs[found.name])

@@ -69,6 +69,16 @@ def test_untried_treatments_of_least_bounds_are_bounded_first_and_once(monkeypat
     assert treatments(plan, unrecomputed.wanted(untried, 10.0)) == [["1", "none"]]
 
 
+def test_candidates_of_groups_are_given_once():
+    plan = opened()
+    one, two, _ = groups(plan)
+    unrecomputed = Unrecomputed(state_of(plan), JointMemory(plan))
+    assert treatments(plan, unrecomputed.of([one])) == [["1", "none"]]
+    assert treatments(plan, unrecomputed.of([one, two])) == [["1", "full"], ["2", "none"]]
+    assert treatments(plan, unrecomputed.of([one, two])) == [["2", "full"]]
+    assert unrecomputed.of([one, two]) == []
+
+
 def test_bounds_above_the_limit_and_other_open_holes_are_left():
     plan = opened()
     one, *_ = groups(plan)
