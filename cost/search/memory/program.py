@@ -16,9 +16,9 @@ the change that frees missing bytes at the least cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from legoai.runtime.linear_program import LinearProgram
 
@@ -27,6 +27,8 @@ _MOST_NODES: Final = 5000
 
 Pair: TypeAlias = tuple[int, int]
 """Indices of a treatment of `checkpoint` and of one of `fsdp`; both ascend with the bytes that blocks hold."""
+
+_Choice = TypeVar("_Choice")
 
 Rule: TypeAlias = tuple[int, int, int]
 """Treatment of the first blocks, treatment of the others, and number of first blocks; 0 where all have the second."""
@@ -96,6 +98,15 @@ def chain(checkpoint: Rule, fsdp: Rule, blocks: int) -> list[tuple[Pair, int]]:
         found.append((pair, end - start))
         start = end
     return found
+
+
+def cheapest(steps: Iterable[tuple[float, float, _Choice]]) -> _Choice | None:
+    """The choice that frees a byte at the least cost; None where none frees any.
+
+    Args:
+        steps: cost in seconds, freed bytes and result of each change.
+    """
+    return min(((cost / freed, one) for cost, freed, one in steps if freed > 0.0), default=(0.0, None))[1]
 
 
 def one_more(rule: Rule, blocks: int) -> Iterator[Rule]:
@@ -199,17 +210,26 @@ class MemoryProblem:
         ways = range(len(self.offloadings))
         pair = min(self.pairs, key=lambda pair: self.pairs[pair].seconds)
         way = min(ways, key=lambda way: self.offloadings[way].seconds)
-        now = Division((pair[0], pair[0], 0), (pair[1], pair[1], 0), way)
-        while (excess := self.excess(now)) > 0.0:
-            steps = []
-            for one in self._steps(now):
-                freed = excess - max(self.excess(one), 0.0)
-                if freed > 0.0:
-                    steps.append(((self.time(one) - self.time(now)) / freed, one))
-            if not steps:
-                return None
-            now = min(steps)[1]
+        now: Division | None = Division((pair[0], pair[0], 0), (pair[1], pair[1], 0), way)
+        while now is not None and self.excess(now) > 0.0:
+            now = self._changed(now)
         return now
+
+    def _changed(self, now: Division) -> Division | None:
+        """The change that frees missing bytes at the least cost.
+
+        Where none frees missing bytes, the blocks hold less at the least cost: the first block of a treatment may leave
+        more unused than it frees, and the peak may be at a point of the step that no block changes by itself.
+        """
+        steps = [(self.time(one) - self.time(now), one) for one in self._steps(now)]
+        excess, held = self.excess(now), self._held(now)
+        return cheapest((cost, excess - max(self.excess(one), 0.0), one) for cost, one in steps) or cheapest(
+            (cost, held - self._held(one), one) for cost, one in steps if one.offloading == now.offloading
+        )
+
+    def _held(self, division: Division) -> float:
+        """Bytes that the blocks hold between their forward and their backward, as differences."""
+        return sum(count * self.pairs[pair].held for pair, count in self.chain(division))
 
     def _steps(self, now: Division) -> Iterator[Division]:
         """Yield the choices in which one more block holds less, or in which the offloading differs."""

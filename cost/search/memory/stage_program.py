@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-from legoai.cost.search.memory.program import one_more
+from legoai.cost.search.memory.program import cheapest, one_more
 from legoai.cost.search.memory.stage_blocks import RankMemory, Stage, StageBlocks, StageOption, StageRules, times_of
 from legoai.cost.search.stages.action_graph import ActionGraph, Path
 from legoai.runtime.linear_program import LinearProgram
@@ -146,17 +146,18 @@ class StagedMemoryProblem:
             pair = min(stage.pairs, key=lambda pair: self._cost(stage.pairs[pair].seconds, stage.pairs[pair].besides))
             fastest[number] = StageRules((pair[0], pair[0], 0), (pair[1], pair[1], 0))
         way = min(ways, key=lambda way: self.offloadings[way])
-        now = StagedDivision(tuple(fastest[number] for number in sorted(fastest)), way)
-        while (over := self._over(now)) > 0.0:
-            steps = []
-            for one, costs in self._steps(now):
-                freed = over - self._over(one)
-                if freed > 0.0:
-                    steps.append((costs / freed, one))
-            if not steps:
-                return None
-            now = min(steps)[1]
+        now: StagedDivision | None = StagedDivision(tuple(fastest[number] for number in sorted(fastest)), way)
+        while now is not None and self._over(now) > 0.0:
+            now = self._changed(now)
         return now
+
+    def _changed(self, now: StagedDivision) -> StagedDivision | None:
+        """The change that frees missing bytes at the least cost, as for blocks without stages."""
+        steps = [(costs, one) for one, costs in self._steps(now)]
+        over, held = self._over(now), self._held(now)
+        return cheapest((costs, over - self._over(one), one) for costs, one in steps) or cheapest(
+            (costs, held - self._held(one), one) for costs, one in steps if one.offloading == now.offloading
+        )
 
     def _cost(self, seconds: Mapping[str, float], besides: float) -> float:
         """Seconds per step on one rank: those per micro batch of all kinds, and those outside the actions."""
@@ -166,6 +167,14 @@ class StagedMemoryProblem:
         """Sum over the ranks of the bytes beyond their limits."""
         options = zip(self.ranks, self.options(division), strict=True)
         return sum(max(rank.excess(taken, division.offloading), 0.0) for rank, taken in options)
+
+    def _held(self, division: StagedDivision) -> float:
+        """Bytes that the blocks hold at the peaks of their stages, as differences."""
+        return sum(
+            count * one.held
+            for number, stage in self.stages.items()
+            for one, count in stage.chain(division.stages[number])
+        )
 
     def _steps(self, now: StagedDivision) -> Iterator[tuple[StagedDivision, float]]:
         """Yield changed choices with their costs in seconds.

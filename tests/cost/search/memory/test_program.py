@@ -139,6 +139,20 @@ def test_greedy_choice_recovers_from_a_bad_first_step():
     assert greedy.checkpoint == (0, 1, 5)
 
 
+def test_greedy_choice_passes_treatments_whose_first_block_frees_less_than_it_leaves_unused():
+    """One block frees 4 bytes and leaves 6 unused, two free 8: only together do they free what is missing."""
+    fast = PairCosts(0.0, 10.0, 0.0, 100.0, 100.0, 0.0)
+    some = PairCosts(1.0, 6.0, 0.0, 60.0, 60.0, 0.0, unused=6.0)
+    problem = MemoryProblem(
+        blocks=10, pairs={(0, 0): some, (1, 0): fast}, offloadings=[Offloading(0.0, 0.0, 0.0)], active=math.inf,
+        reserved=79.0,
+    )  # fmt: skip
+    greedy = problem.greedy()
+    assert greedy is not None
+    assert greedy.checkpoint == (0, 1, 7)
+    assert replace(problem, reserved=65.0).greedy() is None
+
+
 @NEEDS_SOLVER
 def test_program_that_presolve_does_not_end_on_is_solved():
     """The presolve of HiGHS 1.16 goes on for ever, whatever its limit of time is."""

@@ -194,3 +194,11 @@ def test_stage_program_equals_brute_force(tens: int):
         if greedy is not None:
             assert problem.excess(greedy) <= 0.0
             assert problem.time(greedy) >= best - 1e-6
+
+
+@pytest.mark.parametrize("seed", [25, 54, 99])
+def test_greedy_choice_passes_changes_that_free_nothing_by_themselves(seed: int):
+    problem = drawn(seed)
+    greedy = problem.greedy()
+    assert greedy is not None
+    assert problem.excess(greedy) <= 0.0
