@@ -9,8 +9,8 @@ from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.graph_breaks import hooked_modules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
@@ -62,9 +62,10 @@ class NestedCompile(Check):
 class CompileOverUnits(Check):
     """A module that is compiled as one graph although units lie inside of it.
 
-    The hooks of FSDP2 cannot be traced: each unit breaks the graph, and `fullgraph`, which is the default
-    here, makes that an error. Under tensor parallelism the pieces between the breaks fail to compile too
-    (PyTorch 2.13). A module that is a unit itself is compiled inside of its hooks.
+    The hooks of FSDP2 cannot be traced: each unit of `fsdp`, and each module whose gradients `replicate` reduces in a
+    bucket of their own, breaks the graph, and `fullgraph`, which is the default here, makes that an error. Under tensor
+    parallelism the pieces between the breaks fail to compile too (PyTorch 2.13). A module that is a unit itself is
+    compiled inside of its hooks.
 
     ## Example
     ```
@@ -85,10 +86,7 @@ class CompileOverUnits(Check):
     slug = "compile-over-units"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        fsdp = analysis.plan.fsdp
-        if fsdp is None or fsdp.backend != "eager":
-            return
-        units = fsdp_units(analysis)
+        units = hooked_modules(analysis)
         for rule, paths in grouped(compiled_modules(analysis).items()):
             sharded = analysis.plan.mesh.tp > 1 and analysis.plan.shard_on("tp") is not None
             if not rule.treatment.fullgraph and not sharded:
@@ -96,19 +94,18 @@ class CompileOverUnits(Check):
             pair = next(((path, unit) for path in paths for unit in units if below(unit, path)), None)
             if pair is None:
                 continue
-            maker = units[pair[1]].rule
-            assert maker is not None
+            maker = units[pair[1]]
             assert rule.origin.span is not None
-            assert maker.origin.span is not None
+            assert maker is not None
             what = "compiled under tensor parallelism" if sharded else "one graph"
             yield self.at(
                 rule.origin.span,
                 f"`{name_of(pair[0])}` cannot be {what}: the hooks of the unit `{pair[1]}` break it",
                 label="compiled over the units",
-                others=[Label(maker.origin.span, "makes units inside of it")],
+                others=[Label(maker, "makes units inside of it")],
                 help=[
                     "compile the units instead" + ("" if sharded else ", or allow breaks with `fullgraph = false`"),
-                    "`fsdp … (backend = graph)` traces the whole step as one graph",
+                    *(["`fsdp … (backend = graph)` traces the whole step as one graph"] if analysis.plan.fsdp else []),
                 ],
                 fix=None if sharded else replacement(rule.treatment, "fullgraph", "false"),
             )

@@ -8,6 +8,22 @@ from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.parallelism.experts import changed_experts
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
+from legoai.specs.span import Span
+
+
+def hooked_modules(analysis: Analysis) -> dict[str, Span | None]:
+    """Modules below the model whose hooks break graphs, by path, each with the place that makes it one.
+
+    These are units of `fsdp`, and modules whose gradients `replicate` reduces in a bucket of their own.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    if is_traced(analysis):
+        return {}
+    units = {path: unit.rule.origin.span for path, unit in fsdp_units(analysis).items() if unit.rule is not None}
+    return units | {path: bucket.span for bucket in gradient_buckets(analysis) for path in bucket.paths}
 
 
 def first_graph_break(analysis: Analysis) -> tuple[str, str] | None:
@@ -20,7 +36,7 @@ def first_graph_break(analysis: Analysis) -> tuple[str, str] | None:
     """
     if analysis.plan.compile is None or is_traced(analysis):
         return None
-    breaks, units = changed_experts(analysis), fsdp_units(analysis) if analysis.plan.fsdp is not None else {}
+    breaks, units = changed_experts(analysis), hooked_modules(analysis)
     for path, rule in compiled_modules(analysis).items():
         inside = [other for other in breaks if other == path or below(other, path)]
         inside += [other for other in units if below(other, path)]

@@ -42,6 +42,20 @@ def test_full_graph_cannot_contain_unit_hooks(units: str, compiled: str, wrong: 
 
 
 @pytest.mark.parametrize(
+    ("replicas", "compiled", "wrong"),
+    [
+        ("(bucket = 64KiB)", "root = inductor", True),
+        ("(bucket = 64KiB)", "root = inductor(fullgraph = false)", False),
+        ("(bucket = 64KiB)", "layers.* = inductor", False),
+        ("(bucket = 1GiB)", "root = inductor", False),
+    ],
+)
+def test_full_graph_cannot_contain_hooks_of_replicas(replicas: str, compiled: str, wrong: bool) -> None:
+    plan = f"mesh (dp_replicate = 8)\nreplicate on dp_replicate {replicas}\ncompile {{ {compiled} }}"
+    assert ("LP623" in codes(plan)) is wrong
+
+
+@pytest.mark.parametrize(
     ("compiled", "wrong"),
     [
         ("layers.* = inductor", False),
