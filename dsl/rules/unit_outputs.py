@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.parallelism.experts import distributed_experts
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets, replicas
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -23,7 +24,7 @@ class OutputOfUnits(Check):
 
     `output` is the dtype that every unit returns, and a unit casts its inputs to `param`. A linear layer that is not a
     unit itself, but belongs to the enclosing unit, reads the output of an inner unit as it is, and PyTorch refuses to
-    multiply matrices of two dtypes. The buckets of `replicate` are such units.
+    multiply matrices of two dtypes. The buckets of `replicate` are such units, and so are experts on ranks of `ep`.
 
     ## Example
     ```
@@ -51,7 +52,7 @@ class OutputOfUnits(Check):
             buckets = [bucket.paths for bucket in gradient_buckets(analysis)]
             taking, giving = {paths[0] for paths in buckets}, {paths[-1] for paths in buckets}
         elif analysis.plan.fsdp is not None and analysis.plan.fsdp.backend == "eager":
-            taking = giving = set(fsdp_units(analysis))
+            taking = giving = set(fsdp_units(analysis)) | set(distributed_experts(analysis))
         else:
             return
         met = next(_Following(manifest, taking, giving).call("", ()), None)
@@ -71,7 +72,8 @@ def _makers(analysis: Analysis, met: _Met) -> list[Label]:
     replicate = replicas(analysis)
     if replicate is not None:
         return [Label(analysis.place(replicate), "reduces gradients in buckets, each of which is a unit")]
-    maker = fsdp_units(analysis)[met.unit].rule
+    made = fsdp_units(analysis).get(met.unit)
+    maker = distributed_experts(analysis)[met.unit] if made is None else made.rule
     return [] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")]
 
 

@@ -46,6 +46,14 @@ def test_buckets_of_replicas_are_units(model: str, bucket: str, wrong: bool):
     assert ("LP618" in codes(f"{small}{mesh}replicate on dp_replicate (bucket = {bucket})")) == wrong
 
 
+@pytest.mark.parametrize(("ranks", "wrong"), [(1, False), (2, True)])
+def test_distributed_experts_are_units(ranks: int, wrong: bool):
+    model = 'model mixtral("8x7b", n_layers = 2, dim = 64, n_heads = 4, n_kv_heads = 4, hidden_dim = 128)\n'
+    mesh = f"cluster cpu(devices = 2)\nmesh (dp_shard = 2, ep = {ranks})\nprecision (param = bf16, output = fp32)\n"
+    experts = "shard on ep { layers.*.feed_forward.experts = experts }\n" if ranks > 1 else ""
+    assert ("LP618" in codes(f"{model}{mesh}{experts}fsdp on dp_shard")) == wrong
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_torch_refuses_what_the_rule_refuses(name: str, gloo):
     units, wrong = UNITS[name]
