@@ -32,7 +32,7 @@ from legoai.runtime.recomputation.policies import (
     selective_contexts,
 )
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
-from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves
 from legoai.runtime.wrapped import plain_parts
 from legoai.specs.models.random_operators import is_random
 
@@ -286,11 +286,20 @@ def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
     if is_collective(operator):
         return float(FLOP_PER_LINK_BYTE * moved)
     formula: Callable[..., Any] | None = flop_registry.get(operator._overloadpacket)
-    flops = 0
+    flops = 0.0
     if formula is not None:
-        args, kwargs, output = tree_map_only(torch.Tensor, _local, (args, kwargs, output))
-        flops = formula(*args, **kwargs, out_val=output)
+        # The operands may still be sharded differently than the product needs: their own shapes need not fit.
+        flops = formula(*args, **kwargs, out_val=output) / _ranks_that_share(output)
     return float(max(flops, FLOP_PER_BYTE * moved))
+
+
+def _ranks_that_share(output: Any) -> int:
+    """Ranks that compute a distributed tensor together; each of the others computes all that its replica does."""
+    one = next((tensor for tensor in _tensors(output) if isinstance(tensor, DTensor)), None)
+    if one is None:
+        return 1
+    sizes = zip(one.device_mesh.shape, one.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -54,6 +54,14 @@ def test_every_treatment_under_fsdp_and_tp_equals_one_process(rules: str, gloo, 
         assert_close(result, alone, TOLERANCE)
 
 
+def test_budget_of_a_layer_whose_input_is_cut_by_the_product_equals_one_process(gloo, data, alone):
+    """The weight is cut along the features of its input, which is whole until the product cuts it."""
+    cut = "mesh (tp = 4)\nshard on tp { layers.*.attention.wq.weight = shard(1) }\n"
+    rules = "checkpoint { layers.* = budget(50%, by = greedy) }"
+    for result in gloo(4)(train, text_of(f"{cut}{PLAIN_DOUBLE}{rules}"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
 def test_every_fully_sharded_treatment_equals_one_process(rules: str, gloo, data, alone):
