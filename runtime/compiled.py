@@ -1,4 +1,4 @@
-"""Hooks around compiled modules, for the inputs and outputs of their graphs."""
+"""Compilation of layers of `torch.nn`, and hooks around compiled modules for the inputs and outputs of their graphs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,25 @@ def own_compile_cache(mesh: DeviceMesh) -> AbstractContextManager[None]:
     (PyTorch 2.13): a rank could be given a graph that uses the group of another.
     """
     return tagged_compile_cache(" ".join(str(group.group_name) for group in mesh.get_all_groups()))
+
+
+def compile_layer(layer: nn.Module, **options: Any) -> None:
+    """Compile a layer that may be one of `torch.nn`, as `layer.compile` compiles a module of other authors.
+
+    The compiler skips functions of `torch.nn` unless another function calls them (PyTorch 2.13): `layer.compile` would
+    have no effect, or fail under `fullgraph`.
+
+    Args:
+        layer: whose forward becomes a function that calls its own.
+        options: of `torch.compile`.
+    """
+    forward = layer.forward
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    layer.forward = called
+    layer.compile(**options)
 
 
 def wait_for_output(module: nn.Module) -> None:

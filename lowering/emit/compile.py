@@ -24,6 +24,7 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
+from legoai.specs.models.manifest import ModuleInfo
 
 Rules = Mapping[str, PathRule[Any]]
 
@@ -60,10 +61,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     mesh = "mesh" if directive.async_tp else None
     note = lowering.note(directive)
     if first:
-        body += _calls(lowering, first)
+        body += _calls(lowering, draft, first)
         draft.apply("apply_compile", mesh=mesh, body=body, note=note, why=_WHY_BEFORE, before="apply_checkpoint")
         body, mesh = [], None
-    body += _calls(lowering, then)
+    body += _calls(lowering, draft, then)
     if body:
         name = "apply_compile_after_checkpoint" if first else "apply_compile"
         draft.apply(name, mesh=mesh, body=body, note=note, why=_WHY_AFTER if selective else _WHY)
@@ -96,10 +97,17 @@ def _is_selective(rule: PathRule[Any] | None) -> bool:
     return rule is not None and isinstance(rule.treatment, Selective)
 
 
-def _calls(lowering: Lowering, compiled: Rules) -> list[Statement]:
+def _calls(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
     """The calls of `compile`, in loops over blocks."""
     made = {path: Compiled(_options(rule), rule_note(rule)) for path, rule in compiled.items()}
+    if any(_is_layer(lowering.manifest.modules[path]) for path in made):
+        draft.imports.name("legoai.runtime", "compile_layer")
     return [item for group in lowering.groups(made) for item in _compile(lowering, group)]
+
+
+def _is_layer(module: ModuleInfo) -> bool:
+    """Whether a module may be one of `torch.nn`, whose functions the compiler skips."""
+    return module.kind == "container" or (not module.children and module.kind != "experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,12 @@ def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: boo
         path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
         options = dict(compiled.options)
-        value = call("compile_module", module, **options) if of_regions else call(f"{module}.compile", **options)
+        if of_regions:
+            value = call("compile_module", module, **options)
+        elif _is_layer(lowering.manifest.modules[path]):
+            value = call("compile_layer", module, **options)
+        else:
+            value = call(f"{module}.compile", **options)
         line = Line(value, "", compiled.note)
         body += where_held(lowering, group, path, line)
     return blocks.loop(body)

@@ -57,6 +57,21 @@ def test_more_compiled_modules_equal_one_eager_process(name: str, gloo, data, al
         assert_close(result, alone, TOLERANCE)
 
 
+def test_layers_of_torch_are_compiled(gloo, data):
+    """Compiled by their own method they would fail: dynamo finds nothing to compile in them."""
+    layers = "layers.*.attention.{wq, wo} = aot_eager, layers.*.ffn_norm = aot_eager(fullgraph = false)"
+    [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE), data)
+    [compiled] = gloo(1)(compiled_frames, text_of(f"{PLAIN_DOUBLE}compile {{ {layers} }}"), data)
+    assert_close(compiled["result"], eager, TOLERANCE)
+    assert compiled["graphs"] >= 2
+
+
+def compiled_frames(text: str, data: str) -> dict:
+    torch._dynamo.utils.counters.clear()
+    result = train_anew(text, data)
+    return {"result": result, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+
+
 def test_blocks_beyond_the_recompile_limit_share_one_compilation(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", n_layers = 12, dim = 64, hidden_dim = 64)')
     [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE, head), data)
