@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
 
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.optimizer import Muon
 from legoai.specs.plan import Plan
 
 Kind = Literal["gradient", "clipped", "update"]
@@ -20,7 +21,8 @@ class Tolerances:
     """Largest accepted differences, all relative.
 
     Attributes:
-        loss: and gradient norm, relative to their values.
+        loss: and gradient norm, relative to their values, in the first step.
+        after: the same after an update, which enlarges what rounding has changed.
         gradient: the 2-norm of a difference relative to that of the gradient or, where the gradient is small, to a
             thousandth of the average for gradients of its size in this model.
         update: root mean square of a parameter's difference after a step, relative to the sum of the learning rates up
@@ -28,18 +30,22 @@ class Tolerances:
     """
 
     loss: float
+    after: float
     gradient: float
     update: float
 
 
 TOLERANCES: Final = {
-    "fp64": Tolerances(loss=1e-10, gradient=1e-9, update=1e-6),
-    "fp32": Tolerances(loss=1e-5, gradient=1e-3, update=5e-2),
-    "fp64, partly fp32": Tolerances(loss=1e-7, gradient=1e-5, update=1e-3),
-    "bf16": Tolerances(loss=2e-2, gradient=2e-1, update=1.0),
+    "fp64": Tolerances(loss=1e-10, after=1e-10, gradient=1e-9, update=1e-6),
+    "fp32": Tolerances(loss=1e-5, after=1e-5, gradient=1e-3, update=5e-2),
+    "fp64, partly fp32": Tolerances(loss=1e-7, after=1e-6, gradient=1e-5, update=1e-3),
+    "bf16": Tolerances(loss=2e-2, after=2e-2, gradient=2e-1, update=1.0),
 }
 """By the dtype of computation. Models from outside LegoAI may compute norms and positions in fp32. Adam's first steps
 depend only on a gradient's sign, so that rounding of gradients near zero shows in updates."""
+
+_BY_MUON: Final = {"after": 1e-3, "update": 2e-2}
+"""Where gradients are not exact and Muon rounds them to bf16: five times that rounding."""
 
 _COARSE: Final = ("fp64", "fp32", "bf16", "fp16")
 """Dtypes by their rounding error in a reduction; fp16 also loses small gradients."""
@@ -53,8 +59,12 @@ def tolerances(plan: Plan) -> Tolerances:
         used.append(precision.reduce)
     dtype = max(used, key=_COARSE.index)
     if dtype == "fp64" and plan.model.family in FOREIGN:
-        return TOLERANCES["fp64, partly fp32"]
-    return TOLERANCES["bf16" if dtype == "fp16" else dtype]
+        dtype = "fp64, partly fp32"
+    found = TOLERANCES["bf16" if dtype == "fp16" else dtype]
+    rules = () if plan.optimizer is None else plan.optimizer.rules
+    if dtype == "fp64" or not any(isinstance(rule.treatment, Muon) for rule in rules):
+        return found
+    return replace(found, **{name: max(getattr(found, name), least) for name, least in _BY_MUON.items()})
 
 
 SMALL_GRADIENT: Final = 1e-3

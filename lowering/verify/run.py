@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import os
 import random
 import tempfile
@@ -115,8 +116,9 @@ class Verdict:
         return self._wrong(self.norms)
 
     def _wrong(self, pairs: tuple[tuple[float, float], ...]) -> tuple[int, ...]:
-        found = (step for step, (own, wanted) in enumerate(pairs, 1) if relative(own, wanted) > self.tolerances.loss)
-        return tuple(found)
+        limits = itertools.chain([self.tolerances.loss], itertools.repeat(self.tolerances.after))
+        steps = enumerate(zip(pairs, limits, strict=False), 1)
+        return tuple(step for step, (pair, limit) in steps if relative(*pair) > limit)
 
     @property
     def equal(self) -> bool:

@@ -187,9 +187,16 @@ def _table(verdict: Verdict) -> Iterator[str]:
     from legoai.lowering.verify.compare import relative
 
     limits = verdict.tolerances
+    beginning = f"{limits.loss:.0e}" + (f", after an update {limits.after:.0e}" if limits.after != limits.loss else "")
     rows = [
-        ("loss", [relative(*pair) for pair in verdict.losses], limits.loss, "of its value"),
-        ("gradient norm", [relative(*pair) for pair in verdict.norms], limits.loss, "of its value"),
+        ("loss", [relative(*pair) for pair in verdict.losses], len(verdict.wrong_losses), "of its value", beginning),
+        (
+            "gradient norm",
+            [relative(*pair) for pair in verdict.norms],
+            len(verdict.wrong_norms),
+            "of its value",
+            beginning,
+        ),
     ]
     kinds = (
         ("gradient", "gradients", "of its norm"),
@@ -199,11 +206,11 @@ def _table(verdict: Verdict) -> Iterator[str]:
     for kind, name, words in kinds:
         sizes = [item.size for item in verdict.differences if item.kind == kind]
         if sizes:
-            rows.append((name, sizes, limits.update if kind == "update" else limits.gradient, words))
-    for what, sizes, limit, words in rows:
-        wrong = sum(not size <= limit for size in sizes)
+            limit = limits.update if kind == "update" else limits.gradient
+            rows.append((name, sizes, sum(not size <= limit for size in sizes), words, f"{limit:.0e}"))
+    for what, sizes, wrong, words, allowed in rows:
         found = f"{wrong} of {len(sizes)} differ" if wrong else f"{len(sizes)} equal"
-        yield f"  {what:<13}  {found:<16}  by at most {_size(max(sizes))} {words} (allowed {limit:.0e})"
+        yield f"  {what:<13}  {found:<16}  by at most {_size(max(sizes))} {words} (allowed {allowed})"
     yield from _facts(verdict)
 
 

@@ -104,7 +104,7 @@ def test_autocast_casts_layer_inputs(gloo, data):
         for styles in (SEQUENCE_PARALLEL, OVERLAPPED)
     )
     assert overlapped["dtypes"] == {torch.float32}
-    assert overlapped["loss"] == pytest.approx(plain["loss"], rel=1e-3)
+    assert overlapped["loss"] == pytest.approx(plain["loss"], rel=4e-3)  # bf16 rounds to 1 in 256
     assert overlapped["loss"] == pytest.approx(single["loss"], rel=1e-2)
 
 

@@ -29,6 +29,17 @@ def test_coarsest_rounding_dtype_sets_the_tolerance(body: str, dtype: str):
     assert tolerances(resolved(f"{HEAD}{BODY}{body}")) == TOLERANCES[dtype]
 
 
+def test_updates_by_muon_from_inexact_gradients_may_differ_by_its_rounding():
+    """It rounds gradients to bf16; those of fp64 differ too little to be rounded differently."""
+    by_muon = "optimizer sgd(lr = 0.1) { layers.*.attention = muon(lr = 0.02) }\n"
+    body = BODY.replace("optimizer", "#") + by_muon
+    exact = tolerances(resolved(f"{HEAD}{body}precision (master = fp64, param = fp64)\n"))
+    rounded = tolerances(resolved(f"{HEAD}{body}precision (param = fp32)\n"))
+    assert exact == TOLERANCES["fp64"]
+    assert (rounded.loss, rounded.gradient) == (TOLERANCES["fp32"].loss, TOLERANCES["fp32"].gradient)
+    assert (rounded.after, rounded.update) == (1e-3, 5e-2)
+
+
 def test_update_differences_are_cumulative():
     """With gradients of rounding errors only, the sign of each Adam step is arbitrary."""
     gradient, parameter = torch.ones(4), torch.zeros(4)
