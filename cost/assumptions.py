@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from legoai.cost.machine.cluster import Machine
@@ -10,6 +11,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.dsl.analysis.facts import name_of
+from legoai.dsl.analysis.magnitudes.bounds import unaligned_vocabulary
 from legoai.dsl.analysis.parallelism.graph_breaks import first_graph_break
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
@@ -27,14 +29,18 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
 
 
-def of_compilation(plan: Plan, manifest: Manifest) -> Iterator[str]:
-    """Yield what is unknown about kernels that are chosen by measurements, and what breaks in graphs leave out."""
-    broken = first_graph_break(Analysis(plan, manifest))
+def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]:
+    """Yield what is unknown about kernels: of odd sizes, and those that compilation chooses or leaves out."""
+    analysis = Analysis(plan, manifest, directory)
+    broken = first_graph_break(analysis)
     if broken is not None:
         yield (
             f"the graph of `{name_of(broken[0])}` breaks at `{broken[1]}`: what lies between the modules inside of it "
             "that have no break runs operator by operator, though the compiler would fuse it"
         )
+    held = unaligned_vocabulary(analysis)
+    if held is not None:
+        yield f"products of logits over {held:,} tokens, not a multiple of 8, are as fast as those of a multiple"
     rules = () if plan.compile is None else plan.compile.rules
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):

@@ -274,7 +274,7 @@ def estimate(
         assumptions=(
             *assumptions.of_machine(machine),
             *assumptions.of_full_batch(plan),
-            *assumptions.of_compilation(plan, manifest),
+            *assumptions.of_kernels(plan, manifest, directory),
             *assumptions.of_profile(plan, _kind(machine)),
         ),
     )

@@ -72,7 +72,7 @@ class Options:
         """Return the options for a backend and a mode of `torch.compile` on a kind of device.
 
         Modes that choose kernels by measuring are assumed to choose those of libraries; see
-        `assumptions.of_compilation`.
+        `assumptions.of_kernels`.
 
         Raises:
             SimulationError: the combination is not supported.

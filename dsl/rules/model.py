@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.magnitudes.bounds import unaligned_vocabulary
 from legoai.dsl.diagnostics.codes.names import WrongModel
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -74,4 +75,44 @@ class NoFirstValue(Check):
                 f"fill it in the constructor, as with `torch.nn.init`, or give `{module.class_name}` a method "
                 f"`{method}(self)`",
             ],
+        )
+
+
+class UnalignedVocabulary(Check):
+    """A vocabulary whose logits are computed by slower kernels.
+
+    In half precision the matrix units of NVIDIA GPUs are as fast as they can be where rows of matrices begin at
+    multiples of 16 bytes: the vocabulary on a rank is a multiple of 8. Vocabularies are usually padded to a multiple of
+    128 times `tp`; the tokens that are added never occur. Predictions do not contain what an unaligned one costs.
+
+    ## Example
+    ```
+    model gpt2("small")
+    batch (global = 64, micro = 2, seq_len = 1024)
+    mesh  (dp_shard = 32)
+    ```
+
+    ## Use instead
+    ```
+    model gpt2("small", vocab_size = 50304)
+    batch (global = 64, micro = 2, seq_len = 1024)
+    mesh  (dp_shard = 32)
+    ```
+    """
+
+    code = "LP836"
+    slug = "unaligned-vocabulary"
+    severity = "advice"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        model, held, manifest = analysis.plan.model, unaligned_vocabulary(analysis), analysis.manifest
+        if held is None or manifest is None or manifest.vocab_size is None:
+            return
+        unit = 128 * analysis.plan.mesh.tp
+        padded = -(-manifest.vocab_size // unit) * unit
+        yield self.at(
+            analysis.place(model, "vocab_size" if "vocab_size" in model.arguments else "target"),
+            f"a vocabulary of {manifest.vocab_size} is not a multiple of 8 on a rank: products of logits are slower",
+            label=f"{held} on each rank",
+            help=[f"pad it to {padded}: the tokens that are added never occur"],
         )

@@ -16,6 +16,9 @@ from legoai.specs.models.reads import Tokens, TwoTexts
 _PASSES = 6
 """Operations of a linear layer for each weight and token: a product and a sum in forward, twice that in backward."""
 
+_ALIGNED = 16
+"""Bytes to which matrices' rows are aligned for full speed (NVIDIA's Matrix Multiplication Background User's Guide)."""
+
 
 def local_logits(analysis: Analysis) -> int | None:
     """A lower bound of the number of one micro batch's logits on a rank; None where the model has none."""
@@ -24,6 +27,22 @@ def local_logits(analysis: Analysis) -> int | None:
         return None
     ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
     return local_tokens(plan) * manifest.vocab_size // ranks
+
+
+def unaligned_vocabulary(analysis: Analysis) -> int | None:
+    """The tokens of the vocabulary on a rank where the rows of logits do not begin at multiples of 16 bytes, else None.
+
+    That is what matrix units of NVIDIA GPUs read and write at their full speed in half precision. Where `tp` does not
+    divide the vocabulary, nothing is said.
+    """
+    plan, manifest, device = analysis.plan, analysis.manifest, analysis.device
+    if manifest is None or manifest.vocab_size is None or device is None or device.kind == "cpu":
+        return None
+    if plan.precision.param not in ("bf16", "fp16") or not isinstance(manifest.reads, Tokens | TwoTexts):
+        return None
+    ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
+    held, left = divmod(manifest.vocab_size, ranks)
+    return held if not left and held * DTYPE_BYTES[plan.precision.param] % _ALIGNED else None
 
 
 def logits_bytes(analysis: Analysis) -> int | None:
