@@ -26,7 +26,7 @@ fsdp blocks on dp_shard
     ],
 )
 def test_products_of_odd_sizes_are_assumed_to_be_as_fast(vocabulary: int, assumed: list[str]):
-    analysis = lint(PLAN.format(vocabulary), "small.plan").analysis
+    analysis = lint(PLAN.format(vocabulary), "small.plan", directory=Path()).analysis
     assert analysis is not None
     assert analysis.manifest is not None
     assert list(of_kernels(analysis.plan, analysis.manifest, Path())) == assumed
