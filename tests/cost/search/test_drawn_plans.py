@@ -1,7 +1,8 @@
-"""Random plans with holes are solved or refused with a code, and the answers have the reported cost."""
+"""Random plans with holes are solved or refused with a code; answers have the reported cost, and none is better."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, evaluated
+from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.solve import solve
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from support.marks import NEEDS_SOLVER
 from support.open_plans import open_plan
 
@@ -47,3 +55,30 @@ def test_random_plan_is_solved_or_refused(seed: int, tmp_path: Path):
     assert ran("lint", solved, cache=tmp_path).returncode == 0
     cost = ran("cost", solved, "--json", cache=tmp_path)
     assert json.loads(cost.stdout)["step_time_s"] == found["estimate"]["step_time_s"]
+
+
+def legal(plan: OpenPlan) -> list[tuple[Choices, Candidate]]:
+    """Every listed candidate that lint has no error for."""
+    ways = itertools.product(*(range(hole.listed) for hole in plan.holes))
+    found = [(way, plan.candidate(way)) for way in ways]
+    return [(way, one) for way, one in found if not one.errors and one.analysis is not None]
+
+
+@NEEDS_SOLVER
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2010, 2029, 2037, 2102, 2117, 2132, 2133, 2148])
+def test_no_listed_candidate_is_better_than_the_answer_or_its_bound(seed: int):
+    """Brute force over three to twenty-four candidates, most of which the search may exclude by a bound."""
+    linted = lint(open_plan(random.Random(seed)), "open.plan", directory=Path())
+    objective = objective_of(linted.resolution.plan.objective)
+    costs = Costs(objective, BoundsOf())
+    with Simulation(directory=Path()) as evaluator:
+        result = solve(OpenPlan(linted, directory=Path()), evaluator).result
+        every = legal(OpenPlan(linted, directory=Path()))
+        figures = list(evaluator.evaluate([one.analysis for _, one in every], None))
+    tried = [evaluated(*one, found) for one, found in zip(every, figures, strict=True) if isinstance(found, Figures)]
+    least = min(costs.of(one) for one in tried if one.feasible)
+    assert result.best is not None
+    assert result.bound is not None
+    assert costs.of(result.best) <= least
+    assert costs.value(result.bound) <= least + 1e-9 * abs(least)
