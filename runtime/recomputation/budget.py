@@ -294,7 +294,7 @@ def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
 
 
 def _ranks_that_share(output: Any) -> int:
-    """Ranks that compute a distributed tensor together; each of the others computes all that its replica does."""
+    """Ranks over which a distributed tensor is cut, or is a sum of: each computes a share of it."""
     one = next((tensor for tensor in _tensors(output) if isinstance(tensor, DTensor)), None)
     if one is None:
         return 1

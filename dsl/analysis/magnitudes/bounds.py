@@ -5,7 +5,7 @@ from __future__ import annotations
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
-from legoai.dsl.analysis.parallelism.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
@@ -34,14 +34,19 @@ def unaligned_vocabulary(analysis: Analysis) -> int | None:
 
     That is what matrix units of NVIDIA GPUs read and write at their full speed in half precision. Where `tp` does not
     divide the vocabulary, nothing is said.
+
+    Raises:
+        Undecided: the size of `tp`, a placement or the dtype is a hole.
     """
     plan, manifest, device = analysis.plan, analysis.manifest, analysis.device
     if manifest is None or manifest.vocab_size is None or device is None or device.kind == "cpu":
         return None
     if plan.precision.param not in ("bf16", "fp16") or not isinstance(manifest.reads, Tokens | TwoTexts):
         return None
-    ranks = plan.mesh.tp if shard_on_tp(analysis) is not None else 1
-    held, left = divmod(manifest.vocab_size, ranks)
+    output = last_module(manifest)
+    is_layer = output is not None and manifest.modules[output].kind == "linear"
+    is_cut = is_layer and placement(analysis, f"{output}.weight").dim == 0
+    held, left = divmod(manifest.vocab_size, plan.mesh.tp if is_cut else 1)
     return held if not left and held * DTYPE_BYTES[plan.precision.param] % _ALIGNED else None
 
 

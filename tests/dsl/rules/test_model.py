@@ -17,6 +17,7 @@ SPLIT = GPU.replace("dp_shard = 8", "dp_shard = 4, tp = 2") + "shard on tp { out
         (f'model llama3("tiny", vocab_size = 50264)\n{GPU}', False),
         (f'model llama3("tiny", vocab_size = 50264)\n{SPLIT}', True),
         (f'model llama3("tiny", vocab_size = 50272)\n{SPLIT}', False),
+        (f'model llama3("tiny", vocab_size = 50264)\n{SPLIT.replace("output =", "layers.*.attention.wq =", 1)}', False),
         (f'model llama3("tiny", vocab_size = 50257)\n{SPLIT}', False),  # `uneven-shards` says it
         (f'model llama3("tiny", vocab_size = 50257)\n{GPU}precision (param = fp32)\n', False),
         (f'model llama3("tiny", vocab_size = 50257)\n{GPU.replace("h100_sxm", "cpu(devices = 8)")}', False),
