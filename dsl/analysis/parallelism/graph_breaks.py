@@ -23,7 +23,8 @@ def hooked_modules(analysis: Analysis) -> dict[str, Span | None]:
     if is_traced(analysis):
         return {}
     units = {path: unit.rule.origin.span for path, unit in fsdp_units(analysis).items() if unit.rule is not None}
-    return units | {path: bucket.span for bucket in gradient_buckets(analysis) for path in bucket.paths}
+    buckets = () if analysis.manifest is None else gradient_buckets(analysis)
+    return units | {path: bucket.span for bucket in buckets for path in bucket.paths}
 
 
 def first_graph_break(analysis: Analysis) -> tuple[str, str] | None:
