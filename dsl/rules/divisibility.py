@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import sequence_length
 from legoai.dsl.analysis.blocks import by_rule, distinct, general, span_of
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary
 from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -229,7 +230,7 @@ class UnevenShards(Check):
             least = max(0, item.size - most * (mesh.tp - 1))
             help = []
             if item.size == manifest.vocab_size:
-                padded = -(-item.size // (128 * mesh.tp)) * 128 * mesh.tp
+                padded = padded_vocabulary(item.size, mesh.tp)
                 help.append(f"a vocabulary of {padded} would give each rank {padded // mesh.tp}")
             yield self.at(
                 span_of(item.rule),

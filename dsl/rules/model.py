@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.magnitudes.bounds import unaligned_vocabulary
+from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary, unaligned_vocabulary
 from legoai.dsl.diagnostics.codes.names import WrongModel
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -106,10 +106,11 @@ class UnalignedVocabulary(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         model, held, manifest = analysis.plan.model, unaligned_vocabulary(analysis), analysis.manifest
-        if held is None or manifest is None or manifest.vocab_size is None:
+        if held is None:
             return
-        unit = 128 * analysis.plan.mesh.tp
-        padded = -(-manifest.vocab_size // unit) * unit
+        assert manifest is not None
+        assert manifest.vocab_size is not None
+        padded = padded_vocabulary(manifest.vocab_size, analysis.plan.mesh.tp)
         yield self.at(
             analysis.place(model, "vocab_size" if "vocab_size" in model.arguments else "target"),
             f"a vocabulary of {manifest.vocab_size} is not a multiple of 8 on a rank: products of logits are slower",

@@ -50,6 +50,12 @@ def unaligned_vocabulary(analysis: Analysis) -> int | None:
     return held if not left and held * DTYPE_BYTES[plan.precision.param] % _ALIGNED else None
 
 
+def padded_vocabulary(tokens: int, ranks: int) -> int:
+    """The next vocabulary that is a multiple of 128 on each rank of `tp`, as vocabularies are usually padded."""
+    unit = 128 * ranks
+    return -(-tokens // unit) * unit
+
+
 def logits_bytes(analysis: Analysis) -> int | None:
     """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from legoai.lowering.verify.compare import TOLERANCES, differences, relative, tolerances, unlike, wrong_samples
+from legoai.lowering.verify.run import Verdict
 from support.plans import HEAD, resolved
 
 BODY = "batch (global = 4, micro = 1, seq_len = 16)\noptimizer adamw\n"
@@ -38,6 +39,15 @@ def test_updates_by_muon_from_inexact_gradients_may_differ_by_its_rounding():
     assert exact == TOLERANCES["fp64"]
     assert (rounded.loss, rounded.gradient) == (TOLERANCES["fp32"].loss, TOLERANCES["fp32"].gradient)
     assert (rounded.after, rounded.update) == (1e-3, 5e-2)
+
+
+def test_steps_after_an_update_may_differ_by_more():
+    limits = TOLERANCES["fp64, partly fp32"]
+    between = (limits.loss + limits.after) / 2
+    pairs = ((1.0, 1.0), (1.0 + between, 1.0), (1.0 + 2 * limits.after, 1.0))
+    assert Verdict(tolerances=limits, losses=pairs, norms=pairs[:2], differences=()).wrong_losses == (3,)
+    assert Verdict(tolerances=limits, losses=pairs[1:2], norms=pairs[:2], differences=()).wrong_losses == (1,)
+    assert Verdict(tolerances=limits, losses=pairs[:2], norms=pairs[:2], differences=()).equal
 
 
 def test_update_differences_are_cumulative():
