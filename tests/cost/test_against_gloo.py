@@ -30,7 +30,6 @@ TRIAL = (4, "int32")
 
 QUICK = (
     "fsdp, checkpointed",
-    "fsdp, as one graph, scheduled by torch",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
     "tensor and sequence parallel, gathered by torch",

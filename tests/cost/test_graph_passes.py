@@ -109,7 +109,7 @@ def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str
     ("name", "least"),
     [
         ("fsdp, as one graph", 7),
-        ("fsdp, as one graph, checkpointed", 7),
+        pytest.param("fsdp, as one graph, checkpointed", 7, marks=pytest.mark.slow),
         ("fsdp, as one graph, scheduled by torch", 3),  # all parameters are one bucket
     ],
 )

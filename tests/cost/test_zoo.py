@@ -38,7 +38,7 @@ def peaks(name: str, precision: str, checkpointed: bool) -> tuple[int, int]:
         ),
     ],
 )
-@pytest.mark.parametrize("name", some_slow(MODELS, "convnextv2", "clip", "vit"))
+@pytest.mark.parametrize("name", some_slow(MODELS, "convnextv2", "clip", "vit", "t5"))
 def test_peak_equals_the_torch_memory_tracker(name: str, precision: str, checkpointed: bool) -> None:
     ours, theirs = in_the_simulator(peaks, name, precision, checkpointed)
     assert ours == theirs

@@ -132,6 +132,7 @@ def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):
         assert_close(result, one, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains_close_to_full_precision(gloo, data):
     [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
     units = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"

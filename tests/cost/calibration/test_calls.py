@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.distributed as dist
 
 from legoai.cost.calibration.calls import call_constants
@@ -9,6 +10,7 @@ from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.records import CALLS
 
 
+@pytest.mark.slow
 def test_every_call_has_a_time_on_this_processor() -> None:
     found = call_constants("cpu")
     seconds = {call: found[call_constant(call)]["value"] for call in CALLS}

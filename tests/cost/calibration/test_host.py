@@ -19,6 +19,7 @@ from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 
 
+@pytest.mark.slow
 def test_host_constants_match_the_machine_fields() -> None:
     constants = issue_constants("cpu")
     assert set(constants) == {

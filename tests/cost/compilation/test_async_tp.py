@@ -15,6 +15,8 @@ from legoai.specs.cluster import device
 from support.plans import SEQUENCE_PARALLEL
 from support.simulator import in_the_simulator
 
+pytestmark = pytest.mark.slow  # each of the two programs is compiled
+
 RANKS = 4
 PLAN = """
 plan pieces

@@ -153,6 +153,7 @@ def sent(mesh: str, gather: str) -> Counter[tuple[str, str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_float8_all_gathers_have_half_the_bytes():
     pytest.importorskip("torchao")
     plain, both = (sent(BOTH, gather) for gather in ("", "weights, activations"))

@@ -303,20 +303,16 @@ def _steps(program: Program, ranks: int) -> list[tuple[list[float], list[Any]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"schedule": "1F1B", "layers": 13, "reshard": "after_backward", "micro_batches": 6},
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {"schedule": "Interleaved1F1B", "layers": 27, "reshard": "after_forward", "checkpoint": "selective"},
-                {"schedule": "1F1B", "layers": 16, "reshard": "after_forward", "checkpoint": "full", "axis": "tp"},
-                {"schedule": "DualPipeV", "layers": 28, "reshard": "after_backward"},
-                {"schedule": "InterleavedZeroBubble", "layers": 28, "axis": "tp"},
-                {"schedule": "ZBVZeroBubble", "layers": 26, "reshard": "after_backward"},
-            )
-        ),
+        {"schedule": "Interleaved1F1B", "layers": 27, "reshard": "after_forward", "checkpoint": "selective"},
+        {"schedule": "1F1B", "layers": 16, "reshard": "after_forward", "checkpoint": "full", "axis": "tp"},
+        {"schedule": "DualPipeV", "layers": 28, "reshard": "after_backward"},
+        {"schedule": "InterleavedZeroBubble", "layers": 28, "axis": "tp"},
+        {"schedule": "ZBVZeroBubble", "layers": 26, "reshard": "after_backward"},
     ],
 )
 def test_shortened_stages_have_full_memory_and_time(options: dict[str, Any], tmp_path: Path):

@@ -19,7 +19,6 @@ from legoai.cost.pipelines.gradients import Gradients
 from legoai.cost.pipelines.patterns import UnequalError
 from legoai.lowering.program import Program
 from support import simulated
-from support.marks import some_slow
 from support.pipelines import four_ranks, two_ranks
 from support.plans import lowered, manifest_of, resolved
 from support.simulator import in_the_simulator
@@ -86,7 +85,8 @@ def check(program: Program, world: int) -> None:
         assert few < 0.8 * every
 
 
-@pytest.mark.parametrize("schedule", some_slow(SPLITS_BACKWARD, "InterleavedZeroBubble", "DualPipeV"))
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SPLITS_BACKWARD)
 def test_replayed_actions_with_delayed_gradients_equal_executed_actions(schedule: str, tmp_path: Path):
     check(two_ranks(tmp_path, schedule, sharded=True, micro_batches=16), 4)
 
@@ -107,6 +107,7 @@ def test_replayed_split_backward_equals_executed_under_every_treatment(
     check(program, 8 if axis else 4)
 
 
+@pytest.mark.slow
 def test_full_backwards_between_halves_accumulate_gradients(tmp_path: Path):
     (tmp_path / "order.csv").write_text(order := _mixed_order(12))
     assert {"0B6", "1I8", "1W8", "1B9"} <= {item for row in order.splitlines() for item in row.split(",")}
@@ -132,6 +133,7 @@ def _derived(program: Program, others: list[int]) -> list[tuple[int, bool]]:
     return [(one.stage, one == capture(program, world=8, rank=2 * one.stage, replay=False)) for one in derived]
 
 
+@pytest.mark.slow
 def test_trace_with_delayed_gradients_is_derived(tmp_path: Path):
     """Not the last, on which one stage hands on to the other, and also where that is tried before."""
     program = four_ranks(tmp_path, "ZBVZeroBubble", sharded=True, micro_batches=8)

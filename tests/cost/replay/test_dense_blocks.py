@@ -46,9 +46,10 @@ def composed(name: str, dense: int) -> tuple[list[str], bool]:
     return [one.key for one in piece.containers], load(save(piece)).trace() == piece.trace() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dense"),
-    [("experts", 3), *(pytest.param("tensor parallel", dense, marks=pytest.mark.slow) for dense in (1, 3))],
+    [("experts", 3), ("tensor parallel", 1), ("tensor parallel", 3)],
 )
 def test_blocks_with_experts_are_repeated_behind_dense_ones(name: str, dense: int):
     assert in_the_simulator(composed, name, dense) == ([f"layers[{dense}..8]"], True)

@@ -87,6 +87,7 @@ def check(name: str, *others: tuple[int, int]) -> None:
     assert repeated or name not in REPEATED
 
 
+@pytest.mark.slow
 def test_replayed_blocks_equal_full_capture():
     check("fsdp and tensor parallel", (7, 6))
 

@@ -153,8 +153,9 @@ def test_joint_memory_search_equals_brute_force(room: int):
     assert not lint(written, "test.plan", directory=Path()).has_errors
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
-@pytest.mark.parametrize(("room", "copied"), [pytest.param(44, "all", marks=pytest.mark.slow), (171, "none")])
+@pytest.mark.parametrize(("room", "copied"), [(44, "all"), (171, "none")])
 def test_activation_offload_is_a_joint_choice(room: int, copied: str):
     text = TEXT.replace("(optimizer = auto)", "(optimizer = auto, activations = auto)")
     found = solution(f"{text}require peak_memory <= {room}GiB\n")

@@ -20,7 +20,6 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 PLAN = """\
@@ -107,7 +106,8 @@ def others(some: Sequence[dict[str, str]]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("some", [pytest.param(OTHERS[::2], marks=pytest.mark.slow), OTHERS[1:2]])
+@pytest.mark.slow
+@pytest.mark.parametrize("some", [OTHERS[::2], OTHERS[1:2]])
 def test_observed_block_bounds_other_losses_units_and_stages(some: Sequence[dict[str, str]]):
     assert in_the_simulator(others, some) == []
 
@@ -140,6 +140,7 @@ def mixtures() -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_hull_of_observed_treatments_bounds_every_mixture():
     assert in_the_simulator(mixtures) == []
 
@@ -189,7 +190,8 @@ def one_and_all(treatment: str) -> tuple[Figures, Figures]:
     return simulated(short)[1], simulated(analysis)[1]
 
 
-@pytest.mark.parametrize("treatment", some_slow(("none", "full", "budget(0.5)"), "full", "budget(0.5)"))
+@pytest.mark.slow
+@pytest.mark.parametrize("treatment", ["none", "full", "budget(0.5)"])
 def test_one_micro_batch_gives_the_block_figures_of_a_step(treatment: str):
     one, all_of = in_the_simulator(one_and_all, treatment)
     seen, known = one.micro_batch, all_of.micro_batch

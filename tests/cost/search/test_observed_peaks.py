@@ -80,13 +80,14 @@ def peaks(mesh: str, batch: str, mixed: tuple[str, ...]) -> list[tuple[str, floa
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "batch", "mixed"),
     [
         pytest.param(SHARDED, "16", MIXED[1:5:2], id="one micro batch"),
-        pytest.param(SHARDED, "64", MIXED, id="sharded", marks=pytest.mark.slow),
-        pytest.param(KEPT, "64", MIXED, id="unsharded until backward", marks=pytest.mark.slow),
-        pytest.param(CUT, "32", MIXED, id="tensor parallel", marks=pytest.mark.slow),
+        pytest.param(SHARDED, "64", MIXED, id="sharded"),
+        pytest.param(KEPT, "64", MIXED, id="unsharded until backward"),
+        pytest.param(CUT, "32", MIXED, id="tensor parallel"),
     ],
 )
 def test_peaks_of_mixtures_follow_from_those_of_their_treatments(mesh: str, batch: str, mixed: tuple[str, ...]):

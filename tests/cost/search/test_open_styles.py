@@ -130,6 +130,7 @@ def checked(text: str, count: int, seed: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cut", "zero bubble"])
 def test_open_styles_bound_is_below_every_choice(case: str):
     assert in_the_simulator(checked, CASES[case], 2, 1) == []

@@ -65,7 +65,8 @@ def compared(cp: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("cp", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cp", [1, 2])
 def test_open_treatment_bound_rises_as_memory_shrinks(cp: int):
     assert in_the_simulator(compared, cp) == []
 

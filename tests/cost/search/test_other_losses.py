@@ -30,7 +30,13 @@ precision (param = bf16, reduce = fp32)
 SHARDED = "dp_shard = 8"
 UNIFORM = ("none", "full", "selective([attention])")
 MIXED = ("first(7, full, others = selective([attention]))", "first(7, full)")
-OTHERS = (("chunked(4)", SHARDED), ("eager", SHARDED), ("fused", "dp_replicate = 2, dp_shard = 4"))
+OTHERS = (
+    ("eager", SHARDED),
+    *(
+        pytest.param(loss, mesh, marks=pytest.mark.slow)
+        for loss, mesh in (("chunked(4)", SHARDED), ("fused", "dp_replicate = 2, dp_shard = 4"))
+    ),
+)
 ROUNDED = 1.0 + 1e-9
 CLOSE = 0.87
 """Least share of a step in its bounds."""

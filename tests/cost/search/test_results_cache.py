@@ -181,6 +181,7 @@ def test_cost_free_statements_are_not_in_the_cache_key(monkeypatch: pytest.Monke
     assert result_file(opened(renamed), "profile@1") == own
 
 
+@pytest.mark.slow
 def test_cost_free_statements_do_not_change_the_cost():
     decided = TEXT.replace("auto in [2, 8, 16]", "2").replace("tp = auto", "tp = 2") + LEARNED
     decided = decided.replace("auto in [none, full, every(2)]", "full").replace("(global = 32", "(global = 8")

@@ -89,7 +89,14 @@ def per_block(values: dict[str, object]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"TP": 2, "LENGTH": 16384}, pytest.param({"REPLICATE": 2, "LENGTH": 8192}, marks=pytest.mark.slow)]
+    "values",
+    [
+        {},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in ({"TP": 2, "LENGTH": 16384}, {"REPLICATE": 2, "LENGTH": 8192})
+        ),
+    ],
 )
 def test_steady_block_time_equals_an_added_simulated_block(values: dict[str, object]) -> None:
     steady, whole = in_the_simulator(per_block, values)
@@ -124,9 +131,10 @@ def mixtures(values: dict[str, object], mixed: Sequence[str]) -> list[tuple[str,
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "mixed"),
-    [({}, MIXED), pytest.param({"TP": 2, "LENGTH": 16384}, MIXED, marks=pytest.mark.slow)],
+    [({}, MIXED), ({"TP": 2, "LENGTH": 16384}, MIXED)],
 )
 def test_mixed_treatments_are_bounded_by_the_mean_block_time(values: dict[str, object], mixed: Sequence[str]) -> None:
     for name, before, least, simulated_time in in_the_simulator(mixtures, values, mixed):
@@ -151,9 +159,10 @@ def other_degrees(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "others"),
-    [({}, OTHERS), pytest.param({"TP": 2}, OTHERS, marks=pytest.mark.slow)],
+    [({}, OTHERS), ({"TP": 2}, OTHERS)],
 )
 def test_observed_blocks_bound_other_data_parallel_degrees(
     values: dict[str, object], others: Sequence[dict[str, object]]
@@ -178,6 +187,7 @@ def beyond_bounds() -> list[tuple[str, float, float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_steps_exceed_their_bounds_by_the_same_time_under_all_treatments() -> None:
     for name, before, least, simulated_time in in_the_simulator(beyond_bounds):
         assert before < least <= simulated_time, name
@@ -215,9 +225,10 @@ def unseen(values: dict[str, object], treatments: Sequence[str]) -> list[tuple[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "treatments"),
-    [({}, UNSEEN), pytest.param({"TP": 2}, UNSEEN, marks=pytest.mark.slow)],
+    [({}, UNSEEN), ({"TP": 2}, UNSEEN)],
 )
 def test_unobserved_treatment_is_bounded_by_blocks_without_recomputation(
     values: dict[str, object], treatments: Sequence[str]

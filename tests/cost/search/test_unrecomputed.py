@@ -119,13 +119,14 @@ CUT = "mesh (dp_shard = 4, tp = 2)\nshard standard on tp (sequence)\nfsdp blocks
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "InterleavedZeroBubble")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "treatments"),
     [
         pytest.param(SHARDED, WHOLE[:2], id="sharded"),
-        pytest.param(SHARDED, PARTS, id="parts of blocks", marks=pytest.mark.slow),
-        pytest.param(CUT, PARTS, id="tensor parallel", marks=pytest.mark.slow),
-        *(pytest.param(STAGED.replace("SCHEDULE", name), WHOLE, id=name, marks=pytest.mark.slow) for name in SCHEDULES),
+        pytest.param(SHARDED, PARTS, id="parts of blocks"),
+        pytest.param(CUT, PARTS, id="tensor parallel"),
+        *(pytest.param(STAGED.replace("SCHEDULE", name), WHOLE, id=name) for name in SCHEDULES),
     ],
 )
 def test_no_step_is_faster_than_one_that_recomputes_nothing(mesh: str, treatments: list[str]):

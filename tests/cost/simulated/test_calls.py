@@ -99,6 +99,7 @@ def _composed(parallel: str) -> tuple[bool, bool]:
     return bool(piece.containers), piece.trace({"layers": 9}, 5) == capturing.capture(one, world=4, replay=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [UNITS, TENSOR_PARALLEL])
 def test_replayed_blocks_make_the_calls_of_full_capture(parallel):
     assert in_the_simulator(_composed, parallel) == (True, True)

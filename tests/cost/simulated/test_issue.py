@@ -102,6 +102,7 @@ def _composed(short: Program, whole: Program) -> tuple[bool, bool]:
     return bool(piece.containers), found == capturing.capture(whole, world=4, replay=False)
 
 
+@pytest.mark.slow
 def test_replayed_blocks_have_the_issuers_of_full_capture():
     one = program(IN_PYTHON, layers=9)
     assert in_the_simulator(_composed, one, one) == (True, True)

@@ -73,6 +73,7 @@ def check(lora: int, names: Iterable[str], gloo, data: str) -> None:
     assert_close(together(list(stages)), alone, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_ranks_train_as_one_process_does(gloo, data: str):
     check(16, ["beside sequence parallel", "keys gathered, beside tensor parallel"], gloo, data)
 

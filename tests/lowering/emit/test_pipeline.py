@@ -137,7 +137,15 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 
 
 @pytest.mark.parametrize(
-    "name", some_slow(COMPOSITIONS, "tensor and sequence parallel", "replicas", "two passes in a step")
+    "name",
+    some_slow(
+        COMPOSITIONS,
+        "tensor and sequence parallel",
+        "replicas",
+        "two passes in a step",
+        "tensor and sequence parallel, backward in two parts",
+        "an embedding alone on its stage",
+    ),
 )
 def test_pipeline_with_other_parallelism_equals_one_process(name: str, gloo, data, unstaged):
     results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, evaluate_every=2, evaluate_batches=4)

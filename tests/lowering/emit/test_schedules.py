@@ -121,6 +121,7 @@ def products(text: str, data: str) -> int:
     return sum(event.count for event in profile.key_averages() if event.key == "aten::mm")
 
 
+@pytest.mark.slow
 def test_split_backward_recomputes_blocks_at_most_twice(gloo, data):
     schedule, full = "ZBVZeroBubble", "checkpoint { layers.* = full }\n"
     assert "RecomputingStage(" in text_of(staged(schedule, full))

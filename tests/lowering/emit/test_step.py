@@ -17,6 +17,7 @@ from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.training.batches import Batch, Batches
 from legoai.runtime.training.step import take_step
 from legoai.runtime.training.training import StepControl, StepResult, Training
+from support.marks import some_slow
 from support.meshed import UNITS
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 
@@ -172,22 +173,22 @@ def unsharded_after_a_step(text: str) -> int:
     return sum(not group.is_sharded for group in groups)
 
 
-@pytest.mark.parametrize(
-    "body",
-    {
-        "as the default is": FSDP,
-        "after backward": "mesh (dp_shard = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = after_backward)\n}\n",
-        "never": "mesh (dp_shard = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = never)\n}\n",
-        "reduced once": f"{FSDP}comm (reduce = last_micro_batch)",
-        "stages": "mesh (pp = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = after_backward)\n}\n"
-        "pipeline on pp (schedule = 1F1B)\n",
-        "two stages of a rank": f"mesh (pp = 2)\nfsdp on dp_shard {UNITS}pipeline on pp (schedule = Interleaved1F1B)\n",
-        "zero bubble": f"mesh (pp = 2)\nfsdp on dp_shard {UNITS}pipeline on pp (schedule = ZBVZeroBubble)\n",
-    }.values(),
-)
-def test_parameters_are_resharded_after_the_optimizer_step(body: str, gloo):
+RESHARDED = {
+    "as the default is": FSDP,
+    "after backward": "mesh (dp_shard = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = after_backward)\n}\n",
+    "never": "mesh (dp_shard = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = never)\n}\n",
+    "reduced once": f"{FSDP}comm (reduce = last_micro_batch)",
+    "stages": "mesh (pp = 2)\nfsdp on dp_shard {\n  layers.* = unit(reshard = after_backward)\n}\n"
+    "pipeline on pp (schedule = 1F1B)\n",
+    "two stages of a rank": f"mesh (pp = 2)\nfsdp on dp_shard {UNITS}pipeline on pp (schedule = Interleaved1F1B)\n",
+    "zero bubble": f"mesh (pp = 2)\nfsdp on dp_shard {UNITS}pipeline on pp (schedule = ZBVZeroBubble)\n",
+}
+
+
+@pytest.mark.parametrize("name", some_slow(RESHARDED, "after backward", "never", "two stages of a rank"))
+def test_parameters_are_resharded_after_the_optimizer_step(name: str, gloo):
     """Remaining unsharded parameters would be those of the previous step; the program frees them."""
-    assert gloo(2)(unsharded_after_a_step, lowered(f"{BATCH}{body}").text) == [0, 0]
+    assert gloo(2)(unsharded_after_a_step, lowered(f"{BATCH}{RESHARDED[name]}").text) == [0, 0]
 
 
 def test_non_finite_step_changes_only_the_learning_rate():

@@ -156,6 +156,7 @@ def of_both_graphs(graph: StepGraph) -> str:
     return " ".join(str(sum(node.target in kind for node in item.graph.nodes)) for item in modules for kind in kinds)
 
 
+@pytest.mark.slow
 def test_later_micro_batches_reuse_gathered_units():
     kept = "layers.{0..2} = unit(reshard = never), layers.3 = unit }"
     found = in_the_simulator(
@@ -194,6 +195,7 @@ def buckets_of_torch(text: str, megabytes: float) -> dict[str, str]:
         return after_each_pass(text, communication)
 
 
+@pytest.mark.slow
 def test_torch_scheduler_hides_communication_of_each_pass():
     plan = BODY.replace("(reorder = true)", "{ layers.* = bucket(compiler) }")
     found = in_the_simulator(buckets_of_torch, lowered(HEAD + plan).text, 0.5)

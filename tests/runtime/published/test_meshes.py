@@ -112,7 +112,7 @@ def alone(gloo, hubs, data) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.parametrize("name", some_slow(PLANS, "the graph backend, uneven"))
+@pytest.mark.parametrize("name", some_slow(PLANS, "the graph backend", "the graph backend, uneven"))
 def test_each_rank_reads_only_its_shard(name, gloo, hubs, data, alone):
     family, model, body = PLANS[name]
     ranks = math.prod(

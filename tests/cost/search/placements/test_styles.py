@@ -186,6 +186,7 @@ def test_long_sequences_choose_the_megatron_layout():
     assert styles["shard output"] == "colwise(input = shard(1), loss_parallel = true)"
 
 
+@pytest.mark.slow
 def test_undivisible_dims_are_left_unsharded():
     """Heads that eight ranks cannot share stay together, and a sequence that they cannot share stays whole."""
     styles = chosen(opened("shard auto on tp", model='llama3("8b", n_heads = 12, n_kv_heads = 12, dim = 3072)'))

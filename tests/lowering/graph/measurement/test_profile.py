@@ -48,6 +48,7 @@ PROFILE = Profile(
 )
 
 
+@pytest.mark.slow
 def test_passes_are_reapplied_with_measured_times(gloo, tmp_path: Path):
     data, cache = tmp_path / "data.txt", tmp_path / "cache"
     data.write_text("what is measured changes no number; " * 400)

@@ -63,6 +63,7 @@ def simulated(text: str) -> tuple[Counter, int, list[list[tuple[str, int]]]]:
     return found, memory(trace).peak, chosen
 
 
+@pytest.mark.slow
 def test_operators_saved_by_the_eager_backend_are_saved():
     eager, eager_peak, eager_choice = in_the_simulator(simulated, lowered(HEAD + BODY).text)
     graph, peak, choice = in_the_simulator(simulated, lowered(HEAD + BODY.replace("eager", "graph")).text)

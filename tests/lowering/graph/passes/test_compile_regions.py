@@ -48,6 +48,7 @@ def agree_to_the_bit(eager: dict, graph: dict) -> None:
         assert torch.equal(value, eager["parameters"][parameter]), parameter
 
 
+@pytest.mark.slow
 def test_regions_between_host_copies_agree_bitwise(gloo, tmp_path: Path):
     agree_to_the_bit(*both(
         f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from torch import fx
 
 from legoai.cost.capture import capture
@@ -48,6 +49,7 @@ def copies(graph: StepGraph) -> tuple[int, list[str], Counter[str]]:
     return sum(saved.bytes for saved in saved_activations(graph)), wrong, Counter(map(call_of, nodes))
 
 
+@pytest.mark.slow
 def test_saved_activations_are_offloaded_and_back_a_block_ahead():
     more = "checkpoint { layers.{0, 1} = full, layers.2 = selective([matmul]) }\n"
     found = in_the_simulator(after_each_pass, lowered(HEAD + BODY + more + ALL).text, copies)
@@ -91,6 +93,7 @@ def simulated(text: str) -> tuple[int, dict[str, int], set[int]]:
     return memory(trace).peak, dict(moved), streams
 
 
+@pytest.mark.slow
 def test_offload_lowers_memory_on_separate_copy_streams():
     head = HEAD.replace("cpu(devices = 4)", "h100_sxm")
     body = BODY.replace("seq_len = 16", "seq_len = 256")

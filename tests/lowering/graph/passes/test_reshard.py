@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Collective
@@ -35,6 +37,7 @@ def gathers_twice(text: str) -> list[tuple[int, int, Counter[tuple[tuple[int, ..
     return [gathers(text) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_backward_gathers_from_the_partial_reshard_group():
     text = lowered(OF_FOUR.replace("= unit", "= unit(reshard = 2)")).text
     assert "reshard_after_forward=2" in text

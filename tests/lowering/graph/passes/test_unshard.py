@@ -89,6 +89,7 @@ def taken(text: str) -> tuple[int, int, int]:
     return memory(trace).peak, peaks[-1], gathers
 
 
+@pytest.mark.slow
 def test_unsharded_units_stay_within_the_memory_limit():
     least, in_graph, gathers = in_the_simulator(taken, lowered(f"{ON_GPUS}require peak_memory <= 1MiB\n").text)
     assert gathers == 18  # in each of two micro batches five units, and four again
