@@ -24,6 +24,7 @@ from legoai.specs.directives.batch import Batch, Stages
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.comm import Comm
 from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.shard import Shard
 from legoai.specs.plan import Plan
@@ -67,6 +68,16 @@ class OpenHole(Record, kw_only=True):
     free: bool = False
     path: str | None = None
     line: Span | None = None
+
+    @property
+    def option(self) -> str:
+        """The name of the option that it is the value of, such as `tp` or `micro`, where it is one of a statement."""
+        return self.what.rsplit(maxsplit=1)[-1]
+
+    @property
+    def axis(self) -> str | None:
+        """The axis of the mesh whose size it is, if it is one."""
+        return self.option if self.owner is Mesh else None
 
 
 class Candidate(Record, kw_only=True):

@@ -11,9 +11,10 @@ from legoai.cost.trace.records import LOSS, Phase
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.reporting.explain import place
 from legoai.specs.directives.base import Directive, PathRule
+from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.span import Origin
 
-_DATA: frozenset[str] = frozenset({"dp_replicate", "dp_shard", "cp"})
+_DATA: frozenset[str] = frozenset({*DATA_AXES, "cp"})
 
 
 @dataclass(frozen=True, slots=True)

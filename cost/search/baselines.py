@@ -149,7 +149,7 @@ def _by_rule(plan: OpenPlan, way: Choices, own: Sequence[int], legal: _LegalOf) 
         own: holes of degrees and of the batch.
         legal: lints a candidate.
     """
-    names = {index: plan.holes[index].what.split()[-1] for index in own}
+    names = {index: plan.holes[index].option for index in own}
     # Whether there is a pipeline decides what lint says of all else.
     first = [index for name in ("pp", "tp", "cp", "micro") for index in own if names[index] == name]
     begun = list(_answered(plan, [way], first, legal))

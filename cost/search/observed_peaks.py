@@ -8,7 +8,6 @@ have the treatment of that block, but for what the blocks before it hold.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,9 +20,10 @@ from legoai.cost.search.lower_bounds.observed_blocks import (
     treatments_of_blocks,
 )
 from legoai.cost.search.memory.points import MemoryPoints
-from legoai.cost.search.shortfalls import all_but_treatments, all_but_treatments_and_loss
+from legoai.cost.search.shortfalls import all_but_treatments, as_key, beside_treatments_and_loss
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
+from legoai.specs.directives.mesh import DATA_AXES
 
 _LAST: Final = 2
 """Blocks with whose backward the turn of a step may end, which therefore must have one treatment."""
@@ -125,10 +125,9 @@ def _decides_memory(analysis: Analysis) -> str | None:
 @fact
 def _decides_blocks(analysis: Analysis) -> str | None:
     """What decides the memory of blocks: neither the loss, nor how many data-parallel ranks share parameters."""
-    found = all_but_treatments_and_loss(analysis)
-    if found is None:
+    body = beside_treatments_and_loss(analysis)
+    if body is None:
         return None
-    body, options = json.loads(found)
     mesh = analysis.plan.mesh
-    sizes = {axis: size for axis, size in body.pop("mesh", {}).items() if axis not in ("dp_replicate", "dp_shard")}
-    return json.dumps([body, options, sizes, mesh.data_parallel, mesh.dp_shard > 1], sort_keys=True)
+    sizes = {axis: size for axis, size in body.get("mesh", {}).items() if axis not in DATA_AXES}
+    return as_key(body | {"mesh": sizes, "data parallel": [mesh.data_parallel, mesh.dp_shard > 1]})

@@ -14,11 +14,11 @@ from typing import Final
 
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.lower_bounds.observed_blocks import block_key, one_treatment, text_of
+from legoai.cost.search.lower_bounds.shared_work import DEGREES
 from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
 from legoai.lowering.shrink_rules import changed
-from legoai.specs.directives.mesh import Mesh
 from legoai.specs.record import replace
 
 _MOST_TRIED: Final = 64
@@ -120,8 +120,7 @@ class Probes:
 
     def _is_of_ranks(self, hole: int) -> bool:
         """Whether a hole is a degree of what shares no block: pipeline and data-parallel ranks."""
-        one = self.state.plan.holes[hole]
-        return one.owner is Mesh and one.what.split()[-1] in ("pp", "dp_shard", "dp_replicate")
+        return self.state.plan.holes[hole].axis in DEGREES
 
     def _completed(self, way: Choices, holes: Sequence[int], wanted: Choices) -> Iterator[Choices]:
         """The way with answers for some holes that lint allows, one hole after another, those without a pipeline."""
@@ -136,7 +135,7 @@ class Probes:
         values = list(range(one.listed))
         if self._is_of_ranks(hole):
             own = wanted[hole]
-            if one.what.split()[-1] == "pp":
+            if one.axis == "pp":
                 values = [value for value in values if one.choices[value] == "1"]
             elif own is not None:
                 values.sort(key=lambda value: (value != own, value))

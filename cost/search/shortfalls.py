@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from legoai.cost.search.lower_bounds.observed_blocks import one_treatment
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
@@ -80,16 +81,24 @@ class Shortfalls:
 @fact
 def all_but_treatments_and_loss(analysis: Analysis) -> str | None:
     """The same but for the form of the loss too; None where anything else is open, or stages share the loss."""
-    if analysis.plan.pipeline is not None or (found := all_but_treatments(analysis)) is None:
-        return None
-    body, options = json.loads(found)
-    body.pop("loss", None)
-    return json.dumps([body, options], sort_keys=True)
+    body = beside_treatments_and_loss(analysis)
+    return None if body is None else as_key(body)
+
+
+def beside_treatments_and_loss(analysis: Analysis) -> dict[str, Any] | None:
+    """The statements that :func:`all_but_treatments_and_loss` is the text of."""
+    body = _beside_treatments(analysis) if analysis.plan.pipeline is None else None
+    return None if body is None else {name: value for name, value in body.items() if name != "loss"}
 
 
 @fact
 def all_but_treatments(analysis: Analysis) -> str | None:
     """What a plan says but for how its blocks are recomputed; None where anything else is open."""
+    body = _beside_treatments(analysis)
+    return None if body is None else as_key(body)
+
+
+def _beside_treatments(analysis: Analysis) -> dict[str, Any] | None:
     plan = analysis.plan
     checkpoint = plan.checkpoint
     open_rules = sum(isinstance(rule.treatment, Hole) for rule in checkpoint.rules) if checkpoint is not None else 0
@@ -97,5 +106,9 @@ def all_but_treatments(analysis: Analysis) -> str | None:
         return None
     body = plan.canonical()
     described = body.pop("checkpoint", None) or {}
-    options = {name: value for name, value in described.items() if name != "rules"}
-    return json.dumps([body, options], sort_keys=True, default=str)
+    return body | {"checkpoint": {name: value for name, value in described.items() if name != "rules"}}
+
+
+def as_key(body: Mapping[str, Any]) -> str:
+    """The text of some statements, equal for equal ones."""
+    return json.dumps(body, sort_keys=True, default=str)

@@ -10,6 +10,8 @@ from legoai.specs.directives.kinds import Integer
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """Every axis, outermost first. `ep` is last because it is no axis of its own: see :class:`Mesh`."""
+DATA_AXES = ("dp_replicate", "dp_shard")
+"""The axes whose ranks read different samples, outermost first."""
 
 _SIZE = Integer(minimum=1, rest=True)
 _GROUPS = Integer(minimum=1)

@@ -30,6 +30,7 @@ from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.buckets import local_numel
 from legoai.dsl.analysis.parallelism.graph import is_traced, reorders
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _HEAD: Final = ""
 """Key of the computation before the first unit."""
 _TAIL: Final = LOSS
 """Key of the computation after the last unit."""
-_SHARDED: Final = frozenset({"dp_replicate", "dp_shard"})
-"""Axes whose collectives all-gather parameters and reduce gradients."""
 _MOVES: Final = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -102,7 +101,7 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
         record = interval.record
         if record.phase not in ("forward", "backward", "recompute"):
             continue
-        if isinstance(record, Collective) and record.kind in _MOVES and _SHARDED & set(record.axis.split("+")):
+        if isinstance(record, Collective) and _moves_parameters(record):
             on = placement(record.ranks, found.machine.network.devices_per_host)
             traffic[_Flow(record.kind, record.phase, on).key()][holder(record.module)] += record.bytes
         elif isinstance(record, Kernel | Collective) and record.stream == stream:
@@ -256,6 +255,11 @@ def _with_room(
         )
         after = replace(after, backward_room=after.backward_room + problem.gathered_bytes * spans[-1].size)
     return replace(problem, units=units, before=before, after=after)
+
+
+def _moves_parameters(record: Collective) -> bool:
+    """Whether a collective all-gathers parameters or reduces gradients."""
+    return record.kind in _MOVES and any(axis in DATA_AXES for axis in record.axis.split("+"))
 
 
 def _holder(analysis: Analysis) -> Callable[[str], str]:

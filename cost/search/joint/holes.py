@@ -11,7 +11,7 @@ from legoai.dsl.open_plan import OpenHole, OpenPlan
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.fsdp import Fsdp
 from legoai.specs.directives.loss import Loss
-from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.directives.offload import Offload
 
 _FEWEST_BLOCKS: Final = 6
@@ -139,7 +139,7 @@ _MADE_OF: Final = (("none", "full", "selective", "budget"), ("unit",), ("none", 
 
 
 def _is_of_replicas(hole: OpenHole) -> bool:
-    return hole.owner is Mesh and hole.what.split()[-1] in ("dp_replicate", "dp_shard")
+    return hole.axis in DATA_AXES
 
 
 def _hole(plan: OpenPlan, kind: Kind) -> int | None:

@@ -28,6 +28,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.stages.pipeline import splits_backward
+from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
@@ -36,7 +37,7 @@ _LEFT_OUT: Final = frozenset({
     "weights", "steps", "seed", "save", "evaluate",
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
-DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
+DEGREES: Final = (*DATA_AXES, "pp")
 COPIES: Final = ("copy", "fill")
 """Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
 

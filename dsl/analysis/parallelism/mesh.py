@@ -7,6 +7,7 @@ import math
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.mesh import DATA_AXES
 
 
 @fact
@@ -24,7 +25,7 @@ def mesh_axes(analysis: Analysis) -> tuple[str, ...]:
 
 def data_axes(analysis: Analysis) -> tuple[str, ...]:
     """The axes of the program's mesh whose ranks read different samples, outermost first."""
-    return tuple(axis for axis in mesh_axes(analysis) if axis in ("dp_replicate", "dp_shard"))
+    return tuple(axis for axis in mesh_axes(analysis) if axis in DATA_AXES)
 
 
 @fact
