@@ -46,7 +46,7 @@ WAYS = {
 }  # fmt: skip
 
 
-SLOW = ("kept gathered", "over hosts", "reduced once")
+SLOW = ("two treatments", "kept gathered", "over hosts", "reduced once")
 
 
 def both(way: str) -> tuple[Figures, Figures]:

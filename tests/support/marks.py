@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 
-def some_slow(names: Iterable[str], *slow: str) -> list[Any]:
+def some_slow(values: Iterable[Any], *slow: Any) -> list[Any]:
     """Parameters of a test, some of them marked slow: the others take the same ways through the code."""
-    found = list(names)
+    found = list(values)
     assert set(slow) <= set(found), set(slow) - set(found)
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in found]
+    return [pytest.param(one, marks=pytest.mark.slow) if one in slow else one for one in found]
 
 
 _SOLVERS = all(find_spec(name) is not None for name in ("pulp", "highspy"))

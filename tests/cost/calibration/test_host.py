@@ -62,6 +62,7 @@ def test_python_function_costs_more_host_time_than_a_node() -> None:
     assert statistics.median(one["forward"] / one["decoding"] for one in rounds) > 1.0
 
 
+@pytest.mark.slow
 def test_recomputation_costs_more_host_time_than_forward() -> None:
     timer, tokens = HostTimer(clock=time.process_time), torch.zeros(1, SMALL["max_seq_len"], dtype=torch.int64)
     decoder = GPT(resolve_config("gpt3", "1.3b", SMALL))

@@ -133,6 +133,7 @@ def check(folder: Path, schedule: str, *, pp: int = 2, runs: int | None = None, 
     assert in_a_fork(_compared, program, ranks, pp) == [(place, expected, True) for place in range(pp)]
 
 
+@pytest.mark.slow
 def test_shortened_sharded_stage_has_the_full_trace(tmp_path: Path):
     """Each stage has 6 blocks; one also has the embedding, the other the output."""
     check(tmp_path, "1F1B", layers=12, reshard="after_backward", micro_batches=6)

@@ -152,7 +152,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
     [
         *(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")),
         ("h100", PIPELINED),
-        ("h100", HIDDEN_IN_BACKWARD),
+        pytest.param("h100", HIDDEN_IN_BACKWARD, marks=pytest.mark.slow),
         ("mixtral", EXPERTS),
     ],
 )

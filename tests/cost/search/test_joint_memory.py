@@ -24,7 +24,7 @@ from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.require import METRICS
 from support.drawn_figures import KEPT
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, some_slow
 
 BLOCKS = 8
 GIB = 2**30
@@ -138,7 +138,7 @@ def brute_force(
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize("room", [55, 90, 171])
+@pytest.mark.parametrize("room", some_slow((55, 90, 171), 55, 90))
 def test_joint_memory_search_equals_brute_force(room: int):
     found = solution(f"{TEXT}require peak_memory <= {room}GiB\n")
     assert found.best is not None

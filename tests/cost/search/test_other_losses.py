@@ -96,6 +96,7 @@ def bounded(loss: str, mesh: str) -> tuple[list[bool], list[tuple[float, float, 
     return known, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "mesh"), OTHERS)
 def test_one_step_beside_another_loss_bounds_all_treatments(loss: str, mesh: str) -> None:
     known, found = in_the_simulator(bounded, loss, mesh)

@@ -86,6 +86,7 @@ def test_forward_recomputation_and_optimizer_are_issued_by_python(step):
     assert {"forward", "recompute", "optimizer", "backward"} == {one.phase for one in records} - {"other"}
 
 
+@pytest.mark.slow
 def test_compiled_graph_issues_its_kernels_in_both_passes(step):
     records = step(BUILT_IN, "compile { layers.* = inductor }")
     fused = [one for one in records if isinstance(one, Kernel) and one.op.startswith("fused(")]

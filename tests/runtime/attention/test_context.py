@@ -19,6 +19,7 @@ from legoai.runtime.attention.context import Block as Pairs
 from legoai.runtime.attention.context import context_parallel_attention
 from legoai.runtime.attention.kernels import CpuFlashKernel, Inputs, Kernel, MathKernel, PaddedValues, choose_kernel
 from legoai.runtime.attention.positions import check_takes_positions, local_positions
+from support.marks import some_slow
 
 ROTATIONS = ("allgather", "alltoall")
 BALANCES = ("head_tail", "none")
@@ -215,7 +216,7 @@ def compiled(rotate: str) -> bool:
     return all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("rotate", [pytest.param("allgather", marks=pytest.mark.slow), "alltoall", "heads"])
+@pytest.mark.parametrize("rotate", some_slow(("allgather", "alltoall", "heads"), "allgather", "alltoall"))
 def test_compiled_block_attends_over_all_ranks(rotate: str, gloo):
     assert gloo(2)(compiled, rotate) == [True, True]
 

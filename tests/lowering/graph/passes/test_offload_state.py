@@ -138,6 +138,7 @@ def ends_of_copies(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_fragment_is_freed_after_its_copy_beside_activation_offload():
     plan = f"{BODY_OF_GPUS}offload (activations = all, optimizer = all)\n"
     found = in_the_simulator(ends_of_copies, lowered(plan).text)

@@ -119,6 +119,7 @@ def ahead(text: str) -> dict[str, int]:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_stage_gathers_start_as_early_as_the_limit_allows():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit, root = unit")
     early = body.replace("reorder = true", "reorder = true, prefetch = proactive(limit = 1GiB)")
