@@ -29,6 +29,7 @@ ELSEWHERE = {
     "LP012": "found when a plan is solved",
     "LP013": "found when a plan is solved",
     "LP014": "found when the graph of a step is asked for",
+    "LP015": "found when a picture of a pipeline is asked for",
     **dict.fromkeys(("LP021", "LP022", "LP023", "LP024", "LP025"), "found when a config is imported"),
     "LP711": "found when a plan is simulated",
     "LP712": "found when a plan is simulated",

@@ -143,9 +143,10 @@ def test_the_mesh_is_drawn_without_simulating(capsys: pytest.CaptureFixture[str]
     assert (status, err, Path("mesh.svg").read_text(encoding="utf-8")) == (0, "wrote mesh.svg\n", out)
 
 
-def test_graph_of_a_missing_pipeline_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
-    status, _, err = called(capsys, "graph", "small.plan", "--what", "pipeline")
-    assert (status, "has no pipeline to draw" in err) == (2, True)
+def test_graph_of_a_missing_pipeline_is_an_error_of_the_plan(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "graph", "small.plan", "--what", "pipeline")
+    assert (status, out) == (1, "")
+    assert "error[LP015] no-pipeline" in err and "`--what timeline`" in err
 
 
 def test_unwritable_output_is_wrong_usage(capsys: pytest.CaptureFixture[str]):

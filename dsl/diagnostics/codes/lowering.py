@@ -91,6 +91,30 @@ class NoStepGraph(Rule):
     slug = "no-step-graph"
 
 
+class NoPipeline(Rule):
+    """A picture of a pipeline, for a plan without one.
+
+    `legoai graph --what pipeline` draws what each rank of a pipeline does and when. Without a `pipeline` statement all
+    ranks run the same program; `--what timeline` draws one of them.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    pipeline on pp (schedule = 1F1B)
+    ```
+    """
+
+    code = "LP015"
+    slug = "no-pipeline"
+
+
 class NoLegalAnswers(Rule):
     """A plan whose holes have no legal combination of values.
 

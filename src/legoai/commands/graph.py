@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, pass_estimated, write
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lacks_pipeline, lowered, output_file
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -57,7 +57,8 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     linted, program = done
-    if arguments.what == "step" and lacks_graph(linted):
+    lacks = {"step": lacks_graph, "pipeline": lacks_pipeline}.get(arguments.what)
+    if lacks is not None and lacks(linted):
         return 1
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
     if arguments.output == Path("-"):
@@ -88,8 +89,6 @@ def _mesh(linted: Linted, arguments: Namespace) -> str:
 def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
     assert linted.plan is not None
     assert linted.analysis is not None
-    if arguments.what == "pipeline" and linted.plan.pipeline is None:
-        raise WrongUsage(f"{linted.resolution.file.name} has no pipeline to draw")
     if arguments.what == "step":
         found = pass_estimated(linted, profile=arguments.profile, between=False)
 
