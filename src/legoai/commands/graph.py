@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, pass_estimated, write
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lacks_pipeline, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file, show
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     linted, program = done
-    lacks = {"step": lacks_graph, "pipeline": lacks_pipeline}.get(arguments.what)
+    lacks = {"step": lacks_graph, "pipeline": _lacks_pipeline}.get(arguments.what)
     if lacks is not None and lacks(linted):
         return 1
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
@@ -66,6 +66,22 @@ def run(arguments: Namespace) -> int:
     else:
         write(arguments.output, picture)
     return 0
+
+
+def _lacks_pipeline(linted: Linted) -> bool:
+    """Whether a plan without errors has no pipeline; shows the diagnostic then."""
+    from legoai.dsl.diagnostics.codes.lowering import NoPipeline
+
+    assert linted.plan is not None
+    assert linted.analysis is not None
+    if linted.plan.pipeline is not None:
+        return False
+    diagnostic = NoPipeline.at(
+        linted.analysis.place(linted.plan.mesh), "this plan has no pipeline to draw", label="all ranks run one program",
+        help=["draw one rank: `--what timeline`", "or write `pipeline on pp`, with `pp` in the mesh"],
+    )  # fmt: skip
+    show([diagnostic], linted.files, stream=sys.stderr)
+    return True
 
 
 def _mesh(linted: Linted, arguments: Namespace) -> str:

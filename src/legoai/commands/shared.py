@@ -122,22 +122,6 @@ def lacks_graph(linted: Linted) -> bool:
     return True
 
 
-def lacks_pipeline(linted: Linted) -> bool:
-    """Whether a plan without errors has no pipeline; shows the diagnostic then."""
-    from legoai.dsl.diagnostics.codes.lowering import NoPipeline
-
-    assert linted.plan is not None
-    assert linted.analysis is not None
-    if linted.plan.pipeline is not None:
-        return False
-    diagnostic = NoPipeline.at(
-        linted.analysis.place(linted.plan.mesh), "this plan has no pipeline to draw", label="all ranks run one program",
-        help=["draw one rank: `--what timeline`", "or write `pipeline on pp`, with `pp` in the mesh"],
-    )  # fmt: skip
-    show([diagnostic], linted.files, stream=sys.stderr)
-    return True
-
-
 def note_profile(linted: Linted) -> None:
     """Say by which profile the passes over the graph decide, where the plan wants one that a run measures."""
     from legoai.cost.assumptions import of_profile

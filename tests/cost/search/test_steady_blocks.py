@@ -19,6 +19,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
+from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 BLOCKS = 24
@@ -88,16 +89,10 @@ def per_block(values: dict[str, object]) -> tuple[float, float]:
     return steady.everything.seconds * batches, (times[1] - times[0]) / 4
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        *(
-            pytest.param(more, marks=pytest.mark.slow)
-            for more in ({"TP": 2, "LENGTH": 16384}, {"REPLICATE": 2, "LENGTH": 8192})
-        ),
-    ],
-)
+LONG: tuple[dict[str, object], ...] = ({"TP": 2, "LENGTH": 16384}, {"REPLICATE": 2, "LENGTH": 8192})
+
+
+@pytest.mark.parametrize("values", some_slow(({}, *LONG), *LONG))
 def test_steady_block_time_equals_an_added_simulated_block(values: dict[str, object]) -> None:
     steady, whole = in_the_simulator(per_block, values)
     assert steady == pytest.approx(whole, rel=1e-6)

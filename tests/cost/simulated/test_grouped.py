@@ -147,7 +147,10 @@ def products_of(device: str, body: str) -> tuple[int, int]:
     return ops.count("aten.mm"), ops.count("aten._grouped_mm")
 
 
-@pytest.mark.parametrize("body", ["", pytest.param("compile { layers.* = inductor }\n", marks=pytest.mark.slow)])
+COMPILED = "compile { layers.* = inductor }\n"
+
+
+@pytest.mark.parametrize("body", some_slow(("", COMPILED), COMPILED))
 def test_a100_experts_are_one_product_each(body: str):
     body = f"precision (master = bf16)\n{body}"
     on_h100, on_a100 = (in_the_simulator(products_of, device, body) for device in ("h100_sxm", "a100_sxm80"))
