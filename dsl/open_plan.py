@@ -46,18 +46,19 @@ _MOST_CANDIDATES: Final = 8192
 class OpenHole(Record, kw_only=True):
     """A hole to be filled.
 
-    ``what`` describes it; ``choices`` are the values to choose from, as a plan writes them, and ``nodes`` the same as
-    syntax trees; the first ``listed`` are its domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is
-    the text of the plan's answer for it, if there is one. ``owner`` is the enclosing statement or treatment; None for
-    an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into stages
-    without a domain, of which there are more than are listed; ``buckets`` the same for buckets of units. ``free`` is
-    whether it has no domain of its own, and ``path`` the path of the rule whose treatment it is, if any. ``line`` is
-    the line of a rule on `tp` whose style is open: such holes are decided together by a program, and not searched one
-    by one.
+    ``what`` describes it, and ``option`` is the name of the option that it is the value of, if any; ``choices`` are the
+    values to choose from, as a plan writes them, and ``nodes`` the same as syntax trees; the first ``listed`` are its
+    domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is the text of the plan's answer for it, if
+    there is one. ``owner`` is the enclosing statement or treatment; None for an option of a standard layout, whose
+    rules depend on the answer. ``assigns`` is whether it is a split into stages without a domain, of which there are
+    more than are listed; ``buckets`` the same for buckets of units. ``free`` is whether it has no domain of its own,
+    and ``path`` the path of the rule whose treatment it is, if any. ``line`` is the line of a rule on `tp` whose style
+    is open: such holes are decided together by a program, and not searched one by one.
     """
 
     span: Span
     what: str
+    option: str | None
     owner: type[Declared] | None
     choices: tuple[str, ...]
     nodes: tuple[Value, ...]
@@ -68,11 +69,6 @@ class OpenHole(Record, kw_only=True):
     free: bool = False
     path: str | None = None
     line: Span | None = None
-
-    @property
-    def option(self) -> str:
-        """The name of the option that it is the value of, such as `tp` or `micro`, where it is one of a statement."""
-        return self.what.rsplit(maxsplit=1)[-1]
 
     @property
     def axis(self) -> str | None:
@@ -229,6 +225,7 @@ class OpenPlan:
             yield OpenHole(
                 span=span,
                 what=_named(uses, node, text),
+                option=_option_of(*uses[0]) if uses else None,
                 owner=type(uses[0][0]) if uses else None,
                 choices=tuple(choices),
                 nodes=tuple(map(_value, choices)),
@@ -348,7 +345,7 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     if learned is not None:
         return f"`{learned}` decides what is learned or written, not what a step costs"
     for owner, field in uses:
-        name = type(owner).option(field).name if field != RULES else ""
+        name = _option_of(owner, field)
         if (isinstance(owner, Batch) and field != "micro_batch") or isinstance(owner, Stages):
             return f"`{name}` decides what is learned, not what a step costs"
         if isinstance(owner, Checkpoint) and field == "preserve_rng":
@@ -369,8 +366,14 @@ def _named(uses: Sequence[Use], node: Auto, text: str) -> str:
     if field == RULES:
         assert isinstance(owner, Directive)
         return f"{owner.keyword} {_rule_at(owner, node.span).path}"
-    name = type(owner).option(field).name
+    name = _option_of(owner, field)
+    assert name is not None, "a field other than the rules is an option"
     return f"{owner.keyword} {name}" if isinstance(owner, Directive) else name
+
+
+def _option_of(owner: Declared, field: str) -> str | None:
+    """The name of the option that a field holds; None for the rules of a statement."""
+    return None if field == RULES else type(owner).option(field).name
 
 
 def _path_of(uses: Sequence[Use], node: Auto) -> str | None:

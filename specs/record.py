@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -46,10 +47,16 @@ class _DataclassFields:
     """Compatibility with ``dataclasses.replace``, ``fields`` and ``asdict``; generated on demand."""
 
     def __get__(self, record: object, kind: _RecordType) -> dict[str, Any]:
-        from dataclasses import make_dataclass
+        return _dataclass_fields(kind)
 
-        made = make_dataclass(kind.__name__, kind.fields_)  # type: ignore[attr-defined]
-        return made.__dataclass_fields__  # type: ignore[no-any-return, attr-defined]
+
+@functools.cache
+def _dataclass_fields(kind: _RecordType) -> dict[str, Any]:
+    """The fields of a class of records, as `dataclasses` describes them."""
+    from dataclasses import make_dataclass
+
+    made = make_dataclass(kind.__name__, kind.fields_)  # type: ignore[attr-defined]
+    return made.__dataclass_fields__  # type: ignore[no-any-return, attr-defined]
 
 
 class Record(metaclass=_RecordType):

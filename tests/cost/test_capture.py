@@ -17,7 +17,7 @@ from legoai.cost.trace.records import Collective, Copy, HostWaitDevice, HostWait
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy
 from support import simulated
-from support.marks import some_slow
+from support.marks import slow_but, some_slow
 from support.simulator import in_the_simulator
 
 
@@ -41,15 +41,7 @@ def steady(trace: Trace) -> list:
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(
-        simulated.PROGRAMS,
-        "one device, checkpointed",
-        "fsdp",
-        "fsdp, checkpointed",
-        "tensor parallel",
-        "tensor and sequence parallel",
-        "fsdp and tensor parallel",
-    ),
+    slow_but(simulated.PROGRAMS, "fsdp, reduced last", "fsdp and tensor parallel, checkpointed"),
 )
 def test_kernels_and_collectives_equal_a_real_run(name, traced, gloo):
     world = simulated.world_of(name)

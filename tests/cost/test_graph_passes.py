@@ -108,7 +108,7 @@ def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("fsdp, as one graph", 7),
+        pytest.param("fsdp, as one graph", 7, marks=pytest.mark.slow),
         pytest.param("fsdp, as one graph, checkpointed", 7, marks=pytest.mark.slow),
         ("fsdp, as one graph, scheduled by torch", 3),  # all parameters are one bucket
     ],

@@ -14,7 +14,7 @@ from legoai.runtime.process_group import process_group
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from support import simulated, zoo
-from support.marks import some_slow
+from support.marks import slow_but
 from support.memory_peaks import exact_peak, tracked_peak_of
 from support.simulator import in_the_simulator
 
@@ -38,7 +38,7 @@ def peaks(name: str, precision: str, checkpointed: bool) -> tuple[int, int]:
         ),
     ],
 )
-@pytest.mark.parametrize("name", some_slow(MODELS, "convnextv2", "clip", "vit", "t5"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "gpt2", "gemma2"))
 def test_peak_equals_the_torch_memory_tracker(name: str, precision: str, checkpointed: bool) -> None:
     ours, theirs = in_the_simulator(peaks, name, precision, checkpointed)
     assert ours == theirs
@@ -94,9 +94,7 @@ def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tup
     return [item for item in kernels if item[0] not in ELSEWHERE]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("t5", "convnextv2") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", slow_but(MODELS, "t5"))
 def test_kernels_equal_a_real_step(name: str) -> None:
     real = compared(in_the_simulator(real_kernels, name))
     assert compared(in_the_simulator(captured_kernels, name)) == real

@@ -176,6 +176,7 @@ shard auto on tp  # found
 """
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
 def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
     Path("styles.plan").write_text(STYLES, encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.marks import some_slow
+from support.marks import slow_but
 from support.meshed import UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -105,18 +105,8 @@ fsdp on dp_replicate, dp_shard {UNITS}
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(
-        PLANS,
-        "fsdp",
-        "fsdp, kept after forward",
-        "hybrid sharding",
-        "tensor and sequence parallel",
-        "tensor parallel feed-forward with fsdp",
-        "fsdp and tensor parallel",
-        "checkpointing of some",
-        "the first blocks treated otherwise",
-        "replicas alone",
-        "tensor parallel attention alone",
+    slow_but(
+        PLANS, "fsdp, two ranks after forward, blocks unlike each other", "placements of parameters", "three axes"
     ),
 )
 def test_program_on_a_mesh_equals_one_process(name: str, gloo, data, alone):

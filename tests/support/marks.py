@@ -16,6 +16,13 @@ def some_slow(values: Iterable[Any], *slow: Any) -> list[Any]:
     return [pytest.param(one, marks=pytest.mark.slow) if one in slow else one for one in found]
 
 
+def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of a test, all but some of them marked slow."""
+    found = list(values)
+    assert all(one in found for one in quick), quick
+    return some_slow(found, *(one for one in found if one not in quick))
+
+
 _SOLVERS = all(find_spec(name) is not None for name in ("pulp", "highspy"))
 NEEDS_SOLVER = pytest.mark.skipif(not _SOLVERS, reason="needs legoai[solvers]")
 """Skips a test of integer programs where their solvers are not installed."""

@@ -149,6 +149,6 @@ def _hole(plan: OpenPlan, kind: Kind) -> int | None:
         for index, hole in enumerate(plan.holes)
         if hole.free
         and hole.owner is _OWNERS[kind]
-        and (hole.path is not None if kind < 2 else hole.what == "offload optimizer")
+        and (hole.path is not None if kind < 2 else hole.option == "optimizer")
     ]
     return found[0] if len(found) == 1 else None

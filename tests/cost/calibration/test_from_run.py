@@ -78,6 +78,7 @@ def ours(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_traced_step_has_the_simulated_kernels(run: Path) -> None:
     simulated = in_a_fork(simulated_kernels)
     found = kernel_times(read_trace(run / "profile" / "step-5-rank-0.json")).seconds

@@ -45,6 +45,7 @@ def figures(*args: str) -> tuple[float, float, tuple[str, ...]]:
     return found.step_time, found.peak_reserved, found.assumptions
 
 
+@pytest.mark.slow
 def test_autotuned_products_have_library_cost_and_a_stated_assumption():
     for mode, same in (("max_autotune", "reduce_overhead"), ("max_autotune_no_cudagraphs", "default")):
         *costs, assumed = in_the_simulator(figures, mode)

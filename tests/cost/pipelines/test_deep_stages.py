@@ -212,6 +212,7 @@ def test_differently_treated_blocks_of_a_stage_are_all_captured(tmp_path: Path):
     assert in_a_fork(_compared, program, ranks, 2) == [(0, 0, True), (1, 1, True)]
 
 
+@pytest.mark.slow
 def test_stages_slightly_over_the_minimum_are_captured_in_full(tmp_path: Path):
     """Of 15 blocks one stage has seven and the other eight: two and three more than the minimum."""
     program, ranks = program_of(tmp_path, "1F1B", layers=15, micro_batches=6)
@@ -244,6 +245,7 @@ def _whole_in_vain(program: Program, ranks: int) -> tuple[list[str], bool]:
     return reasons, found == capture(program, world=ranks, rank=0, replay=False)
 
 
+@pytest.mark.slow
 def test_stage_without_repeated_blocks_is_captured_in_full(tmp_path: Path):
     program, ranks = program_of(tmp_path, "1F1B", layers=12, micro_batches=6)
     assert in_a_fork(_whole_in_vain, program, ranks) == (["the blocks of a stage are not equal"], True)

@@ -157,6 +157,7 @@ def _whole_in_vain(program: Program) -> tuple[list[str], bool]:
     return said, found == capture(program, world=4, rank=2, replay=False)
 
 
+@pytest.mark.slow
 def test_all_actions_are_executed_if_gradients_cannot_be_identified(tmp_path: Path):
     program = two_ranks(tmp_path, "ZBVZeroBubble", sharded=True)
     said, equal = simulated.in_a_fork(_whole_in_vain, program)

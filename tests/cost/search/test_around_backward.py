@@ -18,6 +18,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import summed_gradients
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.marks import slow_but
 from support.simulator import in_the_simulator
 
 PLAN = """\
@@ -120,9 +121,7 @@ def sums(schedule: str) -> tuple[float, float]:
     return least, took / ranks / 2  # of two steps
 
 
-@pytest.mark.parametrize(
-    "schedule", ["1F1B", "InterleavedZeroBubble", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", slow_but(["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"], "1F1B"))
 def test_gradient_accumulation_bound_is_below_the_simulation(schedule: str):
     least, took = in_the_simulator(sums, schedule)
     assert 0.29 * took < least <= took

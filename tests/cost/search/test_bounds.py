@@ -151,7 +151,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
     ("head", "body"),
     [
         *(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")),
-        ("h100", PIPELINED),
+        pytest.param("h100", PIPELINED, marks=pytest.mark.slow),
         pytest.param("h100", HIDDEN_IN_BACKWARD, marks=pytest.mark.slow),
         ("mixtral", EXPERTS),
     ],

@@ -16,6 +16,7 @@ from legoai.cost.search.figures_cache import read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
+from support.marks import some_slow
 from support.simulated import in_a_fork
 
 TEXT = """\
@@ -69,7 +70,7 @@ def begun_before(*, asked_at_once: bool) -> tuple[list[Figures], int, int]:
 OTHERS = TEXT.replace("auto in [GPipe, 1F1B]", "GPipe").replace("micro = 2", "micro = auto in [1, 2]")
 
 
-@pytest.mark.parametrize("asked_at_once", [True, False])
+@pytest.mark.parametrize("asked_at_once", some_slow([True, False], True))
 def test_candidate_that_was_begun_before_has_the_same_figures(asked_at_once: bool):
     plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
     with Simulation(directory=Path(), workers=2) as evaluator:

@@ -168,7 +168,9 @@ def test_activation_offload_is_a_joint_choice(room: int, copied: str):
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize(("metric", "value"), [("mfu", 100.0), ("tokens_per_s", 5000.0)])
+@pytest.mark.parametrize(
+    ("metric", "value"), [("mfu", 100.0), pytest.param("tokens_per_s", 5000.0, marks=pytest.mark.slow)]
+)
 def test_throughput_objectives_are_decided_jointly(metric: str, value: float):
     found = solution(f"{TEXT}require peak_memory <= 90GiB\nmaximize {metric}\n")
     assert found.value == pytest.approx(value / brute_force(90 * GIB))

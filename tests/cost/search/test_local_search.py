@@ -97,6 +97,7 @@ class Few(Tight):
         return super().evaluate(candidates, deadline)
 
 
+@pytest.mark.slow
 def test_pairs_of_answers_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "_MANY", 2)
     plan = OpenPlan(lint(WIDE, "test.plan", directory=Path()), directory=Path())

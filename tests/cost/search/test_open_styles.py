@@ -183,16 +183,9 @@ def brute_force(plan: OpenPlan) -> tuple[Styles, list[dict[int, int]]]:
     return Styles(decided, open, choices), legal
 
 
-@pytest.mark.parametrize(
-    ("part", "options"),
-    [
-        pytest.param(
-            part, options, marks=[] if (part, options) == ("feed_forward", " (sequence)") else pytest.mark.slow
-        )
-        for part in PARTS
-        for options in OPTIONS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("part", PARTS)
 def test_each_legal_choice_is_a_path_of_the_graph(part: str, options: str):
     """Choices that the layout analysis allows have paths of their own, of which the shortest is that of all.
 

@@ -64,6 +64,7 @@ def compared(loss: str, mesh: str) -> list[tuple[Figures, Figures]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "mesh"), OTHERS)
 def test_treatments_differ_as_much_beside_other_losses_and_replicas(loss: str, mesh: str) -> None:
     for moved, seen in in_the_simulator(compared, loss, mesh):

@@ -104,6 +104,7 @@ def of_short_sequences() -> bool:
     return figures.micro_batch.steady is not None
 
 
+@pytest.mark.slow
 def test_host_bound_blocks_are_not_steady() -> None:
     """Another block may leave the device time that they catch up with."""
     assert not in_the_simulator(of_short_sequences)
@@ -254,6 +255,7 @@ def taught() -> tuple[list[float], float]:
     return found, min(one.step_time for one in everything if one.peak_active <= limit)
 
 
+@pytest.mark.slow
 def test_deciding_treatments_are_simulated_to_tighten_a_bound() -> None:
     bounds, fastest = in_the_simulator(taught)
     assert 1 <= len(bounds) <= 2

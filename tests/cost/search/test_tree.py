@@ -57,7 +57,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("goal", OBJECTIVES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some_slow(range(3), 2))
 def test_search_equals_brute_force(goal: str, seed: int):
     limit = "" if seed % 2 else "require peak_memory <= 20MiB\n"
     plan, evaluator = opened(TEXT + limit + goal), Drawn(seed, failing=0.1)
@@ -108,7 +108,7 @@ def test_dtypes_are_decided_first():
     assert min(bounded) > 0.0
 
 
-@pytest.mark.parametrize("text", [TEXT, SCHEDULED])
+@pytest.mark.parametrize("text", some_slow([TEXT, SCHEDULED], TEXT), ids=["unscheduled", "scheduled"])
 @pytest.mark.parametrize("goal", ["maximize mfu", "maximize tokens_per_s", "minimize step_time"])
 def test_objective_bound_equals_the_objective_at_its_step_time(text: str, goal: str):
     """At the time that a candidate takes, the bound of the objective is the objective."""
@@ -147,7 +147,7 @@ def test_depth_first_dives_find_the_same_optimum(seed: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", [TEXT, SCHEDULED, TEXT + "require peak_memory <= 20MiB\n"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some_slow(range(3), 2))
 def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Candidates evaluated before the tree reaches them are counted once, probes are not, and the best is the same."""
     lesson = probing.with_one_micro_batch
@@ -230,7 +230,7 @@ def test_stopped_search_has_a_valid_bound(limit: int):
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize("limit", [2, 8, 20])
+@pytest.mark.parametrize("limit", some_slow([2, 8, 20], 2, 20))
 def test_candidates_without_joint_bounds_keep_their_own_bound(limit: int):
     text = TEXT.replace('llama3("tiny")', 'mixtral("tiny", n_layers = 8)').replace(
         "auto in [none, full, every(2)]", "auto"

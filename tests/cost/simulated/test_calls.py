@@ -70,6 +70,7 @@ def test_units_gather_and_reduce_their_parameters(calls):
     assert calls(UNITS, "optimizer") == {"conversion": EACH, "listed dtensor": EACH}
 
 
+@pytest.mark.slow
 def test_products_of_tensor_parallel_layers_are_operators_on_dtensors(calls):
     forward = calls(TENSOR_PARALLEL, "forward", "layers.1")
     assert forward["dtensor"] >= 7, "seven linear layers"

@@ -19,6 +19,7 @@ from legoai.cost.trace.records import Record
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.patching import patched_attribute
 from support import simulated
+from support.marks import slow_but
 from support.simulator import in_the_simulator
 
 
@@ -78,7 +79,7 @@ def answered(kind: Kind) -> tuple[bool, list[int], list[int], list[int]]:
     return first == second, after_first, after_second, left
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", slow_but(["cpu", "cuda"], "cuda"))
 def test_a_second_simulation_finds_the_answers_of_the_first(kind: Kind):
     equal, after_first, after_second, left = in_the_simulator(answered, kind)
     assert equal

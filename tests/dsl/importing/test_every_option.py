@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.importing import translation
 from legoai.dsl.importing.keys import KEYS, RENAMED, Key
 from legoai.dsl.importing.translation import Imported, import_config
 from legoai.dsl.lint import lint
@@ -57,6 +59,14 @@ VALUES: dict[str, list[Any]] = {
     "training.global_batch_size": [128, 12],
 }
 """Values of options that are not drawn from the type alone."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _equal_plans_are_laid_out_once() -> Iterator[None]:
+    """Most options have no effect in most contexts, and formatting takes nearly all of an import's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translation, "format_text", functools.cache(format_text))
+        yield
 
 
 def written(options: dict[str, Any]) -> str:

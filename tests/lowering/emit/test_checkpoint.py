@@ -44,7 +44,7 @@ MARKS = {"integer program": (NEEDS_SOLVER, pytest.mark.slow)}
     "rules",
     [
         name
-        if name in ("all kinds", "selective, with collectives and an operator by name")
+        if name == "selective, with collectives and an operator by name"
         else pytest.param(name, marks=(pytest.mark.slow, *MARKS.get(name, ())))
         for name in RULES
     ],
@@ -54,6 +54,7 @@ def test_every_treatment_under_fsdp_and_tp_equals_one_process(rules: str, gloo, 
         assert_close(result, alone, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_budget_of_a_layer_whose_input_is_cut_by_the_product_equals_one_process(gloo, data, alone):
     """The weight is cut along the features of its input, which is whole until the product cuts it."""
     cut = "mesh (tp = 4)\nshard on tp { layers.*.attention.wq.weight = shard(1) }\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.marks import some_slow
+from support.marks import slow_but
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -51,10 +51,9 @@ fsdp on cp {UNITS}
 checkpoint {{ layers.* = every(2) }}
 {DOUBLE}""",
 }
-QUICK = ("keys around the ring", "heads of whole sequences", "beside tensor and sequence parallel")
 
 
-@pytest.mark.parametrize("name", some_slow(PLANS, *(name for name in PLANS if name not in QUICK)))
+@pytest.mark.parametrize("name", slow_but(PLANS, "heads of whole sequences", "beside tensor and sequence parallel"))
 def test_context_parallel_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(PLANS[name], TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)

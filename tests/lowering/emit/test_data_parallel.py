@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.marks import some_slow
+from support.marks import slow_but, some_slow
 from support.meshed import UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -137,17 +137,8 @@ def test_offloaded_tensors_return_unchanged(name: str, gloo, data, alone):
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(
-        PLANS,
-        "everything in host memory",
-        "hybrid sharding that reduces once",
-        "prefetching",
-        "replicas and context parallel, with a sharded optimizer",
-        "replicas that reduce once, with tensor parallel",
-        "replicas in one bucket",
-        "sharded optimizer",
-        "buckets by bytes, with checkpointing",
-        "optimizer state in host memory",
+    slow_but(
+        PLANS, "replicas and tensor parallel, with checkpointing", "parameters kept from micro batch to micro batch"
     ),
 )
 def test_data_parallelism_equals_one_process(name: str, gloo, data, alone):

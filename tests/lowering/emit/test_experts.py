@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import legoai
-from support.marks import some_slow
+from support.marks import slow_but
 from support.meshed import TRAINING, UNITS
 from support.plans import SEQUENCE_BESIDE_EXPERTS, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -95,15 +95,7 @@ def alone(gloo, data) -> dict:
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(
-        PLANS,
-        "two groups",
-        "every rank with other experts",
-        "over context ranks alone",
-        "beside tensor and sequence parallel",
-        "beside context ranks that hold the same",
-        "replicated",
-    ),
+    slow_but(PLANS, "over context and data ranks", "beside tensor parallel attention, with checkpointing"),
 )
 def test_expert_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):

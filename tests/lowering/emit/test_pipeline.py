@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from support.marks import some_slow
+from support.marks import slow_but, some_slow
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals, without_hash
 from support.staged import (
     DOUBLE,
@@ -138,14 +138,7 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(
-        COMPOSITIONS,
-        "tensor and sequence parallel",
-        "replicas",
-        "two passes in a step",
-        "tensor and sequence parallel, backward in two parts",
-        "an embedding alone on its stage",
-    ),
+    slow_but(COMPOSITIONS, "recomputed, backward in two parts", "units that free their parameters"),
 )
 def test_pipeline_with_other_parallelism_equals_one_process(name: str, gloo, data, unstaged):
     results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, evaluate_every=2, evaluate_batches=4)
@@ -166,6 +159,7 @@ pipeline on pp (schedule = {schedule})
     assert_close(together(results), unstaged, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_four_kinds_of_parallelism_equal_one_process(gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, cp = 2, tp = 2)
@@ -299,7 +293,7 @@ def order_file(path: Path, schedule: str, style: str, *, communication: bool) ->
     ("schedule", "style", "communication"),
     [
         pytest.param("ZBVZeroBubble", "v", False, marks=pytest.mark.slow),
-        ("DualPipeV", "v", True),
+        pytest.param("DualPipeV", "v", True, marks=pytest.mark.slow),
         ("Interleaved1F1B", "loop", False),
     ],
 )

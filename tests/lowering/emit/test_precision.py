@@ -116,6 +116,7 @@ GATHERED = """precision (param = fp32, reduce = fp32) {{
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gather",
     [*(pytest.param(one, marks=pytest.mark.slow) for one in ("weights", "activations")), "weights, activations"],

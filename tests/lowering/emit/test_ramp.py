@@ -35,6 +35,7 @@ def alone(gloo, data) -> dict:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

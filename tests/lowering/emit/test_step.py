@@ -17,7 +17,7 @@ from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.training.batches import Batch, Batches
 from legoai.runtime.training.step import take_step
 from legoai.runtime.training.training import StepControl, StepResult, Training
-from support.marks import some_slow
+from support.marks import slow_but
 from support.meshed import UNITS
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 
@@ -185,7 +185,7 @@ RESHARDED = {
 }
 
 
-@pytest.mark.parametrize("name", some_slow(RESHARDED, "after backward", "never", "two stages of a rank"))
+@pytest.mark.parametrize("name", slow_but(RESHARDED, "reduced once", "zero bubble"))
 def test_parameters_are_resharded_after_the_optimizer_step(name: str, gloo):
     """Remaining unsharded parameters would be those of the previous step; the program frees them."""
     assert gloo(2)(unsharded_after_a_step, lowered(f"{BATCH}{RESHARDED[name]}").text) == [0, 0]

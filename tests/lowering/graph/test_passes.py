@@ -107,7 +107,7 @@ def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.Fix
         # 39 parameters: 3 of the model, which stay gathered, and 9 of each of 4 blocks.
         pytest.param(HEAD, BODY, ["39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"], id="units", marks=SLOW),
         # The embedding is tied to the output: gathered and reduced for each of its readers, until that is mended.
-        pytest.param(TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"], id="tied"),
+        pytest.param(TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"], id="tied", marks=SLOW),
         # Recomputation reads its parameters again.
         pytest.param(
             HEAD,
@@ -180,6 +180,7 @@ def over_replicas(graph: StepGraph) -> str:
     return f"{len(sums)} {hidden}"
 
 
+@pytest.mark.slow
 def test_bucketed_replica_reduction_overlaps_computation():
     body = BODY.replace("dp_shard = 2", "dp_replicate = 2, dp_shard = 2").replace(
         "on dp_shard", "on dp_replicate, dp_shard"

@@ -16,6 +16,7 @@ from legoai.runtime import CombinedOptimizer, Muon, ShardedOptimizer
 from legoai.runtime.optimizer import muon as module
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.torch_internals.meshes import StridedShard
+from support.marks import slow_but
 
 SHAPES = [(8, 6)] * 6 + [(7, 5)] * 3 + [(3, 12)]
 PLACEMENTS = {
@@ -90,7 +91,7 @@ def by_torch(**options) -> list[torch.Tensor]:
     return [item.detach() for item in parameters]
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", slow_but(PLACEMENTS, "rows of replicas", "rows and columns"))
 @pytest.mark.parametrize(
     "options", [{}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}], ids=str
 )

@@ -144,7 +144,7 @@ def test_factory_error_is_one_sentence(workplace, target, arguments, kind, words
     ("target", "kind", "words"),
     [
         ("factories.models:raises", "factory_raised", "ValueError: no such width"),
-        ("factories.models:vanishes", "inspection_failed", "status 3"),
+        pytest.param("factories.models:vanishes", "inspection_failed", "status 3", marks=pytest.mark.slow),
     ],
 )
 def test_factory_error_is_passed_from_its_process(workplace, target, kind, words):

@@ -18,6 +18,7 @@ from legoai.lowering.graph.step.operators import GATHERS, SCATTERS
 from legoai.lowering.graph.step.places import place_of
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
+from support.marks import slow_but
 from support.plans import HEAD, lowered
 from support.simulator import in_the_simulator
 
@@ -74,7 +75,7 @@ def seen(graph: fx.Graph) -> Seen:
     )
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("recomputed", slow_but([False, True], True))
 def test_each_stage_action_has_its_part_of_the_graph(recomputed: bool):
     checkpoint = "checkpoint { layers.* = full }\n" if recomputed else ""
     found = in_the_simulator(of_last_stage, lowered(HEAD + BODY + checkpoint).text)
