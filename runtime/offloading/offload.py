@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,32 +29,31 @@ def offload_activations(model: nn.Module) -> None:
         model: changed in place; called as a whole, or as a stage of a pipeline.
     """
     saved = _SavedOnHost()
-    model.register_forward_pre_hook(saved.enter)
+    outside: Callable[[Any], Any] = torch.compiler.disable  # called only here: it imports the compiler
+    model.register_forward_pre_hook(outside(saved.enter))
     compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
     within = {part for module in compiled for part in module.modules()}
     for module in model.modules():
         if module not in within and next(module.parameters(recurse=False), None) is not None:
             module.register_forward_pre_hook(saved.spare)
     for module in compiled:
-        module.register_forward_pre_hook(saved.spare_all)
-    model.register_forward_hook(saved.leave, always_call=True)
+        module.register_forward_pre_hook(outside(saved.spare_all))
+    model.register_forward_hook(outside(saved.leave), always_call=True)
 
 
 class _SavedOnHost:
-    """The hooks of one model. Those of compiled modules stay outside of their graphs."""
+    """The hooks of one model; all but :meth:`spare` are to stay outside of compiled graphs."""
 
     def __init__(self) -> None:
         self._spared: set[int] = set()
         self._entered: list[saved_tensors_hooks] = []
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, module: nn.Module, arguments: Any) -> None:
         self._spared.clear()
         context = saved_tensors_hooks(self._pack, _unpack)
         context.__enter__()
         self._entered.append(context)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._entered:
             self._entered.pop().__exit__(None, None, None)
@@ -63,7 +62,6 @@ class _SavedOnHost:
         """Remember the storages of the parameters with which the module is about to compute."""
         self._spare(module.parameters(recurse=False))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def spare_all(self, module: nn.Module, arguments: Any) -> None:
         """The same of a compiled module, within which no hooks run."""
         self._spare(module.parameters())
