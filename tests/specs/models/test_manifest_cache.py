@@ -192,10 +192,13 @@ def is_running(pid: int) -> bool:
 
 def test_factory_exceeding_the_timeout_is_killed(workplace):
     pid_file = workplace.directory / "pid"
-    started = time.monotonic()
-    error = workplace.error("python", "factories.models:sleeps", timeout=8.0, pid_file=str(pid_file))
-    assert error.kind == "timeout"
-    assert time.monotonic() - started < 30
+    for timeout in (8.0, 60.0):  # beside other tests, the imports before the factory may take longer than the first
+        started = time.monotonic()
+        error = workplace.error("python", "factories.models:sleeps", timeout=timeout, pid_file=str(pid_file))
+        assert error.kind == "timeout"
+        assert time.monotonic() - started < timeout + 20
+        if pid_file.exists() and pid_file.read_text():
+            break
     assert not is_running(wait_for_pid(pid_file))
 
 
