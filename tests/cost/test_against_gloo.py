@@ -21,6 +21,7 @@ from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace
 from support.combinations import COMBINATIONS
+from support.marks import slow_but
 from support.plans import lowered
 from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
 from support.simulator import in_the_simulator
@@ -48,9 +49,7 @@ def by_step(trace: Trace) -> list[list[Issued]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS]
-)
+@pytest.mark.parametrize("name", slow_but(COMBINATIONS, *QUICK))
 def test_simulated_collectives_equal_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text

@@ -7,6 +7,7 @@ import pytest
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support import ROOT
+from support.marks import slow_but
 
 ZOO = ROOT / "plans" / "zoo"
 PLANS = sorted(path.stem for path in ZOO.glob("*.plan"))
@@ -19,9 +20,7 @@ def test_plans_of_seven_models_exist():
     assert set(READS) < set(PLANS)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "convnextv2_huge" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
-)
+@pytest.mark.parametrize("name", slow_but(PLANS, "convnextv2_huge"))
 def test_plan_is_clean_and_lowers_in_every_variant(name: str):
     path = ZOO / f"{name}.plan"
     for variant in VARIANTS:

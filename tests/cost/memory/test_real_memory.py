@@ -7,6 +7,7 @@ import pytest
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from support.combinations import COMBINATIONS, Combination
+from support.marks import slow_but
 from support.plans import lowered
 from support.real_memory import real_peak
 from support.simulator import in_the_simulator
@@ -42,7 +43,7 @@ QUICK = ("pipeline, 1F1B", "pipeline, Interleaved1F1B", "pipeline, ZBVZeroBubble
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*EXACT, *ROUNDED)],
+    slow_but((*EXACT, *ROUNDED), *QUICK),
 )
 def test_peak_equals_a_real_run(name: str, gloo):
     compare(COMBINATIONS[name], COMBINATIONS[name].text, gloo, exact=name in EXACT)

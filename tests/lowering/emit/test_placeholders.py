@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import slow_but, some_slow
 from support.plans import lowered, refusals
 from support.staged import (
     DOUBLE,
@@ -70,9 +71,7 @@ pipeline on pp (schedule = Interleaved1F1B)
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name != "factory in shards" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
-)
+@pytest.mark.parametrize("name", some_slow(BODIES, "factory in shards"))
 def test_unchanged_factory_model_in_stages_equals_one_process(name: str, gloo, data):
     head, body = BODIES[name]
     [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
@@ -105,9 +104,7 @@ pipeline on pp (schedule = 1F1B)
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE]
-)
+@pytest.mark.parametrize("name", slow_but(HUGGING_FACE, "gpt2"))
 def test_unchanged_hugging_face_model_in_stages_equals_one_process(name: str, gloo, data, tmp_path):
     fields, body = HUGGING_FACE[name]
     head = config(tmp_path, fields)
