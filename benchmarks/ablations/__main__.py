@@ -1,4 +1,4 @@
-"""Published ablations of SimpleFSDP and DeepCompile against simulated ones: `python -m benchmarks.ablations FOLDER`.
+"""Published ablations of three papers against simulated ones: `python -m benchmarks.ablations FOLDER`.
 
 FOLDER holds the published figures, as for `benchmarks.validation`, whose code states rows as plans. A published ratio
 is compared with the ratio of two simulated plans; nothing is tuned to it. Every plan is simulated once, in a process of
@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.ablations import deepcompile, simplefsdp
+from benchmarks.ablations import deepcompile, fsdp_paper, simplefsdp
 from benchmarks.ablations.claims import Claim, Filled, Text, Unstated, compared, plans
 from benchmarks.ablations.report import page, report
 from benchmarks.machine import about_machine, write_atomically, write_document
@@ -37,7 +37,7 @@ from legoai.dsl.lint import lint
 
 RESULTS: Final = Path(__file__).parents[1] / "results" / "ablations.json"
 ROWS: Final = RESULTS.with_name("validation_simplefsdp.json")
-PAPERS: Final = {"simplefsdp": simplefsdp, "deepcompile": deepcompile}
+PAPERS: Final = {"simplefsdp": simplefsdp, "deepcompile": deepcompile, "fsdp_paper": fsdp_paper}
 
 
 class Answers:

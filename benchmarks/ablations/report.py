@@ -56,6 +56,9 @@ EXPLAINED: Final = (
     "DeepCompile, Mixtral's memory: ZeRO-3's plan takes 29 to 31 GB, published 30. (P+S) takes 56 to 57 GB, published "
     "65: the number of blocks that fit is computed from the peak without them, which is at another time. Where they "
     "stay unsharded for all micro batches, the plan takes 64 GB.",
+    "PyTorch FSDP, T5: the plans hide all gathers and reductions but the first ones, on 8 GPUs and on 512 alike. The "
+    "paper attributes the loss to an overlap that is no longer perfect; what slows a collective of 64 hosts beyond its "
+    "own time, such as hosts that wait for one another, is not modelled.",
     "DeepCompile, offloading: the rate of the paper's copies to the host is not published; the profile's is PCIe 5's.",
 )
 

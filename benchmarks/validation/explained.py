@@ -111,5 +111,10 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "The predictions of the rows in full precision are too long: the profile's rate for products in fp32 without "
         "TF32 rests on no measurement of an H100.",
     ),
+    "fsdp_paper": (
+        "The paper states rates, more than which its runs reached, and not what it counts as an operation: with the "
+        "recomputation, as by Narayanan et al. (2021), they are the shares of the hardware's use that it states.",
+        "FSDP1 gathers into and reduces from flat parameters; FSDP2's copies take 1.4 s of the plans' steps.",
+    ),
     "mosaicml": ("Composer steps one parameter at a time; the plan's optimizer steps lists of parameters.",),
 }

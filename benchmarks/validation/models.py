@@ -9,7 +9,8 @@ inside the model: on logits shifted by one token, which for more than one sequen
 Gemma, and in their own dtype for GPT-2 and T5. Such a model returns its loss as the logit of a single class at every
 position, so that the trainer's own loss adds nothing. Composer computes the metrics of llm-foundry's models again from
 the logits of each micro batch. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex numbers
-in fp32 and repeats keys and values.
+in fp32 and repeats keys and values. minGPT of 2021 computes attention in single steps, and drops a tenth of the shares
+and of what attention and MLP add to the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import nn
 from legoai.runtime.torch_internals.operators import call_behind_backward
 from legoai.specs.models import decoder
 from legoai.specs.models.families import resolve_config
-from legoai.specs.models.gpt import GPT
+from legoai.specs.models.gpt import GPT, MLP, Attention
 from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.llama import FeedForward, Llama
 from legoai.specs.models.reads import Images
@@ -47,10 +48,15 @@ def causal(config: str, *, loss_in_fp32: bool = True) -> nn.Module:
     return _with_loss(model, _NextToken)
 
 
-def encoder_decoder(config: str) -> nn.Module:
-    """Build T5 with the attention and the loss of `transformers` 4.46."""
+def encoder_decoder(config: str, **fields: Any) -> nn.Module:
+    """Build T5 with the attention and the loss of `transformers` 4.46.
+
+    Args:
+        config: the name of a file in `plans/zoo`.
+        fields: of the config to use instead.
+    """
     _registered()
-    return _with_loss(transformers_model(_fields(config), attn_implementation=_T5_ATTENTION), _SecondText)
+    return _with_loss(transformers_model(_fields(config) | fields, attn_implementation=_T5_ATTENTION), _SecondText)
 
 
 def images_with_texts(config: str) -> nn.Module:
@@ -98,6 +104,51 @@ def mpt(preset: str, **dimensions: Any) -> nn.Module:
     model = GPT(resolve_config("gpt3", preset, dimensions))  # type: ignore[arg-type]
     model.__class__ = _WithTrainMetrics
     return model
+
+
+def min_gpt(preset: str, **dimensions: Any) -> nn.Module:
+    """Build our GPT with the attention, the GELU and the dropout of minGPT in 2021.
+
+    Args:
+        preset: of `gpt3`.
+        dimensions: fields of its config to use instead.
+    """
+    model = GPT(resolve_config("gpt3", preset, dimensions))  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.__class__ = _MinAttention
+        elif isinstance(module, MLP):
+            module.__class__ = _MinMLP
+    return model
+
+
+_DROPPED = 0.1
+"""minGPT's `attn_pdrop` and `resid_pdrop`."""
+
+
+class _MinAttention(Attention):
+    """`CausalSelfAttention` of minGPT's `model.py`; its buffer, the mask, is made where it is read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix positions, as the class above does."""
+        b, t, width = x.shape
+        k_bhtd = self.wk(x).view(b, t, self.n_heads, -1).transpose(1, 2)
+        q_bhtd = self.wq(x).view(b, t, self.n_heads, -1).transpose(1, 2)
+        v_bhtd = self.wv(x).view(b, t, self.n_heads, -1).transpose(1, 2)
+        scores_bhts = (q_bhtd @ k_bhtd.transpose(-2, -1)) * self.head_dim**-0.5
+        earlier = torch.ones(1, 1, t, t, device=x.device).tril()
+        shares_bhts = F.softmax(scores_bhts.masked_fill(earlier == 0, float("-inf")), dim=-1)
+        mixed_bhtd = F.dropout(shares_bhts, _DROPPED, training=self.training) @ v_bhtd
+        mixed = self.wo(mixed_bhtd.transpose(1, 2).contiguous().view(b, t, width))
+        return F.dropout(mixed, _DROPPED, training=self.training)
+
+
+class _MinMLP(MLP):
+    """`mlp` of its `Block`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform each position by itself, as the class above does but for the form of GELU."""
+        return F.dropout(self.down(F.gelu(self.up(x))), _DROPPED, training=self.training)
 
 
 class _WithTrainMetrics(GPT):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.validation.predict import Prediction
 from benchmarks.validation.rows import GIB, Row
+from benchmarks.validation.sources import fsdp_paper
 from benchmarks.validation.statements import Stated
 
 MIB = 2**20
@@ -133,6 +134,8 @@ def measured(row: Row) -> tuple[float | None, float | None, str]:
         seconds = tokens / (rate * gpus) if gpus and tokens else None
     if row.text("metric") == "throughput_total" and (rate := row.number("value")):
         seconds = 8192 * (row.number("batch_size") or 1) * (row.number("gpus") or 1) / rate
+    if row.text("metric") == fsdp_paper.METRIC and (rate := row.number("value")):
+        seconds = fsdp_paper.step_operations(row.whole("batch_size"), row.whole("seq_len")) / (rate * 1e12)
     gib = next((value for name in ("mem_peak", "actual_gib", "memory_gib") if (value := row.number(name))), None)
     if row.text("metric") == "peak_memory":
         gib = row.number("value")

@@ -1,4 +1,4 @@
-"""Published ablations of both papers, and the pairs of plans whose ratios are compared with them."""
+"""Published ablations of three papers, and the pairs of plans whose ratios are compared with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ablations import __main__ as command
-from benchmarks.ablations import deepcompile, simplefsdp
+from benchmarks.ablations import deepcompile, fsdp_paper, simplefsdp
 from benchmarks.ablations.claims import Claim, Filled, Pair, Unstated, agrees, compared
 from benchmarks.validation.predict import Prediction
 from benchmarks.validation.rows import Row
@@ -72,6 +72,17 @@ def test_unstatable_ratio_is_listed_with_the_reason(changes, why):
     [item] = simplefsdp.claims(rows({**TEXT, **changes}))
     assert isinstance(item, Unstated)
     assert why in item.why
+
+
+def test_scaling_is_compared_on_the_most_and_on_the_fewest_devices():
+    regression = {"metric": "per_gpu_tflops_regression", "value": "7", "unit": "%"}
+    [linear, lost] = fsdp_paper.claims(rows({"metric": "scalability", "value": "linear"}, regression))
+    assert isinstance(linear, Claim) and isinstance(lost, Claim)
+    assert (linear.published, lost.published) == ((1.0,), (pytest.approx(0.93),))
+    assert [pair.settings for pair in lost.pairs] == ["batch 8 of each", "batch 16 of each"]
+    for pair, fewest in ((linear.pairs[0], 128), (lost.pairs[0], 8)):
+        assert "dp_shard = 512" in str(pair.changed) and f"dp_shard = {fewest}" in str(pair.baseline)
+    assert list(fsdp_paper.claims(rows({"metric": "vocab_size", "value": "50000"}))) == []
 
 
 def test_range_rows_form_one_claim():
@@ -168,7 +179,8 @@ def test_claim_is_compared_with_the_mean_or_largest_ratio():
 def test_interrupted_run_continues(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "seeds"
     folder.mkdir()
-    for name, fields in (("simplefsdp", TEXT), ("deepcompile", {**SPEEDUP, "qualifier": ""})):
+    papers = {"simplefsdp": TEXT, "deepcompile": {**SPEEDUP, "qualifier": ""}, "fsdp_paper": {"metric": "gpus_used"}}
+    for name, fields in papers.items():
         (folder / f"{name}.csv").write_text(f"{','.join(fields)}\n{','.join(fields.values())}\n")
     asked: list[str] = []
 

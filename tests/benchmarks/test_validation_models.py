@@ -70,6 +70,19 @@ def test_torchtitan_llama_equals_built_in_llama():
     torch.testing.assert_close(theirs(tokens), ours(tokens), rtol=1e-5, atol=1e-6)  # theirs rotates in fp32
 
 
+def test_min_gpt_equals_built_in_gpt_without_dropout(monkeypatch):
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 64, "max_seq_len": 16}
+    torch.manual_seed(0)
+    theirs = models.min_gpt("1.3b", **sizes).double().eval()
+    ours = models.GPT(models.resolve_config("gpt3", "1.3b", sizes)).double()
+    ours.load_state_dict(theirs.state_dict())
+    tokens = torch.randint(64, (2, 16))
+    gelu = torch.nn.functional.gelu
+    monkeypatch.setattr(models.F, "gelu", lambda x, approximate="tanh": gelu(x, approximate=approximate))
+    torch.testing.assert_close(theirs(tokens), ours(tokens))
+    assert not torch.equal(theirs.train()(tokens), theirs(tokens))
+
+
 def test_fused_swiglu_equals_built_in_swiglu():
     sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "hidden_dim": 32, "vocab_size": 16}
     config = models.resolve_config("llama3", "8b", {**sizes, "max_seq_len": 8})

@@ -116,6 +116,7 @@ def test_llama_row_gives_a_clean_plan(source, fields):
             "runtime_distributed",
             {**SEED, "gpus": "16", "gpus_per_node": "4", "seq_len": "256", "parallelism": "2D FSDP+TP"},
         ),
+        ("fsdp_paper", {"metric": "tflops_per_gpu", "batch_size": "2", "seq_len": "2048"}),
         *(
             ("memory_single_gpu", {**SINGLE, "model": model, "precision": precision})
             for model, precision in (

@@ -32,6 +32,15 @@ def test_measurements_are_read_from_the_columns_of_every_source():
     assert measured(row)[2] == "reserved"
 
 
+def test_rate_of_a_published_step_becomes_its_time():
+    """Four times the forward's operations: twice in backward, and once more in the recomputation."""
+    layers, width, vocabulary, tokens = 96, 12_288, 50_000, 2048
+    block = tokens * (2 * 12 * width**2 + 4 * tokens * width)
+    operations = 4 * layers * block + 3 * 2 * tokens * width * vocabulary
+    row = Row("r", {"metric": "tflops_per_gpu", "value": "186", "batch_size": "2", "seq_len": "2048"})
+    assert measured(row)[0] == pytest.approx(2 * operations / 186e12)
+
+
 def test_peer_estimates_are_read_from_columns_and_notes():
     assert peer(Row("r", {"predicted_ms": "426.36"})) == (pytest.approx(0.42636), None)
     assert peer(Row("r", {"est_gib": "30.10"})) == (None, pytest.approx(30.1 * 2**30))

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.validation.rows import Row
-from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, simplefsdp, single_gpu, torchtitan
+from benchmarks.validation.sources import (
+    fsdp_paper,
+    megatron,
+    mosaicml,
+    nanotron,
+    seeds,
+    simplefsdp,
+    single_gpu,
+    torchtitan,
+)
 from benchmarks.validation.statements import Stated
 
 
@@ -44,6 +53,7 @@ SOURCES: Final[Mapping[str, Source]] = {
     ),
     "torchtitan_throughput": Source("seeds/torchtitan_throughput.csv", seeds.convert_torchtitan),
     "simplefsdp": Source("seeds/simplefsdp.csv", simplefsdp.convert),
+    "fsdp_paper": Source("seeds/fsdp_paper.csv", fsdp_paper.convert),
     "memory_single_gpu": Source("seeds/memory_single_gpu.csv", single_gpu.convert),
     "runtime_single_gpu": Source("seeds/runtime_single_gpu.csv", single_gpu.convert),
     "memory_distributed": Source("seeds/memory_distributed.csv", seeds.convert_distributed),
