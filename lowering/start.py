@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.emit.run import planned
 from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -15,7 +16,7 @@ from legoai.specs.plan import Plan
 
 
 def run_folder(plan: Plan) -> Path:
-    """Return the folder of the program and its outputs: one for each plan and variant."""
+    """Return the folder of a run without `--out`: one for each plan and variant."""
     return Path("runs", plan.name if plan.variant is None else f"{plan.name}-{plan.variant}")
 
 
@@ -31,6 +32,9 @@ def start(
     begin: Callable[[RunOptions], None] = lambda options: None,
 ) -> int:
     """Write a program into the folder of its run, start it with torchrun, and wait for it.
+
+    The folder is locked until then, so that no other start replaces the program while this one predicts; afterwards the
+    ranks lock it, and do not run a program that was replaced in between.
 
     Args:
         program: of ``plan``.
@@ -60,16 +64,15 @@ def start(
             "--nproc N starts N processes on this host anyway",
         )
     assert options.out is not None, "it has a default"
+    path = options.out / f"{program.plan_name}.py"
     with locked(options.out):
-        path = folder / f"{program.plan_name}.py"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(program.text, encoding="utf-8")
+            replace_file(path, program.text)
         except OSError as error:
             raise RunError(
                 RunErrorCode.FOLDER_NOT_WRITABLE, f"{path} cannot be written: {error.strerror or error}"
             ) from error
-    begin(options)
+        begin(options)
     count = nproc or plan.mesh.world_size
     say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
-    return torchrun.launch(path, nproc=count, arguments=given, directory=directory)
+    return torchrun.launch(path, nproc=count, arguments=given, directory=directory, text=program.text)

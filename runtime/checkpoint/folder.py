@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,6 +35,9 @@ from legoai.runtime.process_group import gather_objects, group_of_thread, on_eve
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
 
+
+_LATE_SECONDS = 10.0
+"""For which a file that another host wrote may be invisible on this one."""
 
 BRANCHES = "branches.json"
 """Beside the folder of the checkpoints: where each branch began, and who began the last."""
@@ -131,6 +135,7 @@ class Checkpoints:
             files: Files = {}
             for part in on_every_rank(lambda: _checksums(draft, _own_files(draft))):
                 files |= part
+            on_first_rank(lambda: _check_visible(draft, final, files))
             on_first_rank(lambda: self._publish(draft, final, meta, files))
             self._verified.pop(point, None)
             self._remove_oldest(point)
@@ -345,6 +350,30 @@ def _own_files(draft: Path) -> list[Path]:
 
 def _checksums(draft: Path, files: list[Path]) -> Files:
     return {file.name: (file.stat().st_size, checksum(file)) for file in files}
+
+
+def _check_visible(draft: Path, final: Path, files: Files) -> None:
+    """Check that what every rank wrote is in the folder as this rank sees it; a network's file system may be late.
+
+    Raises:
+        RunError: something is not.
+    """
+    until = time.monotonic() + _LATE_SECONDS
+    while absent := [name for name, (size, _) in files.items() if _size(draft / name) != size]:
+        if time.monotonic() > until:
+            raise RunError(
+                RunErrorCode.CHECKPOINT_NOT_WRITTEN,
+                f"checkpoint {final} could not be written: {absent[0]}, which another rank wrote, is not there",
+                help="give --out a folder on storage that all ranks see",
+            )
+        time.sleep(0.5)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _make_empty(folder: Path) -> None:

@@ -168,7 +168,7 @@ class TextData:
             rank=rank,
             degree=degree,
             seed=seed,
-            name=self.name,
+            name=f"the validation part of {self.name}" if validation else self.name,
         )
         return ContinuationStream(inner, start=self._reads.start) if isinstance(self._reads, TwoTexts) else inner
 

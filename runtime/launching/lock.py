@@ -14,11 +14,14 @@ from filelock import FileLock, Timeout
 from legoai.runtime.errors import RunError, RunErrorCode
 
 NAME = "run.lock"
+OWNER = "run.owner"
+"""Names the process that holds the lock. The file of the lock itself is not written: where a file system has no locks,
+its presence is the lock, and its content names the process that made it, without which no other can replace it."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for one run, creating it where it is missing; the system releases the lock when the process ends.
+    """Lock a folder for one run, creating it where it is missing; the lock of a process that has ended counts no more.
 
     Raises:
         RunError: another run holds the lock, or the folder cannot be written.
@@ -32,16 +35,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 def acquire(folder: Path) -> FileLock:
     """Take the lock of a folder, or raise what :func:`locked` raises."""
-    file = folder / NAME
-    lock = FileLock(file)
+    owner = folder / OWNER
+    lock = FileLock(folder / NAME)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
-        file.write_text(f"{os.getpid()} {socket.gethostname()}\n", encoding="utf-8")
+        owner.write_text(f"{os.getpid()} {socket.gethostname()}\n", encoding="utf-8")
     except Timeout:
         raise RunError(
             RunErrorCode.FOLDER_IN_USE,
-            f"another run{_owner(file)} writes into {folder}",
+            f"another run{_owner(owner)} writes into {folder}",
             help="wait for it or stop it, or choose another --out",
         ) from None
     except OSError as error:

@@ -8,20 +8,46 @@ its folder before the standard library: a file there called `random`, or like th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from legoai.specs.models.import_path import add_author_folder
 
+DIGEST = "LEGOAI_PROGRAM_DIGEST"
+"""Set in the environment of ranks: the digest of the program that they are to run."""
+
+
+def digest(text: str) -> str:
+    """Return the digest of a program."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 def main() -> None:
-    """Run the program that the command line names, as `__main__`."""
+    """Run the program that the command line names, as `__main__`, unless another start has replaced it."""
     folders, program, *arguments = sys.argv[1:]
     directory, *others = folders.split(os.pathsep)
     add_author_folder(directory, others=others)
     sys.argv = [program, *arguments]
+    if DIGEST in os.environ and os.environ[DIGEST] != digest(Path(program).read_text(encoding="utf-8")):
+        _report_replaced(program)
+        sys.exit(1)
     runpy.run_path(program, run_name="__main__")
+
+
+def _report_replaced(program: str) -> None:
+    from legoai.runtime.errors import RunError, RunErrorCode
+    from legoai.runtime.launching.report import report_error
+
+    report_error(
+        RunError(
+            RunErrorCode.FOLDER_IN_USE,
+            f"another run has written its program to {program} since this one was started",
+            help="give each run its own --out",
+        )
+    )
 
 
 if __name__ == "__main__":

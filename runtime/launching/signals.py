@@ -22,13 +22,15 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 class StopRequest:
-    """Records SIGTERM or SIGINT while it is entered, so that the loop can finish its step and save.
+    """Records SIGTERM, SIGINT or SIGHUP while it is entered, so that the loop can finish its step and save.
+
+    SIGHUP stays ignored where it was, as under `nohup`.
 
     Attributes:
         signal: the received signal, or None.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -37,7 +39,8 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._hear) for number in self.SIGNALS}
+            heard = [number for number in self.SIGNALS if not is_ignored_hangup(number)]
+            self._previous = {number: signal.signal(number, self._hear) for number in heard}
         return self
 
     def __exit__(
@@ -52,6 +55,11 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._since = time.monotonic()
+
+
+def is_ignored_hangup(number: signal.Signals) -> bool:
+    """Return whether a signal is SIGHUP, and this process was started such that it ignores that."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from typing import Any
 
 import legoai
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
-from legoai.runtime.launching.signals import end_with_parent
+from legoai.runtime.launching.program import DIGEST, digest
+from legoai.runtime.launching.signals import end_with_parent, is_ignored_hangup
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -33,17 +34,26 @@ _LAUNCHER = "LEGOAI_LAUNCHER"
 """The process that started the agent, which ends with it."""
 
 
-def launch(program: Path, *, nproc: int, arguments: Sequence[str] = (), directory: Path | None = None) -> int:
+def launch(
+    program: Path,
+    *,
+    nproc: int,
+    arguments: Sequence[str] = (),
+    directory: Path | None = None,
+    text: str | None = None,
+) -> int:
     """Run a program under torchrun on this machine, and wait for it.
 
-    SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. No process
-    outlives this call, and where this process is killed the ranks save and leave as after SIGTERM.
+    SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. SIGHUP is ignored where
+    it was, as under `nohup`. No process outlives this call, and where this process is killed the ranks save and leave
+    as after SIGTERM.
 
-    program: a Python file. It cannot import from its own folder.
+    Args:
         program: a Python file. Its own folder is not one from which it imports.
         nproc: processes, one per device.
         arguments: for the program.
         directory: from which it imports, the plan's; the program's by default.
+        text: what the file must have when a rank reads it; by default what it has then.
 
     Returns:
         0, the status of a failed rank, or 128 + n after signal n.
@@ -59,7 +69,7 @@ def launch(program: Path, *, nproc: int, arguments: Sequence[str] = (), director
     folders = os.pathsep.join([str((directory or program.parent).resolve()), *filter(None, sys.path)])
     agent = subprocess.Popen(
         [*command, "--module", "legoai.runtime.launching.program", folders, str(program), *arguments],
-        env=_environment(nproc),
+        env=_environment(nproc) | ({} if text is None else {DIGEST: digest(text)}),
         start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
     )
     try:
@@ -101,7 +111,8 @@ def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[None]:
             sent = True
             agent.send_signal(number)
 
-    previous: dict[signal.Signals, Any] = {number: signal.signal(number, forward) for number in FORWARDED}
+    heard = [number for number in FORWARDED if not is_ignored_hangup(number)]
+    previous: dict[signal.Signals, Any] = {number: signal.signal(number, forward) for number in heard}
     try:
         yield
     finally:

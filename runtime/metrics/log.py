@@ -122,9 +122,13 @@ class MetricsLog:
             self._board.event(name, values)
 
     def say(self, line: str) -> None:
-        """Show a line on the terminal."""
-        if not self._silent:
+        """Show a line on the terminal; a terminal or pipe that is closed ends the lines, and not the training."""
+        if self._silent:
+            return
+        try:
             print(line, file=self._stream, flush=True)
+        except OSError:
+            self._silent = True
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:

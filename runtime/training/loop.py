@@ -19,18 +19,15 @@ from legoai.runtime.data.samples import Data, Stream, check_equal, check_vocabul
 from legoai.runtime.data.tokens import Bytes
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.float8 import compute_float8_scales
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.launching.signals import StopRequest
-from legoai.runtime.loss import add_losses, local_value, loss_context
 from legoai.runtime.metrics.log import MetricsLog, StepRecord
 from legoai.runtime.metrics.profile import profiled, trace_path
 from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
 from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, set_schedule_step
 from legoai.runtime.parallelism.mesh import coordinate_along
-from legoai.runtime.parallelism.units import reshard_units
-from legoai.runtime.process_group import on_first_rank, sum_over_world
-from legoai.runtime.training.batches import Batch, Batches
+from legoai.runtime.process_group import on_first_rank
+from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.first_weights import start_with_weights
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.resume import (
@@ -42,6 +39,7 @@ from legoai.runtime.training.resume import (
 )
 from legoai.runtime.training.step import take_step
 from legoai.runtime.training.training import Notice, StepResult, Training
+from legoai.runtime.training.validation import validation_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +87,8 @@ class TrainingLoop:
         self.data_rank = coordinate_along(training.mesh, recipe.data_axes)
         self.data = _open_data(recipe, options)
         self.stream = self._stream(validation=False)
+        if options.evaluate_every:
+            self._stream(validation=True)  # raises where the data have too few samples for it
         self.records: list[StepRecord] = []
         self.validations: list[tuple[int, float]] = []
         self.checkpoints = (
@@ -118,10 +118,10 @@ class TrainingLoop:
                 self._train_step(log)
                 if len(self.records) == 1:
                     self.started()
-                if self._due(self.options.evaluate_every):
-                    self._validate(log)
-                if self._due(self.options.save_every):
+                if self._due(self.options.save_every):  # first, as a validation may take longer than a signal gives
                     saved = self._save(log)
+                if self._due(self.options.evaluate_every) and not self._stopping:
+                    self._validate(log)
             if self.step > saved:
                 self._save(log)
             self._written(log, None if self.writer is None else self.writer.finish())
@@ -187,47 +187,22 @@ class TrainingLoop:
             for line in notice.lines:
                 log.say(line)
 
-    @torch.no_grad()
     def _validate(self, log: MetricsLog) -> None:
-        stream = self._stream(validation=True)
-        compute_float8_scales(self.training.parts)  # those of the step are of the weights before its update
-        for part in self.training.parts:
-            part.eval()
-        total, count = self._validation_loss(stream)
-        for part in self.training.parts:
-            part.train()
-            reshard_units(part)  # no backward does it for units that stay unsharded after forward
-        values = torch.stack([total / count, torch.ones_like(total)])
-        summed, ranks = sum_over_world(values if self.training.counts_loss else torch.zeros_like(values))
-        self.validations.append((self.step, summed / ranks))
-        log.event("validation", step=self.step, loss=summed / ranks)
-        log.say(f"step {self.step}: validation loss {summed / ranks:.4f}")
-
-    def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
-        """Return the sum of the micro batches' losses, and their number: full passes where there is a pipeline."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
-        training, count = self.training, self.options.evaluate_batches
-        together = 1 if training.staged is None else training.staged.microbatches
-        count = -(-count // together) * together
-        for batch in Batches(training, stream).take(count, together=together):
-            with loss_context(parallel=self.recipe.loss_parallel):
-                if training.staged is None:
-                    total += local_value(self._loss(batch))
-                else:
-                    losses = training.staged.evaluate_pass(batch.inputs, batch.targets)
-                    add_losses(total, losses, scale=training.accumulation)
-        return total, count
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """The loss of one micro batch on the whole model."""
-        recipe, training = self.recipe, self.training
-        arguments = {} if training.positions is None else {"positions": batch.positions}
-        casts: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if recipe.autocast_dtype is not None:
-            casts = torch.autocast(self.device.type, dtype=recipe.autocast_dtype)
-        assert batch.targets is not None, "this rank has the whole model"
-        with casts:
-            return training.loss(training.model(*batch.inputs, **arguments), batch.targets)
+        loss = validation_loss(
+            self.recipe,
+            self.training,
+            self._stream(validation=True),
+            batches=self.options.evaluate_batches,
+            device=self.device,
+            stop=self.stop,
+        )
+        if loss is None:
+            self._stopping = True
+            log.say(f"step {self.step}: a signal ended the validation")
+            return
+        self.validations.append((self.step, loss))
+        log.event("validation", step=self.step, loss=loss)
+        log.say(f"step {self.step}: validation loss {loss:.4f}")
 
     def _resume(self, log: MetricsLog) -> int:
         """Continue from a checkpoint where the options request it; return its step, or 0."""

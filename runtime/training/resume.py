@@ -103,11 +103,14 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
     state = training_state(training.model, training.optimizer)
     names, kept = set().union(*gather_objects(_of_optimizer(state))), _of_optimizer(saved_names(path))
     own, saved = optimizer_state_kinds(names), optimizer_state_kinds(kept)
-    if own == saved and not names <= kept and not other_plan and meta.model == training.digest:
+    # Of a parameter that never had a gradient the optimizer kept nothing, as of one that no update has reached.
+    parameters = {_parameter(name) for name in kept}
+    lacking = {name for name in names - kept if _parameter(name) in parameters}
+    if own == saved and lacking and not other_plan and meta.model == training.digest:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
             f"checkpoint {path} is of an optimizer that keeps other things of some parameters: it has no "
-            f"{sorted(names - kept)[0].removeprefix(OPTIMIZER)}",
+            f"{sorted(lacking)[0].removeprefix(OPTIMIZER)}",
             help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
             "go on from its step with fresh state where it has none",
         )
@@ -139,6 +142,10 @@ def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_
 
 def _of_optimizer(names: Iterable[str]) -> set[str]:
     return {name for name in names if name.startswith(OPTIMIZER)}
+
+
+def _parameter(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ class Trainer(Recipe):
         options = parse_options(argv, plan=self.plan, **{name: getattr(self, name) for name in PLANNED})
         try:
             history = self.fit(options)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
         except Exception as error:
             with unhurried():
                 told = explained(error)
@@ -100,8 +103,11 @@ class Trainer(Recipe):
                 training.control.on_gradients.append(lambda _: observe(training))
             if prepared is not None:
                 prepared(training)
-            with own_compile_cache(training.mesh), StopRequest() as stop:  # a signal before ends the process as usual
-                return TrainingLoop(self, options, training, device, stop, started=started).run()
+            with own_compile_cache(training.mesh):
+                stop = StopRequest()
+                loop = TrainingLoop(self, options, training, device, stop, started=started)
+                with stop:  # a signal before ends the process as usual, also while a corpus is built
+                    return loop.run()
 
     def prepare(self, device: Device, *, seed: int) -> Training:
         """Build mesh, model, optimizer and schedule before the first step, within an existing process group.

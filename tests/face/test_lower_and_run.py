@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.runtime.errors import RunError
 from legoai.runtime.launching.lock import locked
 from support.command_line import (
     GOOD,
@@ -83,8 +84,8 @@ def test_an_error_in_a_variant_does_not_stop_the_plan_itself(capsys: pytest.Capt
 def test_run_writes_and_launches_the_program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     calls = []
 
-    def launch(program: Path, *, nproc: int, arguments: list[str], directory: Path) -> int:
-        assert directory.resolve() == Path.cwd()
+    def launch(program: Path, *, nproc: int, arguments: list[str], directory: Path, text: str) -> int:
+        assert directory.resolve() == Path.cwd() and program.read_text(encoding="utf-8") == text
         calls.append((program, nproc, arguments))
         return 7
 
@@ -94,14 +95,14 @@ def test_run_writes_and_launches_the_program(capsys: pytest.CaptureFixture[str],
     )
     status, out, err = called(capsys, "run", "good.plan", "--no-prediction", "--", "--steps", "3", "--out", "elsewhere")
     assert (status, out) == (7, "")
-    assert err == "legoai: wrote runs/small/small.py; starting it in 4 processes\n"
+    assert err == "legoai: wrote elsewhere/small.py; starting it in 4 processes\n"
     assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
     assert calls == [
-        (Path("runs/small/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
+        (Path("elsewhere/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
         (Path("runs/small-two/small.py"), 1, ["--out", "runs/small-two"]),
     ]
     lowered = called(capsys, "lower", "good.plan")[1]
-    assert Path("runs/small/small.py").read_text(encoding="utf-8") == lowered
+    assert Path("elsewhere/small.py").read_text(encoding="utf-8") == lowered and not Path("runs/small").exists()
     assert called(capsys, "run", "bad.plan")[0] == 1
     for argument, said in (("--stepz", "unrecognized arguments: --stepz"), ("--keep=x", "'x' is not a whole number")):
         status, _, err = called(capsys, "run", "good.plan", "--", argument)
@@ -151,6 +152,20 @@ def test_program_name_must_not_shadow_a_needed_module(capsys: pytest.CaptureFixt
         assert status == 2 and "choose another name" in err and f"`{name}`" in err
     assert Path("my_model.py").read_text() == before and not Path("random.py").exists()
     assert called(capsys, "lower", "mine.plan", "-o", "mine.py")[0] == 0
+
+
+def test_folder_stays_locked_while_a_step_is_predicted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def predict(*_: object) -> None:
+        with pytest.raises(RunError, match="another run"), locked(Path("runs/small")):
+            pass
+
+    monkeypatch.setattr(import_module("legoai.commands.run"), "_prediction", predict)
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", lambda program, **_: 0)
+    assert called(capsys, "run", "good.plan")[0] == 0
+    with locked(Path("runs/small")):
+        pass
 
 
 def test_run_refuses_a_folder_in_use(capsys: pytest.CaptureFixture[str]):

@@ -186,6 +186,20 @@ def test_full_disk_is_reported_and_space_released(gloo, small_disk):
     assert gloo(1)(newest, small_disk) == [(1, [])]
 
 
+def save_with_a_file_of_another_host(root: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_folder, "on_every_rank", lambda function: [function(), {"__1_0.distcp": (10, 0)}])
+        patch.setattr(checkpoint_folder, "_LATE_SECONDS", 0.0)
+        save(root, 2)
+
+
+def test_storage_that_ranks_do_not_share_is_reported_at_once(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    with pytest.raises(RunError, match=r"step-2 could not be written: __1_0.distcp, which another rank wrote"):
+        gloo(1)(save_with_a_file_of_another_host, tmp_path)
+    assert gloo(1)(newest, tmp_path) == [(1, [])]
+
+
 def test_torch_can_read_a_checkpoint(gloo, tmp_path):
     gloo(1)(save, tmp_path, 3)
     state = {"model.w": torch.zeros(SIZE)}

@@ -1,12 +1,15 @@
-"""A signal that arrives while processes are forked is not lost."""
+"""A stop signal is recorded, and one that arrives while processes are forked is not lost."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from legoai.runtime.launching.signals import StopRequest
 
 FORKING = """
 import os, signal, time
@@ -37,3 +40,25 @@ print(heard, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_interrupt_during_a_fork_is_not_lost():
     done = subprocess.run([sys.executable, "-c", FORKING], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True", "3"]
+
+
+@pytest.mark.parametrize("number", StopRequest.SIGNALS)
+def test_stop_signal_is_recorded(number):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), number)
+            assert stop.signal == number
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_hangup_stays_ignored_as_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

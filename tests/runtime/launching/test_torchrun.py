@@ -190,7 +190,9 @@ def test_ranks_save_and_exit_when_the_launcher_is_killed(start, tmp_path, killed
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", some_slow((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIGINT, signal.SIGHUP)
+)
 def test_signal_saves_and_exits(start, tmp_path, number):
     process = start(2, "--steps", "2000", "--log-every", "1")
     assert any(re.match(r"step +3/", line) for line in process.stderr)
@@ -201,6 +203,16 @@ def test_signal_saves_and_exits(start, tmp_path, number):
     step = int(saved.removeprefix("step-"))
     assert step >= 3 and f"stopped by signal {int(number)} after step {step}/2000, saved in" in output
     assert "Traceback" not in output
+
+
+def test_program_of_another_start_is_not_run(tmp_path, capfd):
+    program = tmp_path / "program.py"
+    program.write_text("print('of the other')\n")
+    assert launch(program, nproc=2, text="print('own')\n") == 1
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("error[RUN005]") == 1 and "another run has written its program to" in err
+    assert launch(program, nproc=1, text=program.read_text()) == 0
+    assert capfd.readouterr().out == "of the other\n"
 
 
 def test_threads_per_process_divide_the_cores():

@@ -79,3 +79,15 @@ def test_importing_the_runtime_does_not_import_torch():
     code = "import sys; from legoai.runtime import launch, RunError, RunOptions; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "False"
+
+
+def test_closed_terminal_ends_the_lines_and_not_the_run(tmp_path):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with MetricsLog(tmp_path / "metrics.jsonl", header={}, every=1, steps=2, stream=Closed()) as log:
+        for step in (1, 2):
+            log.step(record(step))
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [item.get("step") for item in records] == [None, 1, 2]

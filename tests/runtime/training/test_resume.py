@@ -54,6 +54,26 @@ def test_resuming_an_earlier_step_creates_a_branch(gloo, data, tmp_path):
     assert "step-4-branch-1" in saved(out)
 
 
+class WithUnusedLayer(programs.TinyLlama):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = torch.nn.Linear(8, 8)
+
+
+def fit_with_unused_layer(**options) -> tuple[int, list[float], float]:
+    program = dataclasses.replace(programs.trainer(dtype=torch.float32), build_model=WithUnusedLayer)
+    history = program.fit(RunOptions(device="cpu", log_every=0, **options))
+    spare = history.training.model.spare.weight
+    return history.resumed_from, [record.loss for record in history.steps], float(spare.sum())
+
+
+def test_parameter_without_gradients_does_not_prevent_resuming(gloo, data, tmp_path, capfd):
+    [pool] = [gloo(1)]
+    [(_, losses, spare)] = pool(fit_with_unused_layer, steps=4, data=data)
+    pool(fit_with_unused_layer, steps=2, data=data, out=tmp_path)
+    assert pool(fit_with_unused_layer, steps=4, data=data, out=tmp_path) == [(2, losses[2:], spare)]
+
+
 def test_crash_before_the_first_branch_save_keeps_the_branch(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
     pool(fit, steps=4, data=data, out=out, save_every=2)

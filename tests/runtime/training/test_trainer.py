@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
+from legoai.runtime.training.batches import Batches
 from support import corpus, programs
 from support.marks import slow_but
 
@@ -145,6 +148,43 @@ def test_validation_is_equal_on_every_mesh_and_does_not_affect_training(gloo, al
     )
     assert_equal(one, alone)
     assert_close(two, alone, 1e-10)
+
+
+def test_too_little_data_for_validation_is_reported_before_the_first_step(gloo, data, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(corpus.TEXT[:600])
+    options = {"steps": STEPS, "data": str(short), "out": tmp_path}
+    gloo(1)(fit, {}, {**options, "steps": 1})
+    with pytest.raises(RunError, match=r"the validation part of .*short.txt has \d+ tokens") as refused:
+        gloo(1)(fit, {}, {**options, "evaluate_every": 3})
+    assert refused.value.code == RunErrorCode.DATA_TOO_SHORT
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(item["event"] == "start" for item in records) == 1
+
+
+def fit_with_a_signal_in_validation(data: str, out: Path) -> tuple[int | None, tuple, int]:
+    taken = []
+
+    def take(self, count: int, *, together: int = 1):
+        for batch in original(self, count, together=together):
+            taken.append(count)
+            if count == 50 and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    original = Batches.take
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "take", take)
+        options = RunOptions(
+            device="cpu", log_every=0, steps=9, data=data, out=out, evaluate_every=2, save_every=2, evaluate_batches=50
+        )
+        history = programs.trainer(dp_shard=2).fit(options)
+    return history.stopped_by, history.validations, taken.count(50)
+
+
+def test_signal_ends_a_validation_on_all_ranks(gloo, data, tmp_path):
+    assert gloo(2)(fit_with_a_signal_in_validation, data, tmp_path) == [(signal.SIGTERM, (), 1)] * 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
 
 
 @pytest.mark.slow
