@@ -150,6 +150,7 @@ def capture_equal_ranks(
     *,
     world: int,
     pp: int,
+    first: int = 0,
     coordinate: int,
     others: Sequence[int],
     kind: Kind = "cuda",
@@ -161,7 +162,8 @@ def capture_equal_ranks(
         program: as lowered.
         world: number of ranks for which it was lowered.
         pp: ranks along the `pp` axis, which is the outermost.
-        coordinate: of the simulated rank on the `pp` axis; the first rank at that coordinate is simulated.
+        first: the simulated rank of coordinate 0.
+        coordinate: of the simulated rank on the `pp` axis.
         others: coordinates of ranks that have equal stages in the same order; see
             :mod:`legoai.cost.pipelines.equal_stages`.
         kind: of device, which decides the kernels.
@@ -174,14 +176,15 @@ def capture_equal_ranks(
     Raises:
         SimulationError: the program fails, or does something that cannot be recorded.
     """
-    rank, stride = coordinate * (world // pp), world // pp
+    stride = world // pp
+    rank = first + coordinate * stride
     taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, others=others)
     if taken is None:
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
     done, trace = taken
     found = [dataclasses.replace(trace, items=done.finished())]
     for other, items, translation in done.derived.others if done.derived else ():
-        found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
+        found.append(Trace(rank=first + other * stride, world=world, stage=other, items=items, translation=translation))
     return found
 
 

@@ -32,6 +32,7 @@ from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
 from legoai.dsl.analysis.allocator import expandable_segments
+from legoai.dsl.analysis.parallelism.context import busiest_rank
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
@@ -219,14 +220,14 @@ def estimate(
     *,
     directory: Path = Path(),
     profile: str | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     whole: bool = True,
     progress: Progress | None = None,
 ) -> Estimate:
     """Simulate one step of a lowered plan.
 
-    Without a pipeline one rank represents all: every rank runs the same program on shards of the same shapes. Where a
-    length is not divisible, torch gives the first ranks the larger shards, so that rank 0 has the most memory.
+    Without a pipeline one rank represents all: every rank runs the same program, most on shards of the same shapes. It
+    is the one with the most work (:func:`legoai.dsl.analysis.parallelism.context.busiest_rank`).
 
     Args:
         program: what the plan was lowered to.
@@ -234,7 +235,8 @@ def estimate(
         manifest: of its model.
         directory: of the plan's file: factories and profiles are found from there.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
-        rank: global rank that is simulated; ignored under a pipeline, where one rank of each stage is simulated.
+        rank: global rank that is simulated, by default the busiest; ignored under a pipeline, where one rank of each
+            stage is simulated.
         whole: whether to time every block and micro batch; otherwise a few of equal ones, if these reach a steady state
             (:mod:`legoai.cost.composed`), and without the tables of modules and collectives.
         progress: called with a description of the current work.
@@ -245,6 +247,7 @@ def estimate(
     say = progress or (lambda _: None)
     plan = plan.effective
     world = plan.mesh.world_size
+    rank = busiest_rank(plan) if rank is None else rank
     if not 0 <= rank < world:
         raise CannotEstimateError(f"the plan has {world} ranks, counted from 0, and no rank {rank}")
     try:
@@ -343,6 +346,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
             program,
             world=plan.mesh.world_size,
             pp=plan.mesh.pp,
+            first=busiest_rank(plan),
             kind=_kind(machine),
             gpu=machine.device,
             cost=OpCosts(machine=machine),

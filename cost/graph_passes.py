@@ -34,7 +34,7 @@ def pass_estimates(
     *,
     suppressed: Sequence[Diagnostic] = (),
     profile: str | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     between: bool = True,
     progress: Progress | None = None,
 ) -> tuple[PassEstimate, ...]:

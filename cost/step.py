@@ -1,8 +1,8 @@
 """Simulated step of a pipeline: one rank per `pp` coordinate, captured apart and timed together.
 
-For each coordinate on the `pp` axis the first rank on all other axes is simulated; ranks that differ only on other axes
-do the same. The ranks are captured with torch's own schedule, each in a process of its own where possible. Then all of
-them are timed together (:mod:`legoai.cost.timing.engine`), each action as one op (:mod:`legoai.cost.timing.actions`).
+For each coordinate on the `pp` axis one rank is simulated; ranks that differ only on other axes do the same, or less.
+The ranks are captured with torch's own schedule, each in a process of its own where possible. Then all of them are
+timed together (:mod:`legoai.cost.timing.engine`), each action as one op (:mod:`legoai.cost.timing.actions`).
 
 The *bubble* of a rank is the share of the step in which its device is idle because its next op waits for another rank:
 for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the slowest rank. A transfer
@@ -79,6 +79,7 @@ def simulate_pipeline(
     *,
     world: int,
     pp: int,
+    first: int = 0,
     kind: Kind,
     gpu: Device | None = None,
     cost: Callable[[Timed], Cost],
@@ -92,6 +93,7 @@ def simulate_pipeline(
         program: as lowered.
         world: number of ranks for which it was lowered; `pp` is the outermost axis.
         pp: ranks along the `pp` axis.
+        first: the simulated rank of the first coordinate.
         kind: of device, which decides the kernels.
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
         cost: of an operation when nothing runs beside it.
@@ -102,8 +104,8 @@ def simulate_pipeline(
     Raises:
         SimulationError: the program cannot be captured, or its ranks wait for each other.
     """
-    numbers = [coordinate * (world // pp) for coordinate in range(pp)]
-    job = _Job(program, world, pp, kind, gpu)
+    numbers = [first + coordinate * (world // pp) for coordinate in range(pp)]
+    job = _Job(program, world, pp, first, kind, gpu)
     captured = _captured(job, measure)
     elsewhere = [[coordinate] for coordinate, (trace, _) in enumerate(captured) if not _costs_the_same(trace, cost)]
     for coordinate, found in _in_processes(job, elsewhere, measure):
@@ -174,19 +176,20 @@ def _left(groups: Iterable[Sequence[int]], found: Container[int]) -> Iterator[Se
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Capture job of a pipeline: its program, number of ranks, length of the `pp` axis, and devices."""
+    """Capture job of a pipeline: its program, number of ranks, length of the `pp` axis, first rank, and devices."""
 
     program: Program
     world: int
     pp: int
+    first: int
     kind: Kind
     gpu: Device | None
 
     def captured(self, group: Sequence[int], measure: Callable[[Trace], Any]) -> list[tuple[int, tuple[Trace, Any]]]:
         """Capture the first rank of a group with equal stages, and derive the traces of the others where possible."""
         traces = capture_equal_ranks(
-            self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind,
-            gpu=self.gpu,
+            self.program, world=self.world, pp=self.pp, first=self.first, coordinate=group[0], others=group[1:],
+            kind=self.kind, gpu=self.gpu,
         )  # fmt: skip
         return [(trace.stage, (trace, measure(trace))) for trace in traces]
 

@@ -11,7 +11,7 @@ from legoai.cost.measurements.file import ProfileError
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import FabricModel, analytical, fabric_model
-from legoai.cost.network.topology import Placement, placement
+from legoai.cost.network.topology import Placement, placement, slowest_pair
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Collective, CollectiveKind
 from legoai.specs.cluster import Cluster
@@ -22,6 +22,7 @@ STATISTICAL: Final = "statistical"
 
 _LIKE: Final[Mapping[CollectiveKind, CollectiveKind]] = {
     "receive": "send",
+    "permute": "send",
     "peer_copy": "send",
     "barrier": "all_reduce",
 }
@@ -97,6 +98,7 @@ def seconds_on(
     """As :func:`estimate`, for a group with a placement ``on`` the hosts."""
     size = float(_BARRIER_BYTES if kind == "barrier" else bytes)
     like = _LIKE.get(kind, kind)
+    on = slowest_pair(on) if kind == "permute" and on.ranks > 1 else on
     if on.ranks == 1 or size == 0:
         return 0.0, ANALYTICAL
     if on.hosts == 1:

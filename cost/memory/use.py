@@ -91,24 +91,28 @@ def _workspace(trace: Trace, machine: Machine) -> int:
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is created when its group first communicates."""
-    groups: dict[tuple[int, ...], bool] = {}
+    groups: dict[tuple[int, ...], int] = {}
     each = trace.once_each(translated=True)
     calls = (item for item in each if isinstance(item, Collective) and item.kind != "peer_copy")
     for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
         if len(ranks) > 1:
             ends = tuple(sorted(ranks))  # a pair of ranks shares one communicator for both directions
-            groups[ends] = groups.get(ends, False) or kind == "all_to_all"
+            groups[ends] = max(groups.get(ends, 0), _peers(kind, len(ends)))
     found = {"cuda_context": int(machine.constant("context_bytes") or 0)}
     buffers = sum(_buffer(machine, len(ranks)) for ranks in groups)
     peer = machine.constant("nccl_all_to_all_peer_bytes") or 0.0
     per_host = machine.network.devices_per_host
-    for ranks, exchanges in groups.items():
-        if exchanges:
-            here = sum(rank // per_host == trace.rank // per_host for rank in ranks)
-            buffers += int(peer * max(0, here - 1))
+    for ranks, peers in groups.items():
+        here = sum(rank // per_host == trace.rank // per_host for rank in ranks)
+        buffers += int(peer * min(peers, max(0, here - 1)))
     if buffers:
         found["nccl"] = buffers
     return {name: size for name, size in found.items() if size}
+
+
+def _peers(kind: str, ranks: int) -> int:
+    """Other ranks of a group to which a rank is connected by a collective beyond NCCL's rings and trees."""
+    return {"all_to_all": ranks - 1, "permute": min(2, ranks - 1)}.get(kind, 0)
 
 
 def _buffer(machine: Machine, ranks: int) -> int:

@@ -18,6 +18,8 @@ that work at the same time. Derived anew:
 - **All-to-all**: each rank sends S/P to each other: `(r-1)/P · S` over its link and `(P-r)/P · S` over its adapter.
 - **Broadcast**: a chain: S over each link, S/r over each adapter, in N-1 hops; pipelined.
 - **Send and receive**: S over the one link or adapter.
+- **Permute**: every rank sends S to the next of a ring: S over each link, and over the adapter of a rank whose next is
+  on another host. It takes as long as the slowest of these transfers.
 
 Links inside and outside are used at the same time, pipelined, so that the slower decides: the time is the maximum,
 not the sum as in eq. 4.7 to 4.10. The library picks the faster algorithm, as NCCL's own tuning does.
@@ -97,6 +99,7 @@ ALGORITHMS: Final[Mapping[CollectiveKind, tuple[Callable[[float, Placement], Tra
     "reduce_scatter": (_ring(1),),
     "all_reduce": (_ring(2), _tree),
     "all_to_all": (_all_to_all,),
+    "permute": (_transfer,),
     "broadcast": (_broadcast,),
     "send": (_transfer,),
     "receive": (_transfer,),

@@ -20,6 +20,12 @@ class Placement:
     per_host: int
 
 
+def slowest_pair(on: Placement) -> Placement:
+    """Return the placement of two neighbours of a ring over a group: on two hosts, if the group is on several."""
+    hosts = min(2, on.hosts)
+    return Placement(ranks=2, hosts=hosts, per_host=2 // hosts)
+
+
 def placement(ranks: Sequence[int], devices_per_host: int) -> Placement:
     """Return the placement of global ``ranks``; ranks fill one host's devices before the next host's."""
     counts = Counter(rank // devices_per_host for rank in ranks)

@@ -16,7 +16,7 @@ from legoai.cost.report.bars import Bar, rank_tracks
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.timing.rank_timeline import ActionTime
-from legoai.specs.directives.mesh import AXES, Mesh
+from legoai.specs.directives.mesh import Mesh
 
 _ROW: Final = 26
 _LEFT: Final = 96
@@ -189,11 +189,7 @@ def _axis_words(mesh: Mesh, axis: str, devices_per_host: int) -> str:
 
 def axis_group(mesh: Mesh, axis: str) -> list[int]:
     """Return the ranks that differ from rank 0 only on one axis, including rank 0."""
-    axes = [name for name in AXES if name != "ep"]
-    stride = 1
-    for inner in axes[axes.index(axis) + 1 :]:
-        stride *= mesh.size(inner)
-    return [place * stride for place in range(mesh.size(axis))]
+    return [place * mesh.stride(axis) for place in range(mesh.size(axis))]
 
 
 def _coordinates(mesh: Mesh, rank: int) -> str:

@@ -22,6 +22,7 @@ from legoai.cost.simulated.operators import (
     Operator,
     description,
     operator,
+    permutes,
     tensors,
     type_of,
     whole_buffer,
@@ -306,7 +307,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results: Sequence[torch.Tensor],
     ) -> None:
         capture = self.capture
-        kind = known.collective
+        kind = "permute" if permutes(known, args) else known.collective
         assert kind is not None
         ranks, axis = capture.group(args[known.group])
         here = dist.get_rank()

@@ -263,6 +263,14 @@ def whole_buffer(known: Operator, args: Sequence[Any], out: Any) -> list[torch.T
     return list(tensors(args[0]))
 
 
+def permutes(known: Operator, args: Sequence[Any]) -> bool:
+    """Return whether an all-to-all sends its whole input to one rank, as torch's `permute_tensor` does."""
+    if known.name != "_c10d_functional.all_to_all_single":
+        return False
+    sent = [rows for rows in args[2] if not isinstance(rows, int) or rows]
+    return len(sent) == 1 and len(args[2]) > 1
+
+
 def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     """Return the floating-point operations of matrix products, convolutions and attention; 0 for all other operators.
 

@@ -16,13 +16,15 @@ CollectiveKind = Literal[
     "reduce_scatter",
     "all_reduce",
     "all_to_all",
+    "permute",
     "broadcast",
     "send",
     "receive",
     "peer_copy",
     "barrier",
 ]
-"""`peer_copy` is a read of another rank's memory by this rank's copy engine; the other rank issues nothing."""
+"""In a `permute` each rank sends all of its buffer to one other, and receives as much from one, as in a ring.
+`peer_copy` is a read of another rank's memory by this rank's copy engine; the other rank issues nothing."""
 
 Category = Literal[
     "parameter",

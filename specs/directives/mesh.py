@@ -51,6 +51,11 @@ class Mesh(Directive):
         """The number of ranks that read different sequences."""
         return self.dp_replicate * self.dp_shard
 
+    def stride(self, axis: str) -> int:
+        """The difference between the global ranks of neighbours on ``axis``, which is not `ep`."""
+        axes = [name for name in AXES if name != "ep"]
+        return math.prod(self.size(inner) for inner in axes[axes.index(axis) + 1 :])
+
     def used(self) -> tuple[str, ...]:
         """The axes of more than one rank that have devices of their own, outermost first."""
         return tuple(axis for axis in AXES if axis != "ep" and self.size(axis) > 1)

@@ -79,7 +79,7 @@ def estimate(
     settings: Mapping[str, str] | None = None,
     variant: str | None = None,
     profile: str | None = None,
-    rank: int = 0,
+    rank: int | None = None,
 ) -> Estimate:
     """The cost of a plan, simulated on this machine without a GPU. The first arguments are those of :func:`lint`.
 
@@ -91,7 +91,8 @@ def estimate(
         variant: cost this variant.
         profile: other devices than the plan's: a name of the catalogue, `NAME.toml` with its profile beside it, or
             `NAME.json.gz`.
-        rank: global rank to simulate; under a pipeline one rank of each stage is simulated.
+        rank: global rank to simulate, by default the one with the most work; under a pipeline one rank of each stage
+            is simulated.
 
     Raises:
         PlanError: the plan has errors, cannot be read, or cannot be lowered.

@@ -12,7 +12,9 @@ from legoai.cost.machine.cluster import machine_of
 from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
 from legoai.cost.timing.intervals import busy
+from legoai.cost.trace.records import Collective
 from legoai.specs.directives.cluster import ClusterUse
+from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 PLAN = """plan small
@@ -179,3 +181,34 @@ def test_a_plan_with_errors_is_not_costed(tmp_path: Path):
     path = plan(tmp_path, requires="checkpoint { layrs.* = full }")
     with pytest.raises(legoai.PlanError):
         legoai.estimate(path)
+
+
+IN_CONTEXT = """plan ordered
+model   llama3("tiny", n_layers = 1, max_seq_len = 32768)
+cluster h100_sxm
+batch   (global = 2, micro = 1, seq_len = 32768)
+mesh    (dp_shard = 2, cp = 4)
+fsdp on dp_shard, cp { layers.* = unit }
+context on cp (rotate = ROTATE, balance = BALANCE)
+attention flash
+precision (param = bf16)
+"""
+
+
+def times_of_ranks(path: Path) -> tuple[list[float], set[str]]:
+    """Step times of the default rank and of three of `cp`, and the kinds of the default rank's collectives."""
+    found = [legoai.estimate(path, rank=rank) for rank in (None, 0, 1, 3)]
+    kinds = {item.kind for item in found[0].ranks[0].trace.once_each() if isinstance(item, Collective)}
+    return [item.step_time for item in found], kinds
+
+
+@pytest.mark.parametrize("rotate", some_slow(("allgather", "alltoall"), "allgather"))
+def test_busiest_rank_is_simulated(tmp_path, rotate):
+    path = tmp_path / "ordered.plan"
+    path.write_text(IN_CONTEXT.replace("ROTATE", rotate).replace("BALANCE", "none"))
+    (default, first, _, last), kinds = in_the_simulator(times_of_ranks, path)
+    assert default == last > 1.1 * first
+    assert ("permute" in kinds) == (rotate == "alltoall") and "all_to_all" not in kinds
+    path.write_text(IN_CONTEXT.replace("ROTATE", rotate).replace("BALANCE", "head_tail"))
+    (even, *each), _ = in_the_simulator(times_of_ranks, path)
+    assert each == [pytest.approx(even, rel=0.02)] * 3 and even < default

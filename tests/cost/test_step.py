@@ -40,7 +40,7 @@ def price(record) -> Cost:
 def _both(program: Program, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
     """For each host the seconds, the bubbles and the numbers of operations, of every operation and of actions."""
     found, captured = [], pipeline._captured
-    taken = captured(pipeline._Job(program, world, 2, "cuda", None), lambda _: None)
+    taken = captured(pipeline._Job(program, world, 2, 0, "cuda", None), lambda _: None)
     pipeline._captured = lambda *_: taken
     try:
         for host in HOSTS:

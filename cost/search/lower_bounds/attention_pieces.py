@@ -2,8 +2,7 @@
 
 A context-parallel rank attends from its own queries to its own keys and to those of the other ranks, in the blocks of
 :mod:`legoai.runtime.attention.blocks`, each of which is one kernel; or to whole sequences, with a share of the heads.
-Ranks may hold different parts. They wait for each other's keys, but one rank is simulated, so that each is a case of
-its own.
+Ranks may hold different parts, of equal work; where they do not, the one with the most work is simulated.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from typing import cast
 
 from legoai.cost.search.lower_bounds.local_kernels import AttentionPiece
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.parallelism.context import busiest_rank
 from legoai.runtime.attention.blocks import Balance, Block, gathered_blocks, ring_blocks
 
 
 def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...]:
-    """What each rank of `cp` may have to compute of one sequence; none where that is not known.
+    """What a simulated rank of `cp` may have to compute of one sequence; none where that is not known.
 
     Raises:
         Undecided: the number of ranks, or how they share sequences, is a hole.
@@ -39,7 +39,8 @@ def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...
         for source in range(size):
             yield from ring_blocks(rank=rank, source=source, length=cut, causal=True, balance=balance)
 
-    return tuple(sorted({_pieces(blocks(rank)) for rank in range(size)}))
+    ranks = (busiest_rank(plan) // plan.mesh.stride("cp"),) if balance == "none" else range(size)
+    return tuple(sorted({_pieces(blocks(rank)) for rank in ranks}))
 
 
 def _pieces(blocks: Iterable[Block]) -> tuple[AttentionPiece, ...]:

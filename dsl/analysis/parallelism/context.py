@@ -27,6 +27,17 @@ def parts_of_heads(plan: Plan) -> int:
     return mesh.tp * (mesh.cp if by_heads else 1)
 
 
+def busiest_rank(plan: Plan) -> int:
+    """Return the rank of the first pipeline stage with the most work.
+
+    It is the first, whose shards are the longest where a length is not divisible. But where each rank of `cp` attends
+    from one piece of the sequence to all pieces before it, the last has the most, and the others wait for it.
+    """
+    mesh, context = plan.mesh, plan.context
+    ordered = context is not None and context.rotate != "heads" and context.dealt == "none"
+    return (mesh.cp - 1) * mesh.stride("cp") if ordered else 0
+
+
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Supported is ``scaled_dot_product_attention``; where keys are communicated, with the kernels above."""
     context, attention, manifest = analysis.plan.context, analysis.plan.attention, analysis.manifest

@@ -65,7 +65,9 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="OUT", type=output_file, help="write a page with timeline, memory and tables")
     add_profile(parser)
-    parser.add_argument("--rank", type=_rank, default=0, metavar="N", help="the rank that is simulated (default: 0)")
+    parser.add_argument(
+        "--rank", type=_rank, metavar="N", help="the rank that is simulated (default: the one with the most work)"
+    )
     add_no_factories(parser)
     add_resolution(parser)
 
@@ -120,7 +122,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def estimated(linted: Linted, program: Program, *, profile: str | None = None, rank: int = 0) -> Estimate:
+def estimated(linted: Linted, program: Program, *, profile: str | None = None, rank: int | None = None) -> Estimate:
     """The estimate of a lowered plan, with progress on a terminal.
 
     Raises:
@@ -144,7 +146,7 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
 
 
 def pass_estimated(
-    linted: Linted, *, profile: str | None = None, rank: int = 0, between: bool = True
+    linted: Linted, *, profile: str | None = None, rank: int | None = None, between: bool = True
 ) -> Sequence[PassEstimate]:
     """The estimates of a plan with `backend = graph`, as `pass_estimates` gives them, with progress on a terminal.
 

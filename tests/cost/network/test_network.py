@@ -186,6 +186,16 @@ def test_group_with_one_rank_per_host_uses_one_adapter() -> None:
     assert 5 < thin / wide < 10
 
 
+@pytest.mark.parametrize("ranks", [(0, 1), tuple(range(8)), tuple(range(16)), (0, 2, 4, 6, 8, 10, 12, 14)])
+def test_permute_takes_as_long_as_a_transfer_between_its_farthest_neighbours(ranks: tuple[int, ...]) -> None:
+    network, h100, size = network_of(cluster(2)), profile("h100_sxm"), 1024 * MIB
+    pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    alone = [estimate(collective("send", pair, size), network, h100)[0] for pair in pairs]
+    found, _ = estimate(collective("permute", ranks, size), network, h100)
+    assert found == max(alone)
+    assert size / found < (50e9 if ranks[-1] >= 8 else 450e9)
+
+
 @pytest.mark.parametrize("kind", sorted(ALGORITHMS))
 def test_time_grows_with_size_and_is_positive(kind: str) -> None:
     for hosts in (1, 4):
