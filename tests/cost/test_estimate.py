@@ -184,7 +184,7 @@ def test_a_plan_with_errors_is_not_costed(tmp_path: Path):
 
 
 IN_CONTEXT = """plan ordered
-model   llama3("tiny", n_layers = 1, max_seq_len = 32768)
+model   llama3("8b", n_layers = 1)
 cluster h100_sxm
 batch   (global = 2, micro = 1, seq_len = 32768)
 mesh    (dp_shard = 2, cp = 4)
