@@ -12,6 +12,7 @@ from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.dsl.analysis.facts import name_of
 from legoai.dsl.analysis.magnitudes.bounds import unaligned_vocabulary
+from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.parallelism.graph_breaks import first_graph_break
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
@@ -41,6 +42,10 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]
     held = unaligned_vocabulary(analysis)
     if held is not None:
         yield f"products of logits over {held:,} tokens, not a multiple of 8, are as fast as those of a multiple"
+    if any(module.kind == "experts" for module in manifest.modules.values()):
+        yield "tokens are routed evenly to experts; where they are not, the busiest rank takes more time and memory"
+    if offloads_some(analysis, "parameters"):
+        yield "the optimizer's step on the host takes as long as on the processor of the profile `cpu`"
     rules = () if plan.compile is None else plan.compile.rules
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):

@@ -303,9 +303,10 @@ class LastUnitResharded(Check):
 
 
 class ReshardUnderPipeline(Check):
-    """Units that are freed after each forward pass under a pipeline, which gathers them twice for each micro batch.
+    """Units that are freed after each forward pass under a pipeline, which gathers them once for each micro batch.
 
-    This is ZeRO-3. A stage computes many micro batches in one step. With `reshard = after_backward` its parameters are
+    This is ZeRO-3. A stage computes many micro batches in one step, and gathers for the backward pass of each; torch's
+    schedules then keep the parameters for a forward pass that follows. With `reshard = after_backward` they are
     gathered once for all of them; the memory is that of one stage, which the pipeline has made small.
 
     ## Example
@@ -341,7 +342,7 @@ class ReshardUnderPipeline(Check):
                 how = "" if rule.treatment.reshard is not None else ", by default"
                 yield self.at(
                     span_of(rule),
-                    f"under a pipeline every micro batch gathers `{rule.path}` twice",
+                    f"under a pipeline every micro batch gathers `{rule.path}` again",
                     label=f"freed after each forward pass{how}",
                     others=[Label(analysis.place(pipeline), "several micro batches in one step")],
                     help=["write `unit(reshard = after_backward)` where the memory allows it"],
