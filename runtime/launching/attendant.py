@@ -60,8 +60,8 @@ def _attend(parent: int, leaving: threading.Event) -> None:
         if store is None or answered:
             continue
         try:
-            if store.check([_key(_CALL)]):
-                store.set(_key(f"{_HERE}/{os.environ['RANK']}"), "here")
+            if store.check([attempt_key(_CALL)]):
+                store.set(attempt_key(f"{_HERE}/{os.environ['RANK']}"), "here")
                 answered = True
         except RuntimeError:
             store = None  # the launcher is gone
@@ -74,9 +74,9 @@ def silent_ranks() -> list[int] | None:
         return None
     others = [rank for rank in range(int(os.environ["WORLD_SIZE"])) if rank != int(os.environ["RANK"])]
     try:
-        store.set(_key(_CALL), os.environ["RANK"])
+        store.set(attempt_key(_CALL), os.environ["RANK"])
         time.sleep(interval() + 1.0)
-        return [rank for rank in others if not store.check([_key(f"{_HERE}/{rank}")])]
+        return [rank for rank in others if not store.check([attempt_key(f"{_HERE}/{rank}")])]
     except RuntimeError:
         return None
 
@@ -99,6 +99,6 @@ def interval() -> float:
     return max(INTERVAL_SECONDS, int(os.environ["WORLD_SIZE"]) / 250)
 
 
-def _key(name: str) -> str:
+def attempt_key(name: str) -> str:
     """A key of this attempt: torchrun may start all ranks again."""
     return f"{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -7,9 +7,13 @@ import os
 import sys
 import time
 import traceback
+from typing import Final
 
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
-from legoai.runtime.launching.attendant import interval, launcher_store
+from legoai.runtime.launching.attendant import attempt_key, interval, launcher_store
+
+
+_ERROR: Final = "legoai/error"
 
 
 def report_error(error: RunError, cause: BaseException | None = None) -> None:
@@ -39,7 +43,7 @@ def first_to_report() -> bool:
     if store is None:
         return os.environ.get("RANK") == "0"
     try:
-        return store.add(_key(), 1) == 1
+        return store.add(attempt_key(_ERROR), 1) == 1
     except RuntimeError:
         return os.environ.get("RANK") == "0"
 
@@ -48,14 +52,10 @@ def _wait_for_the_cause() -> None:
     """Wait until another rank has reported its error: when one leaves, the launcher ends all."""
     store, until = launcher_store(), time.monotonic() + interval() + 4.0
     try:
-        while store is not None and time.monotonic() < until and not store.check([_key()]):
+        while store is not None and time.monotonic() < until and not store.check([attempt_key(_ERROR)]):
             time.sleep(0.2)
     except RuntimeError:
         return
-
-
-def _key() -> str:
-    return f"legoai/error/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def leave_for_the_launcher(error: RunError, mark: str = MARK) -> None:

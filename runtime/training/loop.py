@@ -20,6 +20,7 @@ from legoai.runtime.data.tokens import Bytes
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching.options import RunOptions
+from legoai.runtime.launching.patience import patiently_on_first_rank
 from legoai.runtime.launching.signals import StopRequest
 from legoai.runtime.metrics.log import MetricsLog, StepRecord
 from legoai.runtime.metrics.profile import profiled, trace_path
@@ -413,5 +414,5 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
         check_vocabulary(data, recipe.vocab_size)
         return data
 
-    digest = on_first_rank(lambda: opened().digest)
+    digest = patiently_on_first_rank("data", lambda: opened().digest)
     return check_equal(opened(digest), digest)

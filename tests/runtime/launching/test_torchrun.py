@@ -27,6 +27,13 @@ from legoai.runtime import process_group
 from support import programs
 if "STARTUP" in os.environ:
     process_group.STARTUP_SECONDS = float(os.environ["STARTUP"])
+if "BUILDING" in os.environ:
+    from legoai.runtime.training import loop
+    build = loop.open_data
+    def open_data(*arguments, built, **options):
+        time.sleep(0.0 if built else float(os.environ["BUILDING"]))
+        return build(*arguments, built=built, **options)
+    loop.open_data = open_data
 if os.environ["RANK"] == "1":
     time.sleep(float(os.environ.get("LATE", "0")))
 programs.trainer(dp_shard=2, dtype=torch.float32).main()
@@ -112,6 +119,12 @@ def test_wrong_usage_is_printed_once(start):
 @pytest.mark.slow
 def test_short_timeout_excludes_the_start(start):
     status, output = ends(start(2, "--steps", "2", "--timeout", "3", LATE="8"))
+    assert status == 0, output
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_a_corpus_however_long_it_takes(start):
+    status, output = ends(start(2, "--steps", "2", "--timeout", "3", BUILDING="12", STARTUP="6"))
     assert status == 0, output
 
 
