@@ -274,8 +274,12 @@ class Checkpoints:
         complete = 0
         for point in reversed(points):
             if complete == self.keep:
-                on_first_rank(partial(self._remove, point))
                 self._verified.pop(point, None)
+                try:
+                    on_first_rank(partial(self._remove, point))
+                except OSError as error:  # the new one is complete, and that is what counts
+                    if dist.get_rank() == 0:
+                        warnings.warn(f"checkpoint {self.path(point)} cannot be removed: {cause(error)}", stacklevel=2)
             elif self._is_complete(point):
                 complete += 1
 

@@ -12,7 +12,6 @@ from typing import Final
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
 from legoai.runtime.launching.attendant import attempt_key, interval, launcher_store
 
-
 _ERROR: Final = "legoai/error"
 
 

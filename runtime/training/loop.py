@@ -237,6 +237,8 @@ class TrainingLoop:
             log.say(f"note: {notice}")
         if self.options.load_weights is not None:
             log.say(f"note: {options.load_weights} is for a new training, and this one resumes; {path} has its weights")
+        if 0 < options.profile_step <= self.step:
+            log.say(f"note: step {options.profile_step} is done already, and no step is profiled")
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
         return self.step
@@ -251,6 +253,9 @@ class TrainingLoop:
                 f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: from step "
                 f"{end[0]} on the learning rate {after}"
             )
+        profiled_step = self.options.profile_step
+        if profiled_step > self.options.steps:
+            yield f"--profile-step {profiled_step}: the run ends at step {self.options.steps}, and none is profiled"
         if vocabulary is not None and self.data.tokens is not None and vocabulary > 4 * self.data.tokens:
             are = "are bytes," if self.data.unit == Bytes.unit else "have"
             beyond = ", and losses say nothing about tokenized text" if self.data.unit == Bytes.unit else ""

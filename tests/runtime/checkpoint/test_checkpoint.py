@@ -66,6 +66,20 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
+def save_where_nothing_is_removed(root: Path) -> None:
+    def fail(self: Checkpoints, point: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="step-8 cannot be removed"):
+        patch.setattr(Checkpoints, "_remove", fail)
+        save(root, 8, 9, keep=1)
+
+
+def test_checkpoint_that_cannot_be_removed_does_not_end_the_run(gloo, tmp_path):
+    gloo(1)(save_where_nothing_is_removed, tmp_path)
+    assert gloo(1)(newest, tmp_path) == [(9, [])]
+
+
 def test_damaged_checkpoint_does_not_count_as_kept(gloo, tmp_path):
     gloo(1)(save, tmp_path, 4, 6)
     truncate(tmp_path / "step-6")

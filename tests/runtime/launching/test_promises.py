@@ -62,6 +62,14 @@ def test_run_beyond_the_schedule_gets_a_warning(capsys, text):
     assert "warning" not in output
 
 
+def test_step_that_is_not_profiled_is_reported(capsys, text):
+    _, output = run(capsys, program(), *on_cpu(text), "--profile-step", 3)
+    assert "warning: --profile-step 3: the run ends at step 1, and none is profiled" in output
+    _, output = run(capsys, program(), *on_cpu(text)[:-1], 2, "--profile-step", 1)
+    assert "note: step 1 is done already, and no step is profiled" in output
+    assert not (text.parent / "out" / "profile").exists()
+
+
 def test_a_schedule_without_decay_has_no_end():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=3, decay="constant")) is None
