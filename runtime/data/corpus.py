@@ -52,7 +52,7 @@ class Corpus:
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
         unit: name of a token.
-        vocabulary: number of different tokens.
+        vocabulary: one more than the largest token of the tokenizer.
     """
 
     name: str

@@ -56,7 +56,7 @@ class Data(Protocol):
     Attributes:
         name: as given on the command line.
         digest: the same on every machine that has the same data.
-        tokens: number of different tokens of a text; None where there is no text.
+        tokens: one more than the largest token that a text can have; None where there is no text.
         unit: name of a token.
     """
 
