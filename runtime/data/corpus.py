@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ TEXT_SUFFIXES = frozenset(
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
 """Folders beside the library's own code, which distributions install or leave out as they like."""
+
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 FORMAT_VERSION = 1
 """Part of the cache key; changes with the separator or the split."""
@@ -235,7 +238,20 @@ def _json_text(line: str, field: str, place: str) -> bytes:
             f"{place}: no text in field {field!r}",
             help="name the field that holds the text with --data-field",
         )
-    return text.encode("utf-8", errors="surrogateescape")
+    return _encoded(text, line)
+
+
+def _encoded(text: str, line: str) -> bytes:
+    """Encode a text of a line: its bytes that are no UTF-8 stay as they are.
+
+    JSON can escape half a surrogate pair, of which texts of the web have some, cut within an emoji: it becomes U+FFFD.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        bytes_of_the_file = set(_SURROGATE.findall(line))
+        text = _SURROGATE.sub(lambda one: one[0] if one[0] in bytes_of_the_file else "\ufffd", text)
+        return text.encode("utf-8", errors="surrogateescape")
 
 
 def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: Tokens) -> None:

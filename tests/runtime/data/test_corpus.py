@@ -73,6 +73,23 @@ def test_json_lines_are_read_by_field(tmp_path):
     assert corpus.train.tobytes().decode().split("\0")[:2] == ["café 0", "café 1"]
 
 
+@pytest.mark.parametrize(
+    ("escaped", "read"),
+    [
+        (rb"\ud83d\ude00", "\U0001f600".encode()),
+        (rb"\ud83d", b"\xef\xbf\xbd"),
+        (rb"\udc80.\ude00", b"\xef\xbf\xbd.\xef\xbf\xbd"),
+        (b"\xff caf\xc3\xa9", b"\xff caf\xc3\xa9"),
+        (b"\xff \\ud83d \\udc80", b"\xff \xef\xbf\xbd \xef\xbf\xbd"),
+    ],
+)
+def test_half_of_a_surrogate_pair_becomes_the_replacement_character(tmp_path, escaped, read):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(b'{"text": "%s"}' % text for text in (escaped, b"end")))
+    corpus = open_corpus(str(path), cache=tmp_path)
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == read + b"\0end\0"
+
+
 def test_unigram_entropy_equals_the_frequency_entropy(tmp_path):
     corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
     assert corpus.unigram_entropy() == pytest.approx(math.log(4), abs=1e-3)
