@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legoai.runtime.data import parquet
+from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -256,9 +256,8 @@ def _encoded(text: str, line: str) -> bytes:
 
 def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: Tokens) -> None:
     """Write both parts under temporary names and rename them; two builders write the same bytes."""
-    parts[0].parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
-        drafts = [Path(temporary, part.name) for part in parts]
+    with building(parts[0].parent) as folder:
+        drafts = [folder / part.name for part in parts]
         number = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
             for numbers in tokens.of(text for text in documents if text):
