@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.runtime.data import parquet
+from legoai.runtime.data import parquet, token_counts
 from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
@@ -54,6 +54,7 @@ class Corpus:
             machine that has the same files.
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
+        counts: the file of how often each token occurs in each part.
         unit: name of a token.
         vocabulary: one more than the largest token of the tokenizer.
     """
@@ -62,6 +63,7 @@ class Corpus:
     digest: str
     train: NDArray[Any]
     validation: NDArray[Any]
+    counts: Path
     unit: str = Bytes.unit
     vocabulary: int = Bytes.count
 
@@ -70,12 +72,16 @@ class Corpus:
 
         It is the loss of a model that knows only how often each token occurs.
         """
-        counts = np.zeros(self.vocabulary, dtype=np.int64)
-        chunk = 1 << 24
-        for start in range(0, len(self.train), chunk):
-            counts += np.bincount(self.train[start : start + chunk], minlength=self.vocabulary)
+        counts = self._counts()[0]
         frequencies = counts[counts > 0] / counts.sum()
         return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
+
+    def largest_token(self) -> int:
+        """Return the largest token of both parts."""
+        return int(np.flatnonzero(self._counts().sum(axis=0))[-1])
+
+    def _counts(self) -> token_counts.Counts:
+        return token_counts.stored(self.counts, (self.train, self.validation), self.vocabulary)
 
 
 def open_corpus(
@@ -101,17 +107,26 @@ def open_corpus(
         identities, documents = _read(source, field)
         digest = _digest(identities, field, tokens)
         if not all(part.exists() for part in _parts(folder, digest)):
-            _build(documents, _parts(folder, digest), source, tokens)
-    parts = _parts(folder, digest)
-    train, validation = (_open_tokens(part, tokens) for part in parts)
+            _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
+    train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
     return Corpus(
-        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
+        name=source,
+        digest=digest,
+        train=train,
+        validation=validation,
+        counts=_counts_file(folder, digest),
+        unit=tokens.unit,
+        vocabulary=tokens.count,
     )
 
 
 def _parts(folder: Path, digest: str) -> list[Path]:
     """The files of a corpus."""
     return [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+
+
+def _counts_file(folder: Path, digest: str) -> Path:
+    return folder / f"{digest[:32]}.counts.npy"
 
 
 def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes]]:
@@ -254,9 +269,9 @@ def _encoded(text: str, line: str) -> bytes:
         return text.encode("utf-8", errors="surrogateescape")
 
 
-def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: Tokens) -> None:
-    """Write both parts under temporary names and rename them; two builders write the same bytes."""
-    with building(parts[0].parent) as folder:
+def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: str, tokens: Tokens) -> None:
+    """Write all files under temporary names and rename them, the parts last; two builders write the same bytes."""
+    with building(counts.parent) as folder:
         drafts = [folder / part.name for part in parts]
         number = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
@@ -268,8 +283,10 @@ def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: T
             raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file or row in it is empty")
         if number < VALIDATION_EVERY:
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
-        for draft, part in zip(drafts, parts, strict=True):
-            draft.replace(part)
+        written = [_open_tokens(draft, tokens) for draft in drafts]
+        token_counts.save(folder / counts.name, token_counts.count(written, tokens.count))
+        for file in (counts, *parts):
+            (folder / file.name).replace(file)
 
 
 def _split_tail(train: Path, validation: Path, size: int) -> None:
