@@ -43,7 +43,8 @@ class Device:
             planned: the device type that the plan is for.
 
         Raises:
-            RunError: the device is not available, or this host has fewer of them than local ranks.
+            RunError: there is no such device type, or it is not available, or this host has fewer devices of it than
+                local ranks.
         """
         index = int(os.environ.get("LOCAL_RANK", "0"))
         if name == "auto":
@@ -58,7 +59,7 @@ class Device:
             return cls(type="cpu")
         if name == "cuda" and not torch.cuda.is_available():
             raise RunError(RunErrorCode.DEVICE, "--device cuda: this torch finds no GPU", help="use --device cpu")
-        count = torch.get_device_module(name).device_count()
+        count = _count(name)
         if index >= count:
             raise RunError(
                 RunErrorCode.DEVICE,
@@ -131,6 +132,30 @@ class Device:
 
     def _module(self) -> Any:
         return torch.get_device_module(self.type)
+
+
+def _count(name: str) -> int:
+    """Return the number of this host's devices of a type.
+
+    Raises:
+        RunError: torch does not have the type, or finds no device of it.
+    """
+    try:
+        kind = torch.device(name).type
+        count = int(torch.get_device_module(name).device_count())
+    except (RuntimeError, AttributeError):  # no type, or one without devices to run on, such as `meta`
+        raise RunError(
+            RunErrorCode.DEVICE, f"--device {name}: torch has no such device", help="use auto, cpu or cuda"
+        ) from None
+    if kind != name:
+        raise RunError(
+            RunErrorCode.DEVICE,
+            f"--device {name} names one device, and each rank has its own",
+            help=f"use --device {kind}",
+        )
+    if not count:
+        raise RunError(RunErrorCode.DEVICE, f"--device {name}: this torch finds none", help="use --device cpu")
+    return count
 
 
 def processor_name() -> str:

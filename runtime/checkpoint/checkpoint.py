@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -192,29 +192,45 @@ def _read_meta(path: Path) -> CheckpointMeta:
         raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path / META} cannot be read: {error}") from None
 
 
+def _metadata(path: Path) -> Metadata:
+    try:
+        with (path / ".metadata").open("rb") as file:
+            return read_metadata(file)
+    except OSError as error:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: .metadata cannot be read: {error.strerror or error}"
+        ) from error
+
+
 def _check_metadata(path: Path) -> None:
-    with (path / ".metadata").open("rb") as file:
-        read_metadata(file)
+    _metadata(path)
 
 
 def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    with (path / ".metadata").open("rb") as file:
-        entries = read_metadata(file).state_dict_metadata
+    entries = _metadata(path).state_dict_metadata
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def _damage(path: Path, meta: CheckpointMeta, names: list[str]) -> list[str]:
+    """Return what is wrong with files, also where they cannot be read: other ranks wait for the answer."""
     problems = []
     for name in names:
-        size, crc = meta.files[name]
-        file = path / name
-        if Path(name).name != name or not file.is_file():
-            problems.append(f"{name} is missing")
-        elif file.stat().st_size != size:
-            problems.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
-        elif checksum(file) != crc:
-            problems.append(f"{name} is damaged: its checksum differs")
+        try:
+            problem = _damage_of(path, name, *meta.files[name])
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem:
+            problems.append(f"{name} {problem}")
     return problems
+
+
+def _damage_of(path: Path, name: str, size: int, crc: int) -> str:
+    file = path / name
+    if Path(name).name != name or not file.is_file():
+        return "is missing"
+    if file.stat().st_size != size:
+        return f"has {file.stat().st_size} bytes instead of {size}"
+    return "is damaged: its checksum differs" if checksum(file) != crc else ""
 
 
 def checksum(path: Path) -> int:

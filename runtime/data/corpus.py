@@ -6,18 +6,19 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.runtime.data import parquet
+from legoai.runtime.data import parquet, token_counts
+from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -37,6 +38,8 @@ TEXT_SUFFIXES = frozenset(
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
 """Folders beside the library's own code, which distributions install or leave out as they like."""
 
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+
 FORMAT_VERSION = 1
 """Part of the cache key; changes with the separator or the split."""
 
@@ -51,14 +54,16 @@ class Corpus:
             machine that has the same files.
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
+        counts: the file of how often each token occurs in each part.
         unit: name of a token.
-        vocabulary: number of different tokens.
+        vocabulary: one more than the largest token of the tokenizer.
     """
 
     name: str
     digest: str
     train: NDArray[Any]
     validation: NDArray[Any]
+    counts: Path
     unit: str = Bytes.unit
     vocabulary: int = Bytes.count
 
@@ -67,12 +72,16 @@ class Corpus:
 
         It is the loss of a model that knows only how often each token occurs.
         """
-        counts = np.zeros(self.vocabulary, dtype=np.int64)
-        chunk = 1 << 24
-        for start in range(0, len(self.train), chunk):
-            counts += np.bincount(self.train[start : start + chunk], minlength=self.vocabulary)
+        counts = self._counts()[0]
         frequencies = counts[counts > 0] / counts.sum()
         return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
+
+    def largest_token(self) -> int:
+        """Return the largest token of both parts."""
+        return int(np.flatnonzero(self._counts().sum(axis=0))[-1])
+
+    def _counts(self) -> token_counts.Counts:
+        return token_counts.stored(self.counts, (self.train, self.validation), self.vocabulary)
 
 
 def open_corpus(
@@ -98,17 +107,26 @@ def open_corpus(
         identities, documents = _read(source, field)
         digest = _digest(identities, field, tokens)
         if not all(part.exists() for part in _parts(folder, digest)):
-            _build(documents, _parts(folder, digest), source, tokens)
-    parts = _parts(folder, digest)
-    train, validation = (_open_tokens(part, tokens) for part in parts)
+            _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
+    train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
     return Corpus(
-        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
+        name=source,
+        digest=digest,
+        train=train,
+        validation=validation,
+        counts=_counts_file(folder, digest),
+        unit=tokens.unit,
+        vocabulary=tokens.count,
     )
 
 
 def _parts(folder: Path, digest: str) -> list[Path]:
     """The files of a corpus."""
     return [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+
+
+def _counts_file(folder: Path, digest: str) -> Path:
+    return folder / f"{digest[:32]}.counts.npy"
 
 
 def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes]]:
@@ -235,14 +253,26 @@ def _json_text(line: str, field: str, place: str) -> bytes:
             f"{place}: no text in field {field!r}",
             help="name the field that holds the text with --data-field",
         )
-    return text.encode("utf-8", errors="surrogateescape")
+    return _encoded(text, line)
 
 
-def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: Tokens) -> None:
-    """Write both parts under temporary names and rename them; two builders write the same bytes."""
-    parts[0].parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
-        drafts = [Path(temporary, part.name) for part in parts]
+def _encoded(text: str, line: str) -> bytes:
+    """Encode a text of a line: its bytes that are no UTF-8 stay as they are.
+
+    JSON can escape half a surrogate pair, of which texts of the web have some, cut within an emoji: it becomes U+FFFD.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        bytes_of_the_file = set(_SURROGATE.findall(line))
+        text = _SURROGATE.sub(lambda one: one[0] if one[0] in bytes_of_the_file else "\ufffd", text)
+        return text.encode("utf-8", errors="surrogateescape")
+
+
+def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: str, tokens: Tokens) -> None:
+    """Write all files under temporary names and rename them, the parts last; two builders write the same bytes."""
+    with building(counts.parent) as folder:
+        drafts = [folder / part.name for part in parts]
         number = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
             for numbers in tokens.of(text for text in documents if text):
@@ -253,8 +283,10 @@ def _build(documents: Iterable[bytes], parts: list[Path], source: str, tokens: T
             raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file or row in it is empty")
         if number < VALIDATION_EVERY:
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
-        for draft, part in zip(drafts, parts, strict=True):
-            draft.replace(part)
+        written = [_open_tokens(draft, tokens) for draft in drafts]
+        token_counts.save(folder / counts.name, token_counts.count(written, tokens.count))
+        for file in (counts, *parts):
+            (folder / file.name).replace(file)
 
 
 def _split_tail(train: Path, validation: Path, size: int) -> None:

@@ -56,7 +56,7 @@ class Data(Protocol):
     Attributes:
         name: as given on the command line.
         digest: the same on every machine that has the same data.
-        tokens: number of different tokens of a text; None where there is no text.
+        tokens: one more than the largest token that a text can have; None where there is no text.
         unit: name of a token.
     """
 
@@ -178,8 +178,7 @@ class TextData:
 
     def largest_token(self) -> int:
         """The largest token of both parts."""
-        parts = (self.corpus.train, self.corpus.validation)
-        return max(int(part.max()) for part in parts if len(part))
+        return self.corpus.largest_token()
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
         """Description and loss of a predictor that knows the tokens' frequencies."""

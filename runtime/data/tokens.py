@@ -37,7 +37,7 @@ class Tokens(Protocol):
 
     Attributes:
         unit: name of a token.
-        count: number of different tokens.
+        count: one more than the largest token.
         dtype: of token ids.
         identity: changes when the tokenization may change; empty for bytes.
     """
@@ -93,7 +93,8 @@ class Tokenized:
             raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {error.strerror or error}: {file}") from None
         except Exception as error:  # of the library's own, without a common class
             raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {file} is no tokenizer: {error}") from None
-        self.count = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # not the number of tokens: a trimmed vocabulary keeps its ids, which then have gaps
+        self.count = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.count <= 1 << 16 else np.uint32)
         self._end = self._end_of_text(file)
         self.identity = f"{hashlib.sha256(content).hexdigest()}:{self._end}"

@@ -30,6 +30,9 @@ SHUTDOWN_SECONDS = 120
 FAILURE_SECONDS = 8
 """Seconds that ranks have to report their errors when another rank has failed, after which none can save."""
 
+_ENDED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Statuses of a rank that the agent has ended."""
+
 _LAUNCHER = "LEGOAI_LAUNCHER"
 """The process that started the agent, which ends with it."""
 
@@ -144,11 +147,14 @@ def _agent(arguments: list[str]) -> int:
 
 
 def _report_failure(failure: Any) -> int:
+    """Report a failure that no rank has reported, and return the status of the launch."""
     rank, first = _first(failure.failures)
-    text = str(first.message)
-    if CONSEQUENCE in text:
-        print(text.partition(f"{CONSEQUENCE}: ")[2], file=sys.stderr, flush=True)
-    elif not _is_reported(first):
+    if _is_reported(first):
+        if first.exitcode in _ENDED:  # while it was leaving
+            return 1
+    elif (text := _text(first)).startswith(CONSEQUENCE):
+        print(text.removeprefix(f"{CONSEQUENCE}: "), file=sys.stderr, flush=True)
+    else:
         cause, help = f"ended with status {first.exitcode}", "its own output is above"
         if first.exitcode < 0:
             cause = f"was ended by {_signal_name(-first.exitcode)}"
@@ -165,23 +171,29 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _text(failure: Any) -> str:
+    """Return the message of a rank's error file, as `leave_for_the_launcher` writes it, or what torch made up."""
+    message = failure.message
+    return str(message.get("message", "")) if isinstance(message, dict) else str(message)
+
+
 def _is_reported(failure: Any) -> bool:
     """Return whether the rank has reported its error."""
-    return MARK in str(failure.message)
+    return _text(failure).startswith(MARK)
 
 
 def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
-    """Return the failure that came first, with its rank; one caused by the agent's own signal does not count.
+    """Return the failure that came first, with its rank.
 
-    The agent ends the other ranks as soon as one fails, and records times of failures in whole seconds. Within a
-    second, a rank with a reported error precedes one without, which precedes one that failed because another had ended.
+    The agent ends the other ranks as soon as one fails, and records times of failures in whole seconds. A rank with a
+    reported error precedes one without, even where the agent has ended it while it was leaving. Of the others, one that
+    the agent has ended comes last, after one that failed because another had ended.
     """
-    ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
     def order(item: tuple[int, Any]) -> tuple[Any, ...]:
         rank, failure = item
-        follows = CONSEQUENCE in str(failure.message)
-        return failure.exitcode in ended, follows, not _is_reported(failure), failure.timestamp, rank
+        follows = _text(failure).startswith(CONSEQUENCE)
+        return not _is_reported(failure), failure.exitcode in _ENDED, follows, failure.timestamp, rank
 
     return min(failures.items(), key=order)
 

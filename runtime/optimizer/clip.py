@@ -36,13 +36,15 @@ def squared_norm_share(groups: Iterable[dict[str, Any]], *, holders: int) -> tor
         groups: whose gradients are plain tensors equal on every rank, or DTensors that are not partial.
         holders: ranks among which each parameter is sharded or replicated.
     """
-    local: dict[int, list[torch.Tensor]] = {}
+    local: dict[tuple[int, torch.dtype | None], list[torch.Tensor]] = {}
     for group in groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                local.setdefault(_shards(parameter.grad), []).append(_local(parameter.grad))
+                alike = _shards(parameter.grad), _norm_dtype(parameter.grad)
+                local.setdefault(alike, []).append(_local(parameter.grad))
     shares = [
-        torch.stack(foreach_norm(grads)).double().square().sum() * (shards / holders) for shards, grads in local.items()
+        torch.stack(foreach_norm(grads, dtype=dtype)).double().square().sum() * (shards / holders)
+        for (shards, dtype), grads in local.items()
     ]
     return torch.stack(shares).sum() if shares else torch.zeros((), dtype=torch.float64)
 
@@ -65,6 +67,11 @@ def _shards(tensor: torch.Tensor) -> int:
     assert not any(placement.is_partial() for placement in tensor.placements)
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
+def _norm_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype of a norm; None for the tensor's own. Norms of fp16 gradients may be beyond its range."""
+    return torch.float32 if tensor.dtype == torch.float16 else None
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,10 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -24,7 +26,7 @@ from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.pieces import Piece, published_shapes
 
 DRAFT: Final = ".tmp"
-"""Ends the name of a folder that is being written."""
+"""Ends the name of a folder in which another is being written."""
 
 BESIDE: Final = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -79,23 +81,31 @@ def export(
             RunErrorCode.FOLDER_NOT_WRITABLE, f"{folder} is there already", help="remove it, or name another"
         )
     source = _Source(checkpoint, whole, dtype)
-    draft = folder.with_name(f"{folder.name}{DRAFT}")
     try:
-        if draft.exists():
-            shutil.rmtree(draft)
-        draft.mkdir(parents=True)
-        exported = _write_weights(source, draft, most_bytes, say)
-        _write_config(draft, fields, source.common_dtype(), beside)
-        draft.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _draft_beside(folder) as draft:
+            exported = _write_weights(source, draft, most_bytes, say)
+            _write_config(draft, fields, source.common_dtype(), beside)
+            draft.rename(folder)
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             RunErrorCode.FOLDER_NOT_WRITABLE, f"{folder} cannot be written: {error.strerror or error}"
         ) from error
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return exported
+
+
+@contextmanager
+def _draft_beside(folder: Path) -> Iterator[Path]:
+    """Create an empty folder on the same file system, which no other export uses; it is removed unless it is renamed.
+
+    It is inside a temporary one, which is private: this one has the permissions of any new folder.
+    """
+    with TemporaryDirectory(
+        prefix=f"{folder.name}-", suffix=DRAFT, dir=folder.parent, ignore_cleanup_errors=True
+    ) as temporary:
+        draft = Path(temporary, folder.name)
+        draft.mkdir()
+        yield draft
 
 
 class _Source:

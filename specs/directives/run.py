@@ -12,7 +12,10 @@ HF_DATASET: Final = "hf:"
 
 
 class Data(Directive):
-    """Training data. `--data`, `--data-field` and `--tokenizer` override them."""
+    r"""Training data. `--data`, `--data-field` and `--tokenizer` override them.
+
+    Text is UTF-8. Half of a surrogate pair that JSON escapes, as `"\ud83d"` alone does, is read as U+FFFD.
+    """
 
     keyword: ClassVar[str] = "data"
 

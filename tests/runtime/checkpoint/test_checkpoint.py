@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from legoai.runtime.checkpoint import folder as checkpoint_folder
-from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, checksum, load, verified_meta
+from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, checksum, load, saved_names, verified_meta
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.errors import RunError, RunErrorCode
 
@@ -271,6 +273,37 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(gloo, tmp_path, damage):
     damage(tmp_path / "step-2")
     [(step, [warning])] = gloo(1)(newest, tmp_path)
     assert step == 1 and "step-2 is skipped" in warning
+
+
+def newest_while_unreadable(root: Path, name: str) -> tuple[int | None, list[str]]:
+    """The newest checkpoint where a file of step 2 cannot be read, on the rank that reads it."""
+    opened = Path.open
+
+    def open_file(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == root / "step-2" / name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", open_file)
+        return newest(root)
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "meta.json"])
+def test_unreadable_file_is_damage_on_every_rank(gloo, tmp_path, name):
+    gloo(1)(save, tmp_path, 1, 2)
+    [(step, [warning]), (other, [])] = gloo(2)(newest_while_unreadable, tmp_path, name)
+    assert step == other == 1
+    assert "step-2 is skipped" in warning and f"{name} cannot be read: " in warning and "Input/output" in warning
+
+
+@pytest.mark.parametrize("use", [saved_names, loaded])
+def test_missing_metadata_of_a_verified_checkpoint_is_damage(gloo, tmp_path, use):
+    gloo(1)(save, tmp_path, 1)
+    (tmp_path / "step-1" / ".metadata").unlink()
+    with pytest.raises(RunError, match=r"step-1: \.metadata cannot be read: No such file") as caught:
+        gloo(1)(use, tmp_path / "step-1")
+    assert caught.value.code == RunErrorCode.CHECKPOINT_CORRUPT
 
 
 def test_temporary_folder_is_not_a_checkpoint(gloo, tmp_path):

@@ -6,11 +6,13 @@ import json
 import math
 import os
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from legoai.runtime.data import token_counts
 from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.errors import RunError, RunErrorCode
 
@@ -33,7 +35,7 @@ def test_the_built_in_corpus_is_the_standard_library(tmp_path):
 
 def test_cached_corpus_is_memory_mapped(tmp_path):
     first = open_corpus("python", cache=tmp_path)
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.bin")}
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     again = open_corpus("python", cache=tmp_path)
     assert isinstance(again.train, np.memmap) and again.digest == first.digest
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -73,9 +75,74 @@ def test_json_lines_are_read_by_field(tmp_path):
     assert corpus.train.tobytes().decode().split("\0")[:2] == ["café 0", "café 1"]
 
 
+@pytest.mark.parametrize(
+    ("escaped", "read"),
+    [
+        (rb"\ud83d\ude00", "\U0001f600".encode()),
+        (rb"\ud83d", b"\xef\xbf\xbd"),
+        (rb"\udc80.\ude00", b"\xef\xbf\xbd.\xef\xbf\xbd"),
+        (b"\xff caf\xc3\xa9", b"\xff caf\xc3\xa9"),
+        (b"\xff \\ud83d \\udc80", b"\xff \xef\xbf\xbd \xef\xbf\xbd"),
+    ],
+)
+def test_half_of_a_surrogate_pair_becomes_the_replacement_character(tmp_path, escaped, read):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(b'{"text": "%s"}' % text for text in (escaped, b"end")))
+    corpus = open_corpus(str(path), cache=tmp_path)
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == read + b"\0end\0"
+
+
 def test_unigram_entropy_equals_the_frequency_entropy(tmp_path):
     corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
     assert corpus.unigram_entropy() == pytest.approx(math.log(4), abs=1e-3)
+
+
+def refuse_to_count(parts: object, vocabulary: int) -> None:
+    raise AssertionError("the corpus is read")
+
+
+def test_tokens_are_counted_only_when_the_corpus_is_built(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt", "abcd" * 5000 + "~")
+    counted = open_corpus(str(path), cache=tmp_path).unigram_entropy()
+    monkeypatch.setattr(token_counts, "count", refuse_to_count)
+    corpus = open_corpus(str(path), cache=tmp_path)
+    assert corpus.unigram_entropy() == counted == entropy_of(corpus.train)
+    assert corpus.largest_token() == max(corpus.train.max(), corpus.validation.max()) == ord("~")
+
+
+def entropy_of(tokens: np.ndarray) -> float:
+    counts = np.bincount(tokens)
+    frequencies = counts[counts > 0] / counts.sum()
+    return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 200), lambda file: file.write_text("")])
+def test_missing_or_damaged_counts_are_made_again(tmp_path, monkeypatch, damage):
+    corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
+    entropy = corpus.unigram_entropy()
+    damage(corpus.counts)
+    assert corpus.unigram_entropy() == entropy
+    monkeypatch.setattr(token_counts, "count", refuse_to_count)
+    assert corpus.unigram_entropy() == entropy
+
+
+def test_counts_of_another_corpus_are_not_believed(tmp_path):
+    one, other = (open_corpus(str(write(tmp_path / text, text * 999)), cache=tmp_path) for text in ("ab", "abc"))
+    entropy = one.unigram_entropy()
+    other.counts.replace(one.counts)
+    assert one.unigram_entropy() == entropy
+
+
+def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
+    corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
+    corpus.counts.unlink()
+
+    def unwritable(**_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", unwritable)
+    assert corpus.unigram_entropy() == pytest.approx(math.log(4), abs=1e-3)
+    assert not corpus.counts.exists()
 
 
 @pytest.mark.parametrize(

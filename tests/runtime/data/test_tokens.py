@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
 from legoai.runtime.data.corpus import open_corpus
+from legoai.runtime.data.samples import TextData, check_vocabulary
 from legoai.runtime.data.tokens import Tokenized
+from legoai.specs.models.reads import Tokens
 from support import corpus, programs
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -93,6 +96,30 @@ def test_long_text_is_encoded_in_chunks_of_whole_lines(tmp_path: Path, monkeypat
     [found] = tokens.of([text.encode()])
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
     assert tokenizer.decode(found[:-1].tolist()) == text
+
+
+def trimmed(folder: Path, *, end: int) -> Path:
+    """A tokenizer of a few words whose end token is far behind the others."""
+    folder.mkdir()
+    vocabulary = {"other": 0, "one": 1, "two": 2, END: end}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="other"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize(("end", "dtype"), [(225, np.uint16), (65_535, np.uint16), (65_536, np.uint32)])
+def test_ids_of_a_trimmed_vocabulary_have_gaps(end: int, dtype: type, tmp_path: Path):
+    (tmp_path / "one.txt").write_text("one two three\n" * 100, encoding="utf-8")
+    tokenizer = str(trimmed(tmp_path / "words", end=end))
+    found = open_corpus(str(tmp_path / "one.txt"), tokenizer=tokenizer, cache=tmp_path / "cache")
+    assert (found.vocabulary, found.train.dtype, found.validation[-1]) == (end + 1, dtype, end)
+    assert found.unigram_entropy() == pytest.approx(math.log(3), abs=1e-3)
+    data = TextData(found, Tokens(), seq_len=4)
+    check_vocabulary(data, end + 1)
+    with pytest.raises(RunError, match=f"has the token {end}, and the model's vocabulary has {end} tokens") as raised:
+        check_vocabulary(data, end)
+    assert f"a vocabulary of {end + 1}" in raised.value.help
 
 
 @pytest.mark.parametrize("configured", ["<stop>", {"content": "<stop>"}])

@@ -122,6 +122,20 @@ def test_a_plan_for_gpus_does_not_start_on_a_cpu_unless_asked(capsys, text, monk
     assert Device.choose("auto", planned="cpu").type == "cpu", "a plan for a CPU is run on it"
 
 
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("foo", "--device foo: torch has no such device\n  help: use auto, cpu or cuda\n"),
+        ("meta", "--device meta: torch has no such device\n  help: use auto, cpu or cuda\n"),
+        ("cuda:0", "--device cuda:0 names one device, and each rank has its own\n  help: use --device cuda\n"),
+        ("mtia", "--device mtia: this torch finds none\n  help: use --device cpu\n"),
+    ],
+)
+def test_device_that_this_torch_has_not_is_refused(capsys, text, device, message):
+    status, output = run(capsys, program(), *on_cpu(text), "--device", device)
+    assert (status, output) == (1, f"error[RUN003]: {message}")
+
+
 def no_memory(model, mesh):
     torch.empty(1 << 50)
     return model

@@ -13,9 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from legoai.runtime import RunError, launch
-from legoai.runtime.launching.torchrun import _first, threads_per_process
+from legoai.runtime import RunError, RunErrorCode, launch
+from legoai.runtime.errors import CONSEQUENCE, MARK
+from legoai.runtime.launching.report import leave_for_the_launcher
+from legoai.runtime.launching.torchrun import _first, _report_failure, threads_per_process
 from support.marks import some_slow
 
 PROGRAM = """
@@ -252,3 +255,33 @@ def test_rank_ended_by_the_agent_is_not_the_first_failure():
     assert _first(failures(r0=-15, r1=-9, r2=3))[0] == 1
     assert _first(failures(r2=143, r3=-15))[0] == 2
     assert _first(failures(r0=-6, r1=1))[0] == 1
+
+
+def failure_of(folder: Path, rank: int, status: int, code: RunErrorCode | None, mark: str = MARK) -> ProcessFailure:
+    """A failure as torch's agent reads it, of a rank that has left an error, if any."""
+    file = folder / f"{rank}.json"
+    if code is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+            leave_for_the_launcher(RunError(code, f"of rank {rank}", help="look\nthere"), mark)
+    return ProcessFailure(local_rank=rank, pid=1, exitcode=status, error_file=str(file))
+
+
+@pytest.mark.parametrize(("status", "expected"), [(-15, 1), (143, 1), (2, 2)])
+def test_nothing_is_added_to_a_reported_error(tmp_path: Path, capsys, status: int, expected: int):
+    failures = {
+        0: failure_of(tmp_path, 0, status, RunErrorCode.FAILED),
+        1: failure_of(tmp_path, 1, 1, RunErrorCode.LOST_RANK, CONSEQUENCE),
+        2: failure_of(tmp_path, 2, -6, None),
+    }
+    assert _report_failure(SimpleNamespace(failures=failures)) == expected
+    assert capsys.readouterr().err == ""
+
+
+def test_consequence_is_printed_whole_where_no_cause_is_known(tmp_path: Path, capsys):
+    failures = {
+        0: failure_of(tmp_path, 0, -15, None),
+        1: failure_of(tmp_path, 1, 1, RunErrorCode.LOST_RANK, CONSEQUENCE),
+    }
+    assert _report_failure(SimpleNamespace(failures=failures)) == 1
+    assert capsys.readouterr().err == "error[RUN062]: of rank 1\n  help: look\nthere\n"

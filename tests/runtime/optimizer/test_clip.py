@@ -67,3 +67,12 @@ def test_small_gradient_is_unchanged_bitwise():
 
 def test_an_empty_gradient_has_norm_zero():
     assert float(squared_norm_share([{"params": [nn.Parameter(torch.zeros(3))]}], holders=4)) == 0.0
+
+
+@pytest.mark.parametrize("others", [(), (torch.float32,), (torch.float32, torch.float64)])
+def test_norm_of_fp16_gradients_may_exceed_the_range_of_fp16(others):
+    parameters = [nn.Parameter(torch.zeros(90_000, dtype=dtype)) for dtype in (torch.float16, *others)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 250.0)
+    square = squared_norm_share([{"params": [parameter]} for parameter in parameters], holders=1)
+    assert float(square) == pytest.approx(len(parameters) * 75_000**2, rel=1e-3)

@@ -71,7 +71,7 @@ def test_import_and_export_give_equal_logits_and_weights(name: str, tmp_path: Pa
     again = published.loaded(tmp_path / "exported")
     assert type(again) is type(reference)
     assert torch.equal(logits_of(again, TOKENS), logits_of(reference, TOKENS)), "the config says the same"
-    assert not (tmp_path / "exported.tmp").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"hub", "checkpoint", "exported"}
 
 
 def test_fused_expert_weights_are_read(tmp_path: Path):
@@ -162,6 +162,30 @@ def test_transformers_model_is_compared_with_the_published_config(tmp_path: Path
     assert "scale_attn_weights = True, and the plan's model False" in warning
     with pytest.raises(RunError, match="n_head = 4, and the plan's model 8"):
         warnings_of(n_head=8)
+
+
+def test_export_leaves_folders_beside_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import safetensors.torch
+
+    from legoai.runtime import RunError
+
+    case, save = CASES["llama"], safetensors.torch.save_file
+    (tmp_path / "own.tmp").mkdir()
+    (tmp_path / "own.tmp" / "notes").write_text("kept", encoding="utf-8")
+    (tmp_path / "new").mkdir()
+
+    def overtaken(tensors, path, **options) -> None:
+        """Another export to the same name begins and ends meanwhile."""
+        monkeypatch.setattr(safetensors.torch, "save_file", save)
+        written(case.own(), tmp_path / "other", tmp_path / "own")
+        save(tensors, path, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", overtaken)
+    with pytest.raises(RunError, match="own cannot be written: Directory not empty"):
+        written(case.own(), tmp_path / "checkpoint", tmp_path / "own")
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "other", "own", "own.tmp", "new"}
+    assert (tmp_path / "own.tmp" / "notes").exists() and published.loaded(tmp_path / "own")
+    assert (tmp_path / "own").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("I/O error: no space left")])
