@@ -39,6 +39,8 @@ def update_links(
         one = _Observed(kind, on, sizes, typical)
         if on.hosts == 1:
             parts.append(_inside(document, base, one, network))
+        elif on.short:
+            parts.append(one.kept("over hosts with different numbers of its ranks, for which there are no tables"))
         elif network.fabric is None:
             parts.append(one.kept("over several hosts, between which the base has no fabric"))
         else:
@@ -58,7 +60,8 @@ class _Observed(NamedTuple):
     def name(self) -> str:
         if self.on.hosts == 1:
             return f"links {self.kind} of {self.on.ranks}"
-        return f"fabric {self.kind} of {self.on.hosts} x {self.on.per_host}"
+        on_each = f"{self.on.fewest} to {self.on.per_host}" if self.on.short else str(self.on.per_host)
+        return f"fabric {self.kind} of {self.on.hosts} x {on_each}"
 
     def kept(self, how: str) -> Part:
         """Return the part with the base's figures."""

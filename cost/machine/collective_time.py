@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from legoai.cost.measurements.file import ProfileError
+from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import FabricModel, analytical, fabric_model
@@ -104,7 +105,7 @@ def seconds_on(
     if on.hosts == 1:
         return _inside(like, size, on.per_host, profile)
     assert network.fabric is not None, "a group over hosts on a cluster of one"
-    seen = network.fabric.observed.get((like, on.hosts, on.per_host))
+    seen = _of_placement(network.fabric.observed, like, on)
     observed = seen.at(size) if seen is not None else None
     seconds, model = _between(like, size, on, network, profile) if observed is None else (observed, MEASURED)
     if straggler and network.fabric.straggler is not None:
@@ -145,7 +146,7 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     """Over hosts: the best algorithm, limited by its slower link."""
     fabric = network.fabric
     assert fabric is not None
-    table = fabric.measured.get((kind, on.hosts, on.per_host))
+    table = _of_placement(fabric.measured, kind, on)
 
     def formula(bytes: float) -> tuple[float, float]:
         link = _link_seconds(kind, bytes, on.per_host, profile)
@@ -154,7 +155,7 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     seconds, latency = formula(size)
     regression = fabric.regression.get(kind)
     if regression is not None and regression.of_one_size:
-        known = table or fabric.measured.get((_MIRRORED.get(kind, kind), on.hosts, on.per_host))
+        known = table or _of_placement(fabric.measured, _MIRRORED.get(kind, kind), on)
         measured = known.at(regression.bytes[0]) if known is not None else None
         there = formula(regression.bytes[0])
         found = regression.near_one_size((seconds, latency), there, on.ranks, measured)
@@ -165,6 +166,11 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     if regression is None:
         return seconds, ANALYTICAL
     return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL
+
+
+def _of_placement(tables: Mapping[tuple[str, int, int], Measured], kind: str, on: Placement) -> Measured | None:
+    """The table of a placement; none where hosts have different numbers of ranks, which no table is of."""
+    return None if on.short else tables.get((kind, on.hosts, on.per_host))
 
 
 def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> float:

@@ -79,7 +79,7 @@ class _Flow(NamedTuple):
     on: Placement
 
     def key(self) -> str:
-        return f"{self.kind} {self.phase} {self.on.ranks} {self.on.hosts} {self.on.per_host}"
+        return f"{self.kind} {self.phase} {self.on.ranks} {self.on.hosts} {self.on.per_host} {self.on.short}"
 
     @staticmethod
     def read(key: str) -> _Flow:

@@ -37,6 +37,8 @@ def test_placement_counts_hosts_and_ranks_per_host() -> None:
     assert placement(range(16), 8) == Placement(16, 2, 8)
     assert placement(range(0, 32, 8), 8) == Placement(4, 4, 1)
     assert placement([0, 1, 8, 9], 8) == Placement(4, 2, 2)
+    assert placement(range(12), 8) == Placement(12, 2, 8, short=4)
+    assert placement(range(6, 18), 8) == Placement(12, 3, 8, short=6)
 
 
 def simulate_ring_all_gather(hosts: int, per_host: int) -> tuple[float, float]:
@@ -55,6 +57,94 @@ def simulate_ring_all_gather(hosts: int, per_host: int) -> tuple[float, float]:
         into = inside if source // per_host == target // per_host else outside
         into[source] = into.get(source, 0.0) + sent
     return max(inside.values(), default=0.0), max(outside.values(), default=0.0)
+
+
+UNEVEN = [(8, 4), (4, 8), (8, 1), (2, 8, 2), (6, 6), (3, 5, 4), (7, 8)]
+"""Ranks of a group on each of its hosts."""
+
+
+def on_hosts(counts: tuple[int, ...]) -> list[list[int]]:
+    """The ranks of a group on each host of 8 devices."""
+    return [list(range(8 * host, 8 * host + count)) for host, count in enumerate(counts)]
+
+
+def rings_over(counts: tuple[int, ...]) -> list[list[int]]:
+    """Rings that visit all ranks host by host, so many that each rank of a host leaves it equally often."""
+    return [
+        [ranks[(ring + step) % len(ranks)] for ranks in on_hosts(counts) for step in range(len(ranks))]
+        for ring in range(math.lcm(*counts))
+    ]
+
+
+def busiest(sent: dict[tuple[int, int], float]) -> tuple[float, float]:
+    """Most bytes that a device sends or receives over its link, and over its adapter, from those between ranks."""
+    most = []
+    for inside in (True, False):
+        ends: dict[tuple[str, int], float] = {}
+        for (source, target), size in sent.items():
+            if (source // 8 == target // 8) is inside:
+                for end in (("out", source), ("in", target)):
+                    ends[end] = ends.get(end, 0.0) + size
+        most.append(max(ends.values(), default=0.0))
+    return most[0], most[1]
+
+
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_ring_adapters_of_the_host_with_fewest_ranks_carry_most(counts: tuple[int, ...]) -> None:
+    rings, ranks = rings_over(counts), sum(counts)
+    sent: dict[tuple[int, int], float] = {}
+    for order in rings:
+        for piece in range(ranks):  # which its owner begins to pass on, and which the rank before it gets last
+            for step in range(ranks - 1):
+                edge = order[(piece + step) % ranks], order[(piece + step + 1) % ranks]
+                sent[edge] = sent.get(edge, 0.0) + 1 / len(rings)
+    link, adapter = busiest(sent)
+    on = placement([rank for host in on_hosts(counts) for rank in host], 8)
+    found = traffic("all_gather", float(ranks), on)[0]
+    assert found.adapter_bytes == pytest.approx(adapter)
+    assert link <= found.link_bytes + 1e-9
+    assert traffic("all_reduce", float(ranks), on)[0].adapter_bytes == pytest.approx(2 * adapter)
+
+
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_broadcast_chains_enter_the_host_with_fewest_ranks_over_its_adapters(counts: tuple[int, ...]) -> None:
+    # Which host is the first, and sends only, makes no difference to the busiest adapter but where it has fewest.
+    rings = rings_over(counts)
+    sent: dict[tuple[int, int], float] = {}
+    for order in rings:
+        for edge in itertools.pairwise(order):
+            sent[edge] = sent.get(edge, 0.0) + 1 / len(rings)
+    on = placement([rank for host in on_hosts(counts) for rank in host], 8)
+    assert traffic("broadcast", 1.0, on)[0].adapter_bytes == pytest.approx(busiest(sent)[1])
+
+
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_uneven_all_to_all_traffic_equals_pairwise_traffic(counts: tuple[int, ...]) -> None:
+    ranks = [rank for host in on_hosts(counts) for rank in host]
+    link, adapter = busiest(dict.fromkeys(itertools.permutations(ranks, 2), 1.0))
+    found = traffic("all_to_all", float(len(ranks)), placement(ranks, 8))[0]
+    assert (found.link_bytes, found.adapter_bytes) == pytest.approx((link, adapter))
+
+
+@pytest.mark.parametrize("counts", UNEVEN)
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_uneven_group_is_no_faster_than_the_adapters_of_its_smallest_host(kind: str, counts: tuple[int, ...]) -> None:
+    network, ranks = network_of(cluster(len(counts))), [rank for host in on_hosts(counts) for rank in host]
+    took, _ = estimate(collective(kind, tuple(ranks), 1024 * MIB), network, profile("h100_sxm"))
+    fewest = min(counts)
+    others = len(ranks) - fewest
+    # What a host lacks must come in over its ranks' own adapters of 50 GB/s each.
+    lacks = {"all_reduce": len(ranks), "all_to_all": fewest * others}.get(kind, others)
+    least = lacks / len(ranks) * 1024 * MIB / fewest / 50e9
+    assert took > least
+
+
+def test_no_table_is_of_a_group_with_unequal_numbers_of_ranks() -> None:
+    network = network_of(cluster(8))
+    assert network.fabric is not None and ("all_reduce", 8, 8) in network.fabric.measured
+    for short, model in ((0, "measured table"), (4, "analytical")):
+        on = Placement(64 - short, 8, 8, short=short)
+        assert seconds_on(on, "all_reduce", 1024 * MIB, network, profile("h100_sxm"))[1] == model
 
 
 def depth_of_a_heap(hosts: int) -> int:
