@@ -20,6 +20,7 @@ from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
+from legoai.cost.network.topology import World
 from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.profiles import ProfileError
@@ -228,6 +229,7 @@ def estimate(
 
     Without a pipeline one rank represents all: every rank runs the same program, most on shards of the same shapes. It
     is the one with the most work (:func:`legoai.dsl.analysis.parallelism.context.busiest_rank`).
+    Each collective takes as long as in the slowest group of its axes, as others may lie over more hosts.
 
     Args:
         program: what the plan was lowered to.
@@ -252,7 +254,9 @@ def estimate(
         raise CannotEstimateError(f"the plan has {world} ranks, counted from 0, and no rank {rank}")
     try:
         machine = machine_of(plan.cluster, world, directory=directory, override=profile)
-        machine = dataclasses.replace(machine, expandable_segments=expandable_segments(plan))
+        machine = dataclasses.replace(
+            machine, expandable_segments=expandable_segments(plan), world=World(world, plan.mesh.pp)
+        )
         peak, source = machine.peak(plan.precision.param)
         with _importable(directory):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import network_of
 from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.network.topology import World
 from legoai.cost.profiles import profile
 from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.timing.timeline import Timed
@@ -47,8 +48,11 @@ class NodeTimes:
     def costs(self) -> OpCosts:
         """Costs of the cluster's operations; loaded on first use."""
         wires = fabric(self._fabric) if self._fabric is not None else None
+        # The slowest group's times, which are the same on every rank, wherever its own groups lie.
+        world = World(dist.get_world_size()) if dist.is_initialized() else None
         cluster = Cluster(device=device(self._name), hosts=self._hosts, devices_per_host=self._devices, fabric=wires)
-        return OpCosts(machine=Machine(cluster=cluster, profile=profile(self._name), network=network_of(cluster)))
+        network = network_of(cluster)
+        return OpCosts(machine=Machine(cluster=cluster, profile=profile(self._name), network=network, world=world))
 
     def __call__(self, node: fx.Node, bytes: int | None = None) -> float | None:
         """Return the milliseconds of a node; None where it is no operation of the device.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.machine.collective_time import Network, network_of
+from legoai.cost.network.topology import World
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timing.timeline import Host, call_constant
 from legoai.cost.trace.records import CALLS, Call
@@ -27,12 +28,14 @@ class Machine:
         profile: of the device.
         network: of the cluster.
         expandable_segments: whether torch's allocator uses expandable segments on its devices.
+        world: ranks of the program that runs there; without it, a collective is that of its own group alone.
     """
 
     cluster: Cluster
     profile: Profile
     network: Network
     expandable_segments: bool = False
+    world: World | None = None
 
     @property
     def device(self) -> Device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -12,7 +12,7 @@ from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import FabricModel, analytical, fabric_model
-from legoai.cost.network.topology import Placement, placement, slowest_pair
+from legoai.cost.network.topology import Placement, World, group_placements, placement, slowest_pair
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Collective, CollectiveKind
 from legoai.specs.cluster import Cluster
@@ -72,8 +72,18 @@ def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: 
     )
 
 
-def estimate(collective: Collective, network: Network, profile: Profile, *, straggler: bool = True) -> Answer:
+def estimate(
+    collective: Collective,
+    network: Network,
+    profile: Profile,
+    *,
+    world: World | None = None,
+    straggler: bool = True,
+) -> Answer:
     """Return the seconds that ``collective`` takes once all its ranks have arrived, and the model that estimated them.
+
+    In a ``world``, these are of the slowest of all groups that run the same collective: sooner or later the ranks of
+    the others wait for it.
 
     The first model that applies is used: `measured table` for a placement that was measured, `statistical` where a
     regression was fitted for the fabric, `analytical`. A model of another device or fabric is marked as derived:
@@ -84,13 +94,38 @@ def estimate(collective: Collective, network: Network, profile: Profile, *, stra
     Raises:
         ProfileError: the profile has no measurement of any collective on the device's own links.
     """
-    on = placement(collective.ranks, network.devices_per_host)
+    on = slowest_placement(collective, network, profile, world)
     key = (collective.kind, collective.bytes, on, profile.hash, straggler)
     known = network.answers.get(key)
     if known is None:
         known = seconds_on(on, collective.kind, collective.bytes, network, profile, straggler=straggler)
         network.answers[key] = known
     return known
+
+
+def slowest_placement(collective: Collective, network: Network, profile: Profile, world: World | None) -> Placement:
+    """Return the placement of the slowest of the groups that run a collective; of its own group, without a world.
+
+    Raises:
+        ProfileError: the profile has no measurement of any collective on the device's own links.
+    """
+    if world is None:
+        return placement(collective.ranks, network.devices_per_host)
+    places = group_placements(collective.ranks, network.devices_per_host, world)
+    return slowest(places, collective.kind, collective.bytes, network, profile)
+
+
+def slowest(
+    places: Sequence[Placement], kind: CollectiveKind, bytes: float, network: Network, profile: Profile
+) -> Placement:
+    """Return that of ``places`` on which a collective of ``bytes`` takes longest, the first of equal ones.
+
+    Raises:
+        ProfileError: the profile has no measurement of any collective on the device's own links.
+    """
+    if len(places) == 1:
+        return places[0]
+    return max(places, key=lambda on: seconds_on(on, kind, bytes, network, profile)[0])
 
 
 def seconds_on(

@@ -10,8 +10,8 @@ from typing import Final
 from legoai.cost.kernels.work import work_of
 from legoai.cost.machine import collective_time, kernel_time
 from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.collective_time import slowest_placement
 from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
-from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, profile
 from legoai.cost.timing.timeline import Cost, Host, Resource, Timed
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
@@ -89,7 +89,8 @@ class OpCosts:
             return self._on_processors(record)
         if isinstance(record, Collective):
             seconds, model = self._peer_copy(record) if record.kind == "peer_copy" else self._communication(record)
-            hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
+            machine = self.machine
+            hosts = slowest_placement(record, machine.network, machine.profile, machine.world).hosts
             memory = memory_of_collective(record, seconds, self.machine.profile)
             resource: Resource = "intra_host" if hosts == 1 else "inter_host"
             on_processors = record.kind != "peer_copy"
@@ -111,7 +112,8 @@ class OpCosts:
         )
 
     def _communication(self, record: Collective) -> tuple[float, str]:
-        return collective_time.estimate(record, self.machine.network, self.machine.profile)
+        machine = self.machine
+        return collective_time.estimate(record, machine.network, machine.profile, world=machine.world)
 
     def _peer_copy(self, record: Collective) -> tuple[float, str]:
         """Time over the link by a copy engine; that of a send where the profile does not state the engine's rate."""

@@ -33,6 +33,11 @@ WAYS = {
         "batch (global = 128, micro = 4, seq_len = 8192)\nmesh (dp_shard = 4, tp = 8)\n"
         "shard standard on tp (sequence)\nfsdp blocks on dp_shard\ncheckpoint { layers.* = every(2) }\n",
     ),
+    "groups over a part of a host": (
+        24, 3,
+        "batch (global = 96, micro = 1, seq_len = 2048)\nmesh (dp_replicate = 4, dp_shard = 6)\n"
+        "fsdp blocks on dp_replicate, dp_shard\n",
+    ),
     "reduced once": (
         24, 1,
         "batch (global = 96, micro = 1, seq_len = 4096)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
@@ -46,7 +51,7 @@ WAYS = {
 }  # fmt: skip
 
 
-SLOW = ("two treatments", "kept gathered", "over hosts", "reduced once")
+SLOW = ("groups over a part of a host", "two treatments", "kept gathered", "over hosts", "reduced once")
 
 
 def both(way: str) -> tuple[Figures, Figures]:

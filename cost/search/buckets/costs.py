@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.collective_time import seconds_on
+from legoai.cost.machine.collective_time import seconds_on, slowest_placement
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.network.topology import Placement, placement
+from legoai.cost.network.topology import Placement
 from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Seconds, Unit, Work
 from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import LOSS, Allocate, Collective, CollectiveKind, Free, Kernel, Resize
@@ -102,7 +102,8 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
         if record.phase not in ("forward", "backward", "recompute"):
             continue
         if isinstance(record, Collective) and _moves_parameters(record):
-            on = placement(record.ranks, found.machine.network.devices_per_host)
+            machine = found.machine
+            on = slowest_placement(record, machine.network, machine.profile, machine.world)
             traffic[_Flow(record.kind, record.phase, on).key()][holder(record.module)] += record.bytes
         elif isinstance(record, Kernel | Collective) and record.stream == stream:
             kernels[record.phase == "forward"][holder(record.module)].append(interval)

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from legoai.cost.kernels.work import Attention, Movement, Product
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.collective_time import seconds_on
+from legoai.cost.machine.collective_time import seconds_on, slowest
 from legoai.cost.machine.contention import beside_collectives
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.network.topology import placement
+from legoai.cost.network.topology import Placement, World, group_placements, possible_placements
 from legoai.cost.search.lower_bounds.activations import bytes_of_feature, inputs_of_blocks
 from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.sharded_layers import children, cut_layers
@@ -68,8 +68,8 @@ def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
     return sum(
         each.units
         * (
-            each.gathers * _seconds(machine, ranks, "all_gather", each.elements * gathered)
-            + each.reductions * _seconds(machine, ranks, "reduce_scatter", each.elements * reduced)
+            each.gathers * _seconds(analysis, machine, ranks, "all_gather", each.elements * gathered)
+            + each.reductions * _seconds(analysis, machine, ranks, "reduce_scatter", each.elements * reduced)
         )
         for each in _units_alike(analysis, room)
     )
@@ -168,7 +168,7 @@ def seconds_of_collective(analysis: Analysis, machine: Machine, kind: Collective
     Raises:
         ProfileError: nothing is known of the links.
     """
-    return _seconds(machine, _group(analysis, sharded_axes(analysis)), kind, size)
+    return _seconds(analysis, machine, _group(analysis, sharded_axes(analysis)), kind, size)
 
 
 def _bytes_of_parameters(analysis: Analysis) -> tuple[int, int]:
@@ -323,7 +323,7 @@ def seconds_on_tp(analysis: Analysis, machine: Machine, kind: CollectiveKind, si
         Undecided: the number of ranks is a hole.
         ProfileError: nothing is known of the links.
     """
-    return _seconds(machine, range(analysis.plan.mesh.tp), kind, size)
+    return _seconds(analysis, machine, range(analysis.plan.mesh.tp), kind, size)
 
 
 def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
@@ -414,13 +414,32 @@ def _group(analysis: Analysis, axes: Sequence[str]) -> list[int]:
     return [sum(place) for place in itertools.product(*steps)]
 
 
-def _seconds(machine: Machine, ranks: Sequence[int], kind: CollectiveKind, size: float) -> float:
-    """Seconds of a collective, which are kept with those that the network was asked for before."""
+def _seconds(analysis: Analysis, machine: Machine, ranks: Sequence[int], kind: CollectiveKind, size: float) -> float:
+    """Least seconds of a collective, which are kept with those that the network was asked for before.
+
+    Of a pipeline's stages, those of the fastest one: other groups wait for the slowest one of their stage only.
+    """
     if len(ranks) < 2 or not size:
         return 0.0
     network, first = machine.network, (ranks[0], ranks[-1], len(ranks))
-    key = "least", kind, size, first, machine.profile.hash
+    stages = _placements(analysis, machine, ranks)
+    key = "least", kind, size, first, stages, machine.profile.hash
     if key not in network.answers:
-        on = placement(ranks, network.devices_per_host)
-        network.answers[key] = seconds_on(on, kind, size, network, machine.profile)
+        slow = (slowest(places, kind, size, network, machine.profile) for places in stages)
+        network.answers[key] = min(seconds_on(on, kind, size, network, machine.profile) for on in slow)
     return network.answers[key][0]
+
+
+def _placements(analysis: Analysis, machine: Machine, ranks: Sequence[int]) -> tuple[tuple[Placement, ...], ...]:
+    """The placements of the groups in each stage, different ones once; where degrees are open, each as if alone."""
+    per_host = machine.network.devices_per_host
+    possible = possible_placements(tuple(ranks), per_host)
+    if len(possible) == 1:
+        return (possible,)
+    try:
+        world = World(analysis.plan.mesh.world_size, analysis.plan.mesh.pp)
+    except Undecided:
+        return tuple((one,) for one in possible)
+    stages = range(0, world.size, world.of_stage)
+    groups = (group_placements(tuple(rank + start for rank in ranks), per_host, world) for start in stages)
+    return tuple(dict.fromkeys(groups))

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
-from legoai.cost.search.lower_bounds.shared_work import DEGREES, MicroBatchWork
+from legoai.cost.search.lower_bounds.shared_work import DEGREES, MicroBatchWork, straddles_hosts
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
@@ -190,6 +190,8 @@ def _block_key(analysis: Analysis) -> _Key | None:
     }
     if any(isinstance(one, Hole) for one in options.values()) or any(any(holes_of(one)) for one in statements):
         raise Undecided("what blocks compute is not decided yet")
+    if straddles_hosts(analysis):
+        options["stage"] = plan.mesh.world_size // plan.mesh.pp
     # Parameters that are not sharded are cast otherwise.
     casts = [shard_ranks(analysis) > 1, plan.fsdp is not None, plan.replicate is not None]
     return json.dumps([describe(statements), describe(options), plan.batch.length, casts], sort_keys=True)

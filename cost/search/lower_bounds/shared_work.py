@@ -1,6 +1,7 @@
 """Work that candidates share: the computation of a micro batch does not depend on data-parallel degrees.
 
-Nor does that of a block depend on its pipeline stage, or on how many stages there are.
+Nor does that of a block depend on its pipeline stage, or on how many stages there are, but where the groups of a stage
+lie otherwise on hosts.
 
 The kernels of a forward and a backward, and the collectives between layers, follow from the model, the micro batch, the
 degrees and styles that shard layers and sequences, and the dtypes. Sharding of parameters over data-parallel ranks,
@@ -267,6 +268,18 @@ class SharedWork:
 
 
 @fact
+def straddles_hosts(analysis: Analysis) -> bool:
+    """Whether groups of `tp` and `cp` may lie otherwise on the hosts of one pipeline stage than on those of another.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    ranks = analysis.plan.mesh.tp * analysis.plan.mesh.cp
+    return bool(per_host and per_host % ranks and ranks % per_host)
+
+
+@fact
 def shared_key(analysis: Analysis) -> str | None:
     """What decides what a micro batch's layers run one after another; None of a plan with holes."""
     plan = analysis.plan
@@ -281,6 +294,8 @@ def shared_key(analysis: Analysis) -> str | None:
     for name in ("global", "ramp"):
         batch.pop(name, None)
     cluster.pop("hosts", None)
+    if straddles_hosts(analysis):
+        mesh["stage"] = plan.mesh.world_size // plan.mesh.pp
     body |= {"mesh": mesh, "batch": batch, "cluster": cluster}
     whole = plan.compile is not None  # the compiler chooses what it recomputes, and may cut products
     for name in ("fsdp", "replicate", "checkpoint", "comm"):
@@ -292,6 +307,8 @@ def shared_key(analysis: Analysis) -> str | None:
 def _block_key(analysis: Analysis) -> str | None:
     """What decides what a block of a pipeline runs for one micro batch; None without one, or of a plan with holes."""
     key = shared_key(analysis) if analysis.plan.pipeline is not None else None
+    if key is not None and straddles_hosts(analysis):
+        return None  # what a block takes depends on its stage
     # In the second half of a backward, sums of gradients are recorded outside of layers.
     return None if key is None else f"{splits_backward(analysis)} {key}"
 

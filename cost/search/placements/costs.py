@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from legoai.cost.kernels.work import Movement, MovementForm, MovementKind
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.network.topology import placement
 from legoai.cost.search.lower_bounds.block_steps import layout_wanted
+from legoai.cost.search.lower_bounds.collectives import seconds_on_tp
 from legoai.cost.search.lower_bounds.local_kernels import (
     AttentionPiece,
     AttentionShape,
@@ -73,15 +72,15 @@ class PlacementCosts:
 
     def __init__(self, analysis: Analysis, machine: Machine) -> None:
         plan = analysis.plan
+        self.analysis = analysis
         self.ranks = plan.mesh.tp
         self.tokens = local_tokens(plan)
         self.sequences = plan.batch.micro_batch
         self.length = plan.batch.length // plan.mesh.cp
         self.item = DTYPE_BYTES[plan.precision.param]
         self.batches = micro_batches(plan) or 1
-        self.stages = plan.mesh.pp
+        self.stages, self.world = plan.mesh.pp, plan.mesh.world_size
         self.machine = machine
-        self.on = placement(range(self.ranks), machine.cluster.devices_per_host)  # innermost, so consecutive
         self.of_element = element_bytes(analysis) / shard_ranks(analysis) / self.stages
         self.shards = shard_ranks(analysis)
         self.master = DTYPE_BYTES[plan.precision.master]
@@ -94,8 +93,9 @@ class PlacementCosts:
     def key(self) -> tuple[object, ...]:
         """Cache key: plans with equal keys have equal costs."""
         return (
-            self.ranks, self.tokens, self.sequences, self.item, self.batches, self.stages, self.of_element, self.shards,
-            self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernels, id(self.machine),
+            self.world, self.ranks, self.tokens, self.sequences, self.item, self.batches, self.stages, self.of_element,
+            self.shards, self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernels,
+            id(self.machine),
         )  # fmt: skip
 
     def again(self, path: str) -> int:
@@ -229,4 +229,4 @@ class PlacementCosts:
         return 0.0
 
     def _seconds(self, kind: CollectiveKind, size: float) -> float:
-        return seconds_on(self.on, kind, size, self.machine.network, self.machine.profile)[0]
+        return seconds_on_tp(self.analysis, self.machine, kind, size)

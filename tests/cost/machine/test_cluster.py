@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from legoai.cost.machine import collective_time, kernel_time
 from legoai.cost.machine.cluster import Machine, cluster_of, machine_of
 from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.network.topology import World
 from legoai.cost.profiles import ProfileError
 from legoai.cost.trace.records import Collective, Copy, Kernel, TensorType
 from legoai.specs.cluster import CatalogueError, catalogue
@@ -64,6 +66,17 @@ def test_collective_resource_follows_its_ranks(ranks: tuple[int, ...], resource:
     cost = OpCosts(machine=found)(gather(ranks))
     assert (cost.seconds, cost.model) == collective_time.estimate(gather(ranks), found.network, found.profile)
     assert cost.resource == resource
+
+
+def test_collective_resource_is_that_of_the_slowest_group():
+    # Ranks 0 to 5 are on one host, ranks 6 to 11 beside them are not; each is the whole stage of a pipeline of four.
+    use = ClusterUse(device="h100_sxm", hosts=3, fabric="infiniband_ndr")
+    inside, over = gather(tuple(range(6))), gather(tuple(range(6, 12)))
+    found = dataclasses.replace(machine(use, 24), world=World(24))
+    slow, fast = OpCosts(machine=found), OpCosts(machine=dataclasses.replace(found, world=World(24, 4)))
+    assert (slow(inside).resource, fast(inside).resource) == ("inter_host", "intra_host")
+    assert slow(inside) == slow(over) == fast(over)
+    assert slow(inside).seconds > 2 * fast(inside).seconds
 
 
 def test_copy_uses_the_measured_or_datasheet_link_rate():

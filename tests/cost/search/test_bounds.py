@@ -33,6 +33,10 @@ HEADS = {
         'model deepseek("v2_lite", n_layers = 3, n_experts = 8, dim = 1024, dense_hidden_dim = 2048)\n'
         "cluster h100_sxm(devices = 4)\n"
     ),
+    "three hosts": (
+        'model llama3("1b", n_layers = 4, dim = 1536, n_heads = 12, n_kv_heads = 6, tie_embeddings = false)\n'
+        "cluster h100_sxm(hosts = 3, devices = 4, fabric = infiniband_ndr)\nattention flash\n"
+    ),
 }
 SHARDED = """\
 batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
@@ -97,6 +101,15 @@ fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, nev
 checkpoint {{ layers.* = auto in [none, full, selective([attention, matmul])] }}
 """
 
+OVER_PARTS_OF_HOSTS = """\
+batch (global = 48, micro = auto in [1, 2], seq_len = {length})
+mesh (pp = auto in [1, 2, 4], dp_replicate = auto in [1, 2], dp_shard = rest, tp = auto in [1, 3])
+shard standard on tp
+fsdp blocks on dp_replicate, dp_shard {{ layers.* = unit(reshard = auto in [after_forward, after_backward]) }}
+pipeline on pp (schedule = auto in [1F1B, Interleaved1F1B])
+checkpoint {{ layers.* = auto in [none, full] }}
+"""
+
 
 def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
     """Return drawn candidates whose bounds exceed their simulation; each simulation informs the next bounds."""
@@ -154,6 +167,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         pytest.param("h100", PIPELINED, marks=pytest.mark.slow),
         pytest.param("h100", HIDDEN_IN_BACKWARD, marks=pytest.mark.slow),
         ("mixtral", EXPERTS),
+        ("three hosts", OVER_PARTS_OF_HOSTS),
     ],
 )
 def test_bounds_are_below_the_simulation(head: str, body: str):
@@ -173,6 +187,7 @@ def test_bounds_are_below_the_simulation(head: str, body: str):
         ("h100", TWO_WAYS),
         ("h100", CUT_AND_PIPELINED),
         ("h100", HIDDEN_IN_BACKWARD),
+        ("three hosts", OVER_PARTS_OF_HOSTS),
     ],
 )
 def test_bounds_are_below_the_simulation_of_many_candidates(head: str, body: str, seed: int):
