@@ -150,7 +150,10 @@ def seconds_on(
 
 def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> Answer:
     """On one host: interpolated between the measured numbers of ranks, by the logarithm."""
-    curves = _curves(kind, profile)
+    like, curves = _curves(kind, profile)
+    if like != kind:  # as long as what carries as many bytes over each link
+        size *= wire_bytes(kind, size, ranks) / wire_bytes(like, size, ranks)
+        kind = like
     below = max((count for count in curves if count <= ranks), default=min(curves))
     above = min((count for count in curves if count >= ranks), default=max(curves))
     answers = [_on_link(kind, size, ranks, count, curves[count]) for count in (below, above)]
@@ -212,14 +215,15 @@ def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profil
     """Seconds per byte over one device's link, for a message of ``size`` bytes."""
     if ranks == 1:
         return 0.0
-    curves = _curves(kind, profile)
+    _, curves = _curves(kind, profile)
     nearest = min(curves, key=lambda count: abs(math.log(count / ranks)))
     return 1 / curves[nearest].sigmoid.at(size)
 
 
-def _curves(kind: CollectiveKind, profile: Profile) -> Mapping[int, LinkCurve]:
-    """Curves by number of ranks; a broadcast that was not measured takes those of an all-gather."""
-    for name in (kind, "all_gather", "all_reduce"):
+def _curves(kind: CollectiveKind, profile: Profile) -> tuple[CollectiveKind, Mapping[int, LinkCurve]]:
+    """Curves by number of ranks, and of what; a broadcast that was not measured takes those of an all-gather."""
+    kinds: tuple[CollectiveKind, ...] = (kind, "all_gather", "all_reduce")
+    for name in kinds:
         if name in profile.links:
-            return profile.links[name]
+            return name, profile.links[name]
     raise ProfileError(f"the profile of {profile.name} has no measurement of collectives on one host")

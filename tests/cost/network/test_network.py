@@ -266,6 +266,17 @@ def test_one_host_times_equal_measurements(name, kind, ranks, size, seconds, wit
     assert model == "measured table"
 
 
+@pytest.mark.parametrize("name", ["h100_sxm", "a100_sxm80", "b200"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_unmeasured_broadcast_is_an_all_gather_of_as_many_bytes_over_a_link(name: str, ranks: int) -> None:
+    found, network, size = profile(name), network_of(cluster(name=name)), 1024 * MIB
+    assert "broadcast" not in found.links
+    on = Placement(ranks, 1, ranks)
+    seconds = seconds_on(on, "broadcast", size, network, found)
+    assert seconds == seconds_on(on, "all_gather", size * ranks / (ranks - 1), network, found)
+    assert size / seconds[0] < device(name).link.bandwidth_bytes_per_second
+
+
 def test_group_with_one_rank_per_host_uses_one_adapter() -> None:
     network, h100 = network_of(cluster(8)), profile("h100_sxm")
     size = 1024 * MIB
