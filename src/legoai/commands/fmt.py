@@ -111,10 +111,10 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
     elif arguments.check:
         if text != source.text:
             print(f"would change {source.name}")
-    elif source.path is None or arguments.expand:
+    elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
-        replace_file(source.path, text)
+        replace_file(source.rewritable, text)
 
 
 def _difference(source: Source, text: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_source, replace_file
+from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source, replace_file
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import render
 
@@ -68,7 +68,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
-    if output != Path("-") and output.exists() and not arguments.force:
+    if output != Path("-") and output.exists() and not is_stream(output) and not arguments.force:
         raise WrongUsage(f"{output} is there already; --force replaces it")
     try:
         source = read_source(arguments.file)

@@ -75,18 +75,17 @@ def _lint(source: Source, arguments: Namespace, choice: Configuration) -> Linted
     linted = examine(source, settings, arguments.variant, factories=arguments.factories)
     if not arguments.fix:
         return linted
+    if source.rewritable is None:
+        raise WrongUsage(f"--fix writes files, and {source.name} is none")
     from legoai.dsl.fixing import fixed
 
     def again(text: str) -> Linted:
         changed = Source(source.name, text, source.path)
         return examine(changed, settings, arguments.variant, factories=arguments.factories)
 
-    before = source.text
     text, linted = fixed(source, linted, again, lambda item: reported(item, choice), unsafe=arguments.unsafe_fixes)
-    source = Source(source.name, text, source.path)
-    if source.text != before:
-        assert source.path is not None
-        replace_file(source.path, source.text)
+    if text != source.text:
+        replace_file(source.rewritable, text)
         if not arguments.quiet:
             print(f"{source.name}: fixed", file=sys.stderr)
     return linted

@@ -94,8 +94,8 @@ def run(arguments: Namespace) -> int:
     except UnreadableError as error:
         show([error.diagnostic], files_of(error), stream=sys.stderr)
         return 1
-    if arguments.in_place and source.path is None:
-        raise WrongUsage("standard input cannot be rewritten in place: use -o")
+    if arguments.in_place and source.rewritable is None:
+        raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
     settings = settings_of(arguments)
     linted = examine(source, settings, arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
@@ -125,8 +125,8 @@ def run(arguments: Namespace) -> int:
     record = not settings and arguments.variant is None
     text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
     if arguments.in_place:
-        assert source.path is not None
-        replace_file(source.path, text)
+        assert source.rewritable is not None
+        replace_file(source.rewritable, text)
         print(f"wrote {source.name}", file=sys.stderr)
     elif arguments.output is not None:
         write(arguments.output, text)
