@@ -76,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"legoai: {error}", file=sys.stderr)
         return FAILURE
     except Exception as error:
-        return _internal_failure(error)
+        from legoai.commands.failure import internal_error
+
+        print(internal_error(error), file=sys.stderr)
+        return FAILURE
     return status
 
 
@@ -129,18 +132,3 @@ def _help(arguments: list[str]) -> int:
     else:
         sys.stdout.write(help_page())
     return CLEAN
-
-
-def _internal_failure(error: Exception) -> int:
-    if os.environ.get("LEGOAI_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exc()
-    said = " ".join(str(error).split())[:200]
-    print(
-        f"legoai {__version__}: internal error: {type(error).__name__}: {said}\n"
-        "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "
-        "LEGOAI_DEBUG=1 shows where it happened.",
-        file=sys.stderr,
-    )
-    return FAILURE
