@@ -16,6 +16,7 @@ from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
+_RUN_CODE = re.compile(r"RUN[0-9]+", re.IGNORECASE)
 _WIDTH = 100
 
 _DESCRIPTION = """\
@@ -30,6 +31,7 @@ examples:
   legoai explain LP401                                      a diagnostic
   legoai explain fsdp                                       a statement
   legoai explain colwise                                    a treatment
+  legoai explain RUN020                                     a failure of a run
   legoai explain llama3                                     a model, its presets and dimensions
   legoai explain h100_sxm                                   a device
   legoai explain defaults                                   every default
@@ -94,11 +96,27 @@ def _page(subject: str) -> str:
         raise WrongUsage(
             " ".join([f"no rule has the code `{subject}`;", *suggestion(subject.upper(), codes)]).rstrip(";")
         )
+    if _RUN_CODE.fullmatch(subject):
+        return _of_run(subject.upper())
     help = suggestion(subject, names()) if "." not in subject else []
     raise WrongUsage(
         f"`{subject}` is no word of the language; "
         + (help[0] if help else "`legoai explain --list` lists them. If it is a module of a model: --plan FILE")
     )
+
+
+def _of_run(code: str) -> str:
+    """A sentence on the code of a failed run.
+
+    Raises:
+        WrongUsage: there is no such code.
+    """
+    from legoai.runtime.errors import RunErrorCode
+
+    if code not in list(RunErrorCode):
+        raise WrongUsage(" ".join([f"no failure of a run has the code `{code}`;", *suggestion(code, list(RunErrorCode))]))
+    what = RunErrorCode(code).name.lower().replace("_", " ")
+    return _wrapped(f"{code} is a failure of a run ({what}); its message names what is at fault, and the remedy.")
 
 
 def _of_plan(arguments: Namespace) -> int:
