@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -182,15 +183,19 @@ def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) 
     for statement in statements:
         file = head_of(statement).file
         if isinstance(statement, Unset):
-            _take_away(statement, held, lambda item, file=file: head_of(item).file == file, diagnostics)
+            _take_away(statement, held, partial(_is_in, file), diagnostics)
             continue
         key = likeness(statement)
         first = held.get(key)
-        if first is not None and head_of(first).file == file:
+        if first is not None and _is_in(file, first):
             diagnostics.append(_twice(statement, first))
             continue
         held[key] = statement
     return list(held.values())
+
+
+def _is_in(file: str, statement: AnyStatement) -> bool:
+    return head_of(statement).file == file
 
 
 def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:

@@ -74,7 +74,7 @@ class _FromOffset(LexerThread):
 
     @classmethod
     def from_text(cls, lexer: Lexer, text: str | bytes | TextSlice[Any]) -> LexerThread:
-        counter = LineCounter("\n")
+        counter = LineCounter("\n")  # type: ignore[no-untyped-call]
         counter.char_pos = text.start if isinstance(text, TextSlice) else 0
         return cls(lexer, LexerState(TextSlice.cast_from(text), counter))
 

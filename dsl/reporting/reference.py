@@ -64,7 +64,7 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
 WORDS: Final[dict[str, tuple[str, str]]] = {
     "auto": (
         "OPTION = auto [in DOMAIN] [-> ANSWER]",
-        "A hole: a value that `legoai solve` finds and writes behind `->`. The domain, a list or a range, restricts it.",
+        "A hole: a value that `legoai solve` finds and writes behind `->`. The domain, a list or a range, limits it.",
     ),
     "in": (
         "OPTION = auto in [1, 2, 4]",

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -58,3 +59,27 @@ def test_formatting_a_named_pipe_prints_the_result(capsys: pytest.CaptureFixture
     threading.Thread(target=Path("pipe").write_text, args=("plan   x\n",), daemon=True).start()
     assert called(capsys, "fmt", "pipe", "-q")[:2] == (0, "plan x\n")
     assert stat.S_ISFIFO(Path("pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cost", "good.plan", "--trace"], ["cost", "good.plan", "--html"], ["lower", "good.plan", "-o"]]
+)
+def test_folder_as_output_file_is_refused_before_any_work(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    Path("folder").mkdir()
+    status, out, err = called(capsys, *arguments, "folder")
+    assert (status, out) == (2, "")
+    assert "`folder` is a folder: name a file in it" in err
+
+
+@pytest.mark.parametrize("arguments", [["lint", "--help"], ["help", "lint"], ["--version"]], ids=" ".join)
+def test_help_that_cannot_be_written_is_a_failure(arguments: list[str]):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = started(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+
+
+def test_help_of_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "help", "lnt")
+    assert (status, out) == (2, "")
+    assert "there is no command `lnt`; did you mean `lint`?" in err

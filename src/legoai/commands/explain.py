@@ -8,9 +8,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of, show
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, lacks_factory, settings_of, show
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.dsl.rules import all_rules
@@ -114,7 +113,9 @@ def _of_run(code: str) -> str:
     from legoai.runtime.errors import RunErrorCode
 
     if code not in list(RunErrorCode):
-        raise WrongUsage(" ".join([f"no failure of a run has the code `{code}`;", *suggestion(code, list(RunErrorCode))]))
+        raise WrongUsage(
+            " ".join([f"no failure of a run has the code `{code}`;", *suggestion(code, list(RunErrorCode))])
+        )
     what = RunErrorCode(code).name.lower().replace("_", " ")
     return _wrapped(f"{code} is a failure of a run ({what}); its message names what is at fault, and the remedy.")
 
@@ -149,7 +150,8 @@ def _analysis(arguments: Namespace) -> Analysis | None:
         if errors:
             print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
         return linted.analysis
-    show(errors or [item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files)
+    if errors or not lacks_factory(linted, arguments, "explained"):
+        show(errors, linted.files)
     return None
 
 
