@@ -295,9 +295,6 @@ def _options() -> Iterator[Topic]:
         for item in declared.options:
             if keyword != Mesh.keyword:
                 yield _option(item, keyword, _holder_of_option(declared, item))
-        for layout in declared.layouts:
-            for item in layout.options:
-                yield _option(item, f"{keyword} {layout.name}", f"`{keyword} {layout.name} on AXIS ({item.name} = …)`")
     for treatment in _held():
         for item in treatment.options:
             yield _option(item, treatment.name, f"`{treatment.name}({item.name} = …)`")
