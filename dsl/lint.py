@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.cascade import is_cause, without_effects
+from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun, ModelUnavailable, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
@@ -94,7 +94,8 @@ def lint(
         found.extend(UnusedLet.find(base, used, _named_in(base, causes)))
     found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
-    accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
+    remaining = set(kept)
+    accepted = tuple(item for item in found if item.severity == "error" and item not in remaining)
     kept.extend(UnusedSuppression.find(unused, muted=bool(causes)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
 
@@ -134,12 +135,9 @@ def _used_lets(resolution: Resolution) -> set[Span]:
 def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
     """Yield the words of unreadable statements, which may be uses of `let` names."""
     spans = [*resolution.damaged, *(item.span for item in resolution.file.statements)]
-    wrong = [cause.label.span for cause in causes]
-    texts = [
-        resolution.files[span.file].text[span.start : span.end]
-        for span in spans
-        if any(span.file == cause.file and span.start <= cause.start < span.end for cause in wrong)
-    ]
+    begins = (cause.label.span for cause in causes)
+    wrong = Spans(begin._replace(end=begin.start + 1) for begin in begins)
+    texts = [resolution.files[span.file].text[span.start : span.end] for span in spans if wrong.overlap(span)]
     return {word for text in texts if not text.startswith("let ") for word in re.findall(r"\w+", text)}
 
 
@@ -183,8 +181,8 @@ def _examine(
     if any("auto" in file.text for file in resolution.files.values()):
         found.extend(_domains(analysis, found))
     found = [_own_fix(item, resolution) for item in found]
-    remaining = suppress.split(found, resolution.files.values())[0]
-    accepted = [item for item in found if item not in remaining]
+    remaining = set(suppress.split(found, resolution.files.values())[0])
+    accepted = {item for item in found if item not in remaining}
     return analysis, without_effects(found, [item.span for item in resolution.statements], accepted)
 
 

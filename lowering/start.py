@@ -50,7 +50,8 @@ def start(
         0, the status of a failed rank, or 128 + n after signal n.
 
     Raises:
-        RunError: the plan is for several hosts, another run holds the folder, or it cannot be written.
+        RunError: the plan is for several hosts or another number of processes, another run holds the folder, or it
+            cannot be written.
         SystemExit: with status 2 where the trainer does not accept the arguments, 0 after its help.
     """
     folder = run_folder(plan)
@@ -61,7 +62,13 @@ def start(
             RunErrorCode.WORLD_SIZE,
             f"the plan is for {plan.cluster.hosts} hosts, and this command starts one",
             help="on each host, start the program that `legoai lower` writes with torchrun, as its first lines state. "
-            "--nproc N starts N processes on this host anyway",
+            f"--nproc {plan.mesh.world_size} starts all processes on this host anyway",
+        )
+    if nproc not in (None, plan.mesh.world_size):
+        raise RunError(
+            RunErrorCode.WORLD_SIZE,
+            f"the mesh of the plan needs {plan.mesh.world_size} processes, and --nproc is {nproc}",
+            help=f"--nproc {plan.mesh.world_size}, or another mesh in the plan",
         )
     assert options.out is not None, "it has a default"
     path = options.out / f"{program.plan_name}.py"

@@ -171,8 +171,8 @@ def _cost(cost: CostDifference, every: Sequence[Change]) -> dict[str, Any]:
 def _figures(figures: Figures) -> dict[str, Any]:
     return {
         "step_time_s": figures.step_time,
-        "peak_active_bytes": figures.metric("peak_memory", "bytes"),
-        "peak_reserved_bytes": figures.metric("reserved_memory", "bytes"),
+        "peak_active_bytes": round(figures.metric("peak_memory", "bytes")),
+        "peak_reserved_bytes": round(figures.metric("reserved_memory", "bytes")),
         "exposed_communication_s": figures.metric("exposed_comm", "seconds"),
         "exposed_communication_by_axis_s": dict(figures.exposed),
         "fits": figures.fits,
@@ -183,8 +183,8 @@ def _figures(figures: Figures) -> dict[str, Any]:
 def _effect(effect: Effect) -> dict[str, float]:
     return {
         "step_time_s": effect.step_time,
-        "peak_active_bytes": effect.peak_active,
-        "peak_reserved_bytes": effect.peak_reserved,
+        "peak_active_bytes": round(effect.peak_active),
+        "peak_reserved_bytes": round(effect.peak_reserved),
         "exposed_communication_s": effect.exposed,
     }
 

@@ -56,7 +56,7 @@ class Solution:
         objective: what was optimised.
         result: the candidates, the best of them, and the bound.
         seconds: that the search took.
-        simulated: different programs among the evaluated candidates.
+        simulated: different programs among the candidates, evaluated or failed, and the baselines.
         baselines: what the best is compared with.
         diagnostics: why there is no solution.
     """
@@ -186,10 +186,14 @@ def solve(
             deadline = deadline if earlier.time_limit is None else begin  # no time is left, as there was none
         solution = Solution(plan=plan, objective=objective, result=found, seconds=0.0)
         state = SearchState(plan=plan, costs=Costs(objective, bounds), deadline=deadline, found=found)
+        searched = evaluator.simulated
         _compare(solution, search, evaluator, state)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
-    solution.simulated = evaluator.simulated if earlier is None else earlier.simulated
+    if earlier is not None:
+        solution.simulated = earlier.simulated
+    else:  # searches without some requirements, which explain why there is no solution, have candidates of their own
+        solution.simulated = searched if found.best is None else evaluator.simulated
     solution.seconds = time.monotonic() - begin
     return solution
 

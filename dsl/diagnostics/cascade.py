@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.specs.span import Span
+
+
+class Spans:
+    """Spans of several files, among which those that overlap another one are found without looking at each."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._by_file: dict[str, tuple[list[int], list[int]]] = {}
+        for span in sorted(spans):
+            starts, ends = self._by_file.setdefault(span.file, ([], []))
+            starts.append(span.start)
+            ends.append(max(span.end, ends[-1] if ends else 0))
+
+    def overlap(self, span: Span) -> bool:
+        """Whether any of them overlaps ``span``."""
+        starts, ends = self._by_file.get(span.file, ([], []))
+        before = bisect_left(starts, span.end)
+        return before > 0 and ends[before - 1] > span.start
 
 
 def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Span]) -> list[Diagnostic]:
@@ -16,8 +34,9 @@ def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Sp
     line.
     """
     found = list(dict.fromkeys(diagnostics))
-    unread = [item.label.span for item in found if item.code.startswith("LP1")]
-    return [item for item in found if not item.code.startswith("LP2") or not _follows(item, unread, damaged)]
+    unread = Spans(item.label.span for item in found if item.code.startswith("LP1"))
+    lacking = Spans(damaged)
+    return [item for item in found if not item.code.startswith("LP2") or not _follows(item, unread, lacking)]
 
 
 _OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
@@ -49,7 +68,8 @@ def without_effects(
         accepted: those that the plan suppresses, which hide no others.
     """
     causes = [item for item in diagnostics if is_cause(item)]
-    wrong = [span for span in statements if any(_overlap(span, cause.label.span) for cause in causes)]
+    at_causes = Spans(cause.label.span for cause in causes)
+    wrong = Spans(span for span in statements if at_causes.overlap(span))
     codes = {item.code for item in diagnostics if item not in accepted}
     return [
         item
@@ -58,7 +78,7 @@ def without_effects(
         or not (
             (causes and item.code in _OF_THE_WHOLE)
             or any(cause in codes for cause in _CAUSES.get(item.code, ()))
-            or (item.code < "LP9" and any(_overlap(label.span, span) for label in _places(item) for span in wrong))
+            or (item.code < "LP9" and any(wrong.overlap(label.span) for label in _places(item)))
         )
     ]
 
@@ -72,11 +92,6 @@ def _places(item: Diagnostic) -> Iterable[Label]:
     return (item.label, *item.others)
 
 
-def _follows(item: Diagnostic, unread: Sequence[Span], damaged: Sequence[Span]) -> bool:
+def _follows(item: Diagnostic, unread: Spans, damaged: Spans) -> bool:
     place = item.label.span
-    lacks = item.code == "LP205" and any(_overlap(place, span) for span in damaged)
-    return lacks or any(_overlap(place, span) for span in unread)
-
-
-def _overlap(left: Span, right: Span) -> bool:
-    return left.file == right.file and left.start < right.end and right.start < left.end
+    return (item.code == "LP205" and damaged.overlap(place)) or unread.overlap(place)

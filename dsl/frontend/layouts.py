@@ -164,7 +164,7 @@ def _preset(model: Model) -> Mapping[str, Any]:
     from legoai.specs.models.families import FAMILIES, config_values
 
     presets = FAMILIES[str(model.family)].presets
-    preset = presets.get(str(model.target))
+    preset = presets.get(model.target) if isinstance(model.target, str) else None
     return {} if preset is None else config_values(preset)
 
 

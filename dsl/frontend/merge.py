@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -181,16 +182,20 @@ def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) 
     held: dict[tuple[str, ...], AnyStatement] = {}
     for statement in statements:
         file = head_of(statement).file
-        own = {key: item for key, item in held.items() if head_of(item).file == file}
         if isinstance(statement, Unset):
-            _take_away(statement, held, own, diagnostics)
+            _take_away(statement, held, partial(_is_in, file), diagnostics)
             continue
         key = likeness(statement)
-        if key in own:
-            diagnostics.append(_twice(statement, own[key]))
+        first = held.get(key)
+        if first is not None and _is_in(file, first):
+            diagnostics.append(_twice(statement, first))
             continue
         held[key] = statement
     return list(held.values())
+
+
+def _is_in(file: str, statement: AnyStatement) -> bool:
+    return head_of(statement).file == file
 
 
 def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:
@@ -221,7 +226,7 @@ def _twice(statement: AnyStatement, first: AnyStatement) -> Diagnostic:
 def _take_away(
     unset: Unset,
     held: dict[tuple[str, ...], AnyStatement],
-    own: Mapping[tuple[str, ...], AnyStatement],
+    is_own: Callable[[AnyStatement], bool],
     diagnostics: list[Diagnostic],
 ) -> None:
     """Remove the statement that ``unset`` names from the effective statements.
@@ -229,7 +234,7 @@ def _take_away(
     Args:
         unset: the statement.
         held: effective statements by key; changed.
-        own: those of them in the same file or variant as ``unset``.
+        is_own: whether one of them is in the same file or variant as ``unset``.
         diagnostics: receives an error if ``unset`` removes nothing.
     """
     shown = " ".join([unset.what.text] + ([unset.name.text] if unset.name is not None else []))
@@ -238,7 +243,7 @@ def _take_away(
         diagnostics.append(problem)
         return
     meant = [key for key, item in held.items() if _means(unset, key, item)]
-    beside = next((own[key] for key in meant if key in own), None)
+    beside = next((held[key] for key in meant if is_own(held[key])), None)
     if beside is not None:
         diagnostics.append(
             rules.DuplicateStatement.at(
@@ -334,7 +339,7 @@ def apply_variant(
     own: dict[tuple[str, ...], AnyStatement] = {}
     for statement in chosen.statements:
         if isinstance(statement, Unset):
-            _take_away(statement, held, own, diagnostics)
+            _take_away(statement, held, lambda item: own.get(likeness(item)) is item, diagnostics)
             continue
         key = likeness(statement)
         if key in own:

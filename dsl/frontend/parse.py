@@ -9,6 +9,7 @@ from typing import Any
 
 from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.lexer import Lexer, LexerState, LexerThread, LineCounter
 from lark.utils import TextSlice
 
 from legoai.dsl.diagnostics.codes import syntax as rules
@@ -68,12 +69,23 @@ def parse(text: str, name: str) -> Parsed:
     return Parsed(file, tuple(diagnostics), tuple(damaged))
 
 
+class _FromOffset(LexerThread):
+    """Lexes a slice without counting the lines before it, which would take longer for each statement of a text."""
+
+    @classmethod
+    def from_text(cls, lexer: Lexer, text: str | bytes | TextSlice[Any]) -> LexerThread:
+        counter = LineCounter("\n")  # type: ignore[no-untyped-call]
+        counter.char_pos = text.start if isinstance(text, TextSlice) else 0
+        return cls(lexer, LexerState(TextSlice.cast_from(text), counter))
+
+
 @cache
 def grammar() -> Lark:
     """The parser, from tables cached in a directory that only this user can write."""
     text = Path(__file__).parents[1].joinpath("grammar", "plan.lark").read_text(encoding="utf-8")
     directory = private_cache("grammar")
-    options: dict[str, Any] = {"parser": "lalr", "lexer": "contextual", "propagate_positions": False}
+    options: dict[str, Any] = {"parser": "lalr", "lexer": "contextual", "propagate_positions": False,
+                               "_plugins": {"LexerThread": _FromOffset}}  # fmt: skip
     if directory is not None:
         # lark keys the file by grammar, options and its own version.
         options["cache"] = str(directory / "plan.tables")
@@ -102,13 +114,17 @@ def _scan(lines: Lines) -> _Scanned:
     text = lines.text
     comments = []
     heads: list[int] = []
+    closed_variants: dict[int, bool] = {}
     depth = 0
     line_start = 0
     position = 0
     while True:
         word = _HEAD.match(text, line_start)
         known = word is not None and (word[1] in FAMILIES or word[1] in KEYWORDS)
-        if word and (depth == 0 or (known and not (depth == 1 and heads and _in_variant(text, heads[-1], line_start)))):
+        inside = known and depth == 1 and bool(heads)
+        if inside and heads[-1] not in closed_variants:
+            closed_variants[heads[-1]] = _in_variant(text, heads[-1], line_start)
+        if word and (depth == 0 or (known and not (inside and closed_variants[heads[-1]]))):
             heads.append(line_start)
             depth = 0
         elif depth == 0 and line_start < len(text) and text[line_start] not in " \t\r\n#})]":
@@ -384,8 +400,9 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
         return _own_statement(before)
     if sign == "=" and (bare := _BARE_OPTION.fullmatch(before)) and _is_family(bare[1]):
         return [f"options stand in parentheses: `{bare[1]} ({bare[2]} = …)`"]
-    if sign == "[" and (sliced := _SLICE.match(text, position)):
-        return [f"numbers of blocks stand behind a dot: `{_LAST_WORD.findall(before)[-1]}.{_numbers(sliced)}`"]
+    words = _LAST_WORD.findall(before)
+    if sign == "[" and words and (sliced := _SLICE.match(text, position)):
+        return [f"numbers of blocks stand behind a dot: `{words[-1]}.{_numbers(sliced)}`"]
     if sign == "," and _TUPLE.search(before):
         return ["a list stands in brackets: `[…]`"]
     if sign == "," and first == "require":
@@ -401,7 +418,7 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
     if sign == "{" and before.endswith(" on"):
         return ["axes stand behind `on`: `fsdp on dp_shard { … }`"]
     if sign in UNITS and before[-1:].isdigit():
-        return [f"a unit stands right behind its number: `{_LAST_WORD.findall(before)[-1]}{sign}`"]
+        return [f"a unit stands right behind its number: `{words[-1]}{sign}`"]
     return []
 
 

@@ -260,13 +260,14 @@ class _Resolver:
             )
             return
         scope = self.resolution.scope
-        used = set(scope.used)
+        was_used = statement.name.text in scope.used
         value, _ = scope.look_up(statement.value)
         if isinstance(value, Binary | Negation) or is_function(value) or scope.circular(value):
             result = scope.arithmetic(Name(statement.name.text, statement.name.span))
             if isinstance(result, Diagnostic):
                 self.diagnostics.append(result)
-        scope.used = used | (scope.used - {statement.name.text})
+        if not was_used:
+            scope.used.discard(statement.name.text)
 
     def _statement(self, place: int, statement: Statement, found: Any) -> None:
         keyword = statement.keyword.text

@@ -61,6 +61,7 @@ class Scope:
         """The holes that were read, by span, each with the constraints of its uses."""
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
+        self._ends: dict[str, tuple[Value, Decider]] = {}
 
     def ask(self, hole: Auto, kinds: tuple[Kind, ...]) -> None:
         """Record that a hole was read, and the constraint of its use."""
@@ -83,14 +84,19 @@ class Scope:
     def look_up(self, node: Value) -> tuple[Value, Decider]:
         """Return the value of ``node``: itself, or that of the `let` that it names; and its origin."""
         decider: Decider = "human"
-        seen: set[str] = set()
-        while isinstance(node, Name) and node.text in self.names and node.text not in seen:
-            seen.add(node.text)
+        passed: dict[str, Definition] = {}
+        while isinstance(node, Name) and node.text in self.names and node.text not in passed:
             self.used.add(node.text)
-            definition = self.names[node.text]
-            if definition.decider == "command line":
-                decider = "command line"
-            node = definition.let.value
+            if node.text in self._ends:
+                node, decider = self._ends[node.text]
+                break
+            passed[node.text] = self.names[node.text]
+            node = passed[node.text].let.value
+        is_circular = self.circular(node)  # where a circle ends depends on where it is entered
+        for name, definition in reversed(passed.items()):
+            decider = "command line" if definition.decider == "command line" else decider
+            if not is_circular:
+                self._ends[name] = node, decider
         return node, decider
 
     def circular(self, node: Value) -> bool:

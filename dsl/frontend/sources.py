@@ -22,6 +22,7 @@ from legoai.specs.span import Span
 MOST_BYTES: Final = 4 * 2**20
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
+_DESCRIPTOR: Final = re.compile(r"/dev/(stdout|stderr|fd/\d+)")
 _ENCODING: Final = "utf-8-sig"
 """UTF-8; a byte-order mark before the text is not part of it."""
 
@@ -37,6 +38,11 @@ class Source(Record):
     def directory(self) -> Path:
         """Base of relative file names in the plan."""
         return (self.path or Path(self.name)).parent
+
+    @property
+    def rewritable(self) -> Path | None:
+        """The file that a changed text replaces; None for standard input and other streams."""
+        return None if self.path is None or is_stream(self.path) else self.path
 
 
 class UnreadableError(Exception):
@@ -138,21 +144,43 @@ def read_base(path: Path) -> str:
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
-    """Write a file atomically; links and permissions are preserved.
+    """Write a file atomically; links and permissions are preserved. Devices, pipes and descriptors are written into.
 
     Raises:
         OSError: there is no such directory, or the directory or the file cannot be written.
     """
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    if is_stream(path):
+        _write_into(path, data)
+        return
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(text.encode("utf-8") if isinstance(text, str) else text)
+        temporary.write_bytes(data)
         if target.exists():
             temporary.chmod(target.stat().st_mode & 0o7777)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether the path is a descriptor of this process such as `/dev/stdout`, or that of a device, pipe or socket."""
+    return bool(_DESCRIPTOR.fullmatch(str(path))) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    descriptor = _DESCRIPTOR.fullmatch(str(path))
+    if descriptor is None:
+        path.write_bytes(data)
+        return
+    # Opened by its name it would be written from its start, over what this process has written before.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    number = {"stdout": 1, "stderr": 2}.get(descriptor[1]) or int(descriptor[1].rpartition("/")[2])
+    with open(os.dup(number), "wb") as own:  # noqa: PTH123 - a descriptor
+        own.write(data)
 
 
 def locate(argument: str) -> Path:

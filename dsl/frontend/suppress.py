@@ -62,7 +62,8 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
     leaves the comment at the end of its item.
     """
     lines = file.text.split("\n")
-    items = None
+    begins: dict[int, list[Span]] | None = None
+    ends: dict[int, list[Span]] = {}
     for comment in file.comments:
         match = SUPPRESSION.search(comment.text)
         if match is None:
@@ -72,10 +73,13 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
             line += 1
             while line <= len(lines) and (not lines[line - 1].strip() or lines[line - 1].lstrip().startswith("#")):
                 line += 1
-        if items is None:
-            items = [item.span for statement in file.statements for item in _items(statement)]
-        ends = [span for span in items if line == (span.line if comment.alone else span.end_line)]
-        first, last = min([line, *(span.line for span in ends)]), max([line, *(span.end_line for span in ends)])
+        if begins is None:
+            begins = {}
+            for item in (item for statement in file.statements for item in _items(statement)):
+                begins.setdefault(item.span.line, []).append(item.span)
+                ends.setdefault(item.span.end_line, []).append(item.span)
+        meant = (begins if comment.alone else ends).get(line, [])
+        first, last = min([line, *(span.line for span in meant)]), max([line, *(span.end_line for span in meant)])
         for code in re.finditer(r"[^,\s]+", match[1]):
             start = comment.span.start + match.start(1) + code.start()
             column = comment.span.column + match.start(1) + code.start()
@@ -132,17 +136,16 @@ def split(
 ) -> tuple[list[Diagnostic], list[Suppression], list[Suppression]]:
     """The diagnostics that remain, the suppressions that took one away, and those that took none away."""
     wanted = [item for file in files for item in suppressions(file)]
+    at: dict[tuple[str, str, int], list[Suppression]] = {}
+    for item in wanted:
+        for line in item.lines:
+            at.setdefault((item.span.file, item.code, line), []).append(item)
     used = set()
     kept = []
     for diagnostic in diagnostics:
         place = diagnostic.label.span
-        meant = [
-            item
-            for item in wanted
-            if item.code in (diagnostic.code, diagnostic.slug.upper())
-            and item.span.file == place.file
-            and place.line in item.lines
-        ]
+        names = (diagnostic.code, diagnostic.slug.upper()) if at else ()
+        meant = [item for name in names for item in at.get((place.file, name, place.line), ())]
         if meant and suppressible(diagnostic):
             used.update(meant)
         else:

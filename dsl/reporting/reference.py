@@ -61,6 +61,23 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
 }
 """Statements of the language itself: form and page of each. All others are directive families."""
 
+WORDS: Final[dict[str, tuple[str, str]]] = {
+    "auto": (
+        "OPTION = auto [in DOMAIN] [-> ANSWER]",
+        "A hole: a value that `legoai solve` finds and writes behind `->`. The domain, a list or a range, limits it.",
+    ),
+    "in": (
+        "OPTION = auto in [1, 2, 4]",
+        "Precedes the domain of a hole: a list of values, or a range of whole numbers such as `1..8`.",
+    ),
+    "rest": ("mesh (AXIS = rest)", "The size of the one axis that takes all devices which the other axes leave."),
+    "root": ("root = TREATMENT", "As a path, the model itself."),
+    "on": ("STATEMENT on AXIS, …", "Precedes the axes of the mesh that a statement uses."),
+    "true": ("OPTION = true", "The value of an option that is switched on; the bare name of the option says the same."),
+    "false": ("OPTION = false", "The value of an option that is switched off."),
+}
+"""Words inside of statements that are no names of their own: form and page of each."""
+
 EXAMPLES: Final[dict[str, str]] = {
     "plan": "plan llama3_8b",
     "extends": 'extends "base.plan"',

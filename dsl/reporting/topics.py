@@ -11,6 +11,7 @@ from typing import Final
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.reporting.reference import (
     OWN_STATEMENTS,
+    WORDS,
     keyword_page,
     legal_values,
     option_lines,
@@ -49,11 +50,13 @@ def topics() -> tuple[Topic, ...]:
     """Every topic, in the order in which they are listed. A word may have several."""
     return (
         *_statements(),
+        *_words(),
         *_axes(),
         *_models(),
         *_devices(),
         *_figures(),
         *_treatments(),
+        *_layouts(),
         *_options(),
         *_values(),
         *_diagnostics(),
@@ -105,6 +108,11 @@ def _statements() -> Iterator[Topic]:
     for keyword in FAMILIES:
         summary = _first_sentence(family(keyword).__doc__ or "")
         yield Topic(keyword, "Directives", summary, partial(keyword_page, keyword))
+
+
+def _words() -> Iterator[Topic]:
+    for word, (form, page) in WORDS.items():
+        yield Topic(word, "Words inside of statements", _first_sentence(page), partial(str, f"`{form}`\n\n{page}\n"))
 
 
 def _axes() -> Iterator[Topic]:
@@ -229,6 +237,19 @@ def _treatments() -> Iterator[Topic]:
     for treatment, holders in _held().items():
         summary = _first_sentence(treatment.__doc__ or "")
         yield Topic(treatment.name, "Treatments and values", summary, partial(_treatment_page, treatment, holders))
+
+
+def _layouts() -> Iterator[Topic]:
+    for keyword in FAMILIES:
+        for layout in family(keyword).layouts:
+            summary = _first_sentence(layout.__doc__ or "")
+            yield Topic(layout.name, "Standard layouts", summary, partial(_layout_page, layout, keyword))
+
+
+def _layout_page(layout: type[Treatment], keyword: str) -> str:
+    inside = f" ({', '.join(f'{item.name} = …' for item in layout.options)})" if layout.options else ""
+    form = f"`{keyword} {layout.name} on AXIS{inside}`"
+    return "\n\n".join([form, cleandoc(layout.__doc__ or ""), *filter(None, ["\n".join(option_lines(layout))])]) + "\n"
 
 
 def _held() -> dict[type[Treatment], list[str]]:

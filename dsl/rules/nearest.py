@@ -58,7 +58,11 @@ def _legal(above: list[str], analysis: Analysis) -> list[str]:
     known = analysis.module_and_parameter_paths
     prefix = next(iter(known.matching(pattern(".".join(above)))), "") if above else ""
     start = f"{prefix}." if prefix else ""
-    return sorted({name[len(start) :].split(".")[0] for name in known.names if name.startswith(start) and name})
+
+    def inside() -> list[str]:
+        return sorted({name[len(start) :].split(".")[0] for name in known.names if name.startswith(start) and name})
+
+    return analysis.once(("names inside of", prefix), inside)
 
 
 def _segment(segment: str, legal: list[str]) -> str | None:

@@ -53,7 +53,7 @@ class Bucket(Treatment):
 
 
 class Comm(Directive):
-    """The schedule of collectives; it means the same under both backends of `fsdp`."""
+    """The schedule of collectives. What is not said to be under `backend = graph` means the same under `eager`."""
 
     keyword: ClassVar[str] = "comm"
     treatments: ClassVar[Calls | None] = Calls((Bucket,))

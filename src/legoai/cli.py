@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``, by default the process's own; the result is the exit status."""
     _prepare_streams()
     try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        try:
+            status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as stop:  # after help, or a wrong command line
+            status = stop.code if isinstance(stop.code, int) else FAILURE
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -70,13 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"legoai: {error}", file=sys.stderr)
         _discard_output()
         return FAILURE
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else FAILURE
     except WrongUsage as error:
         print(f"legoai: {error}", file=sys.stderr)
         return FAILURE
     except Exception as error:
-        return _internal_failure(error)
+        from legoai.commands.failure import internal_error
+
+        print(internal_error(error), file=sys.stderr)
+        return FAILURE
     return status
 
 
@@ -98,6 +102,10 @@ def _dispatch(arguments: list[str]) -> int:
     if not first:
         sys.stderr.write(help_page())
         return FAILURE
+    return _unknown(first)
+
+
+def _unknown(first: str) -> int:
     from legoai.dsl.diagnostics.suggestion import suggestion
 
     what = "option" if first.startswith("-") else "command"
@@ -124,23 +132,10 @@ def _discard_output() -> None:
 
 
 def _help(arguments: list[str]) -> int:
-    if arguments and arguments[0] in COMMANDS:
-        parser_of(arguments[0]).print_help()
-    else:
+    if not arguments:
         sys.stdout.write(help_page())
+        return CLEAN
+    if arguments[0] not in COMMANDS:
+        return _unknown(arguments[0])
+    parser_of(arguments[0]).print_help()
     return CLEAN
-
-
-def _internal_failure(error: Exception) -> int:
-    if os.environ.get("LEGOAI_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exc()
-    said = " ".join(str(error).split())[:200]
-    print(
-        f"legoai {__version__}: internal error: {type(error).__name__}: {said}\n"
-        "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "
-        "LEGOAI_DEBUG=1 shows where it happened.",
-        file=sys.stderr,
-    )
-    return FAILURE

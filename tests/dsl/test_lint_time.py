@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from legoai.dsl.lint import lint
 from support import ROOT
 
 FREE_DIMENSIONS = """
@@ -65,3 +68,32 @@ def test_lint_imports_no_heavy_modules_and_takes_under_a_second(path: Path | Non
         assert not {name for name in modules if name.startswith(("legoai.lowering", "legoai.runtime", "legoai.cost"))}
         best = min(best, float(str(found["seconds"])))
     assert best < 1.0
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        lambda count: [f"let a{number} = {number}" for number in range(count)],
+        lambda count: [f"let a{number} = a{max(0, number - 1)}" for number in range(1, count)],
+        lambda count: [f"let a{number} = 1  # legoai: ignore[LP901]" for number in range(count)],
+        lambda count: [f"let a{number} =" for number in range(count)],
+        lambda count: ["checkpoint {", *(f"  layrs.{number} = full" for number in range(count)), "}"],
+        lambda count: ["variant v {", *(f"let a{number} = 1" for number in range(count)), "}"],
+    ],
+    ids=["unused lets", "a chain of lets", "suppressions", "syntax errors", "unknown paths", "a variant"],
+)
+def test_lint_time_is_linear_in_the_length_of_a_plan(statements: Callable[[int], list[str]]):
+    """Calls are counted, since times vary. A quadratic part would let a plan of a stranger hold up CI."""
+
+    def calls(count: int) -> int:
+        text = "\n".join([FREE_DIMENSIONS, *statements(count)])
+        counted = Counter[str]()
+        sys.setprofile(lambda _, event, __: counted.update([event]))
+        try:
+            lint(text, "a.plan", directory=Path())
+        finally:
+            sys.setprofile(None)
+        return counted["call"] + counted["c_call"]
+
+    calls(2)
+    assert calls(400) < 5 * calls(100)

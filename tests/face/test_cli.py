@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from legoai import __version__
 from legoai.cli import main
 from legoai.commands import COMMANDS, parser_of
 from legoai.dsl.frontend import sources
+from legoai.dsl.lint import Linted, lint
 from support import ROOT
 from support.command_line import (
     BAD,
@@ -332,14 +334,33 @@ def test_internal_error_shows_a_traceback_only_in_debug_mode(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken\nin two lines")
 
-    monkeypatch.setattr("legoai.commands.lint.examine", fail)
-    status, out, err = called(capsys, "lint", "good.plan")
-    assert (status, out) == (2, "")
-    assert err.startswith(f"legoai {__version__}: internal error: RuntimeError: broken in two lines\n")
-    assert "Please report it" in err
-    assert "Traceback" not in err
-    monkeypatch.setenv("LEGOAI_DEBUG", "1")
-    assert "Traceback" in called(capsys, "lint", "good.plan")[2]
+    monkeypatch.setattr("legoai.commands.shared.lint", fail)
+    for command, about in (("lower", ""), ("lint", "good.plan: "), ("check", "good.plan: ")):
+        monkeypatch.delenv("LEGOAI_DEBUG", raising=False)
+        status, out, err = called(capsys, command, "good.plan")
+        assert (status, out) == (2, "")
+        assert err.startswith(f"legoai {__version__}: {about}internal error: RuntimeError: broken in two lines\n")
+        assert "Please report it" in err
+        assert "Traceback" not in err
+        monkeypatch.setenv("LEGOAI_DEBUG", "1")
+        assert "Traceback" in called(capsys, command, "good.plan")[2]
+
+
+@pytest.mark.parametrize("command", ["lint", "check"])
+def test_an_internal_error_in_one_plan_hides_no_others(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fails_on_good(text: str, name: str, **more: Any) -> Linted:
+        if name == "good.plan":
+            raise RuntimeError("broken")
+        return lint(text, name, **more)
+
+    monkeypatch.setattr("legoai.commands.shared.lint", fails_on_good)
+    status, out, err = called(capsys, command, "good.plan", "bad.plan", "--format", "json")
+    assert status == 2
+    assert {item["label"]["file"] for item in json.loads(out)["diagnostics"]} == {"bad.plan"}
+    assert "good.plan: internal error: RuntimeError: broken" in err
+    assert err.endswith("2 plans, 1 failed: 1 error\n")
 
 
 def test_an_interrupt_is_status_130_without_a_traceback(

@@ -100,6 +100,7 @@ def test_every_topic_is_listed_and_has_a_page(capsys: pytest.CaptureFixture[str]
         assert item in found(item.name)
         assert item.summary
     named = {item.name for item in topics()}
+    assert {"auto", "in", "on", "rest", "root", "true", "false", "standard", "blocks"} <= named
     assert {*FAMILIES, *OWN_STATEMENTS, *AXES, *METRICS, *device_names(), *fabric_names()} <= named
 
 
@@ -110,3 +111,8 @@ def test_explain_of_nothing_is_wrong_usage(argv: list[str], capsys: pytest.Captu
     status, out, err = called(capsys, "explain", *argv)
     assert (status, out) == (2, "")
     assert err.count("\n") <= 3
+
+
+def test_explain_says_what_a_code_of_a_run_is(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "explain", "run020")[1].startswith("RUN020 is a failure of a run (checkpoint missing);")
+    assert called(capsys, "explain", "RUN999")[0] == 2

@@ -94,9 +94,10 @@ def test_export_errors_state_the_reason(capsys):
         return status, err
 
     assert exported(LLAMA)[0] == 1
-    assert (
-        "error[RUN020]: --checkpoint runs/small: no complete checkpoint there, and no such folder" in exported(LLAMA)[1]
-    )
+    assert "error[RUN020]: small has not been run here: there is no folder runs/small" in exported(LLAMA)[1]
+    assert "help: train it first with `legoai run a.plan`" in exported(LLAMA)[1]
+    missing = exported(LLAMA, "--checkpoint", "runs/other")[1]
+    assert "error[RUN020]: --checkpoint runs/other: no complete checkpoint there, and no such folder" in missing
     assert "LP210" in exported(f"{LLAMA}checkpoint {{ layrs.* = full }}\n")[1]
     pictures = 'plan a\nmodel vit("tiny")\ncluster cpu\nbatch (global = 2, micro = 2)\ndata (source = "synthetic")\n'
     assert "error[RUN029]" in exported(pictures)[1]

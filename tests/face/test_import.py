@@ -139,3 +139,12 @@ def test_unreadable_files_and_invalid_names_are_errors(config: Path, capsys: pyt
     config.rename("8b.toml")
     assert main(["import", "8b.toml", "--cluster", "h100_sxm", "-q"]) == 0
     assert "\nplan plan_8b\n" in capsys.readouterr().out
+
+
+def test_json_of_an_unreadable_config_has_no_plan(capsys: pytest.CaptureFixture[str]):
+    status = main(["import", "missing.toml", "--json"])
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (status, err) == (1, "")
+    assert (document["plan"], document["version"], document["untranslated"]) == (None, None, [])
+    assert [item["code"] for item in document["diagnostics"]] == ["LP001"]

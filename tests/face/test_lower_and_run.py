@@ -96,10 +96,10 @@ def test_run_writes_and_launches_the_program(capsys: pytest.CaptureFixture[str],
     status, out, err = called(capsys, "run", "good.plan", "--no-prediction", "--", "--steps", "3", "--out", "elsewhere")
     assert (status, out) == (7, "")
     assert err == "legoai: wrote elsewhere/small.py; starting it in 4 processes\n"
-    assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
+    assert called(capsys, "run", "good.plan", "--nproc", "4", "--variant", "two")[0] == 7
     assert calls == [
         (Path("elsewhere/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
-        (Path("runs/small-two/small.py"), 1, ["--out", "runs/small-two"]),
+        (Path("runs/small-two/small.py"), 4, ["--out", "runs/small-two"]),
     ]
     lowered = called(capsys, "lower", "good.plan")[1]
     assert Path("elsewhere/small.py").read_text(encoding="utf-8") == lowered and not Path("runs/small").exists()
@@ -130,8 +130,15 @@ def test_run_prints_prediction_and_measurement(capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in lines[4:7]] == ["step", "tokens/s/device", "MFU"]
     added = json.loads(Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction" and added["measured"]["step_time_s"] == 0.5
-    for argument in (("--nproc", "2"), ("--", "--device", "cuda")):
-        assert "predicted" not in called(capsys, "run", "good.plan", *argument)[2]
+    assert "predicted" not in called(capsys, "run", "good.plan", "--", "--device", "cuda")[2]
+
+
+def test_run_in_another_number_of_processes_is_refused(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "run", "good.plan", "--nproc", "3")
+    assert (status, out) == (2, "")
+    assert "needs 4 processes, and --nproc is 3" in err
+    assert "help: --nproc 4, or" in err
+    assert not Path("runs").exists()
 
 
 def test_run_records_the_cluster_of_the_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -36,7 +36,7 @@ def test_costs_are_shown_at_their_lines(here: Path):
 
 def test_cost_failure_states_the_reason(here: Path):
     path = (here / "bad.plan").resolve()
-    with pytest.raises(CostError, match="is not lowered: 1 error"):
+    with pytest.raises(CostError, match="is not costed: 1 error"):
         asyncio.run(costs_of(document(path), cost_command(path, factories=False)))
     command = [*cost_command(path, factories=False), "--unknown"]
     with pytest.raises(CostError, match="unrecognized arguments: --unknown"):

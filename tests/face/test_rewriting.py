@@ -93,3 +93,12 @@ def test_fmt_expand_prints_the_plan_with_its_defaults(capsys: pytest.CaptureFixt
     status, out, err = called(capsys, "fmt", "--expand", "bad.plan")
     assert (status, out) == (1, "")
     assert "error[LP209]" in err
+
+
+def test_fmt_expand_of_a_folder_prints_its_only_plan(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "fmt", "--expand", ".")
+    assert (status, out) == (2, "")
+    assert "--expand prints one plan" in err
+    Path("only").mkdir()
+    Path("good.plan").rename("only/good.plan")
+    assert called(capsys, "fmt", "--expand", "only")[1] == called(capsys, "fmt", "--expand", "only/good.plan")[1] != ""

@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import legoai
+from legoai.api import solved
+from legoai.cost.search.solve import Solution
 from support.command_line import called, here
 from support.marks import NEEDS_SOLVER
 
@@ -160,8 +163,35 @@ def test_time_limit_returns_the_best_so_far(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001", "--json")
     found = json.loads(out)
     assert (status, found["status"], found["choices"]) == (1, "time_limit", [])
-    status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001")
+    status, out, err = called(capsys, "solve", "open.plan", "--time-limit", "0.0001")
     assert (status, out.splitlines()[0]) == (1, "no solution: stopped at the time limit")
+    assert "open.plan is not solved: no candidate is feasible of those evaluated within the time limit" in err
+
+
+def test_an_interrupt_before_any_solution_is_status_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    Path("open.plan").write_text(OPEN.replace("seq_len = 64", "seq_len = 66"), encoding="utf-8")
+
+    def interrupted(*given: Any, **named: Any) -> Solution:
+        found = solved(*given, **named | {"time_limit": 0.0001})
+        found.result.status = "interrupted"
+        return found
+
+    monkeypatch.setattr("legoai.api.solved", interrupted)
+    status, out, err = called(capsys, "solve", "open.plan", "--json")
+    assert (status, json.loads(out)["status"]) == (130, "interrupted")
+    assert "open.plan is not solved: interrupted" in err
+
+
+@pytest.mark.slow
+def test_searches_that_explain_a_conflict_are_not_counted(capsys: pytest.CaptureFixture[str]):
+    text = OPEN + "require step_time <= 10us\nrequire peak_memory <= 100MiB\n"
+    Path("open.plan").write_text(text, encoding="utf-8")
+    status, out, _ = called(capsys, "solve", "open.plan", "--json")
+    counted = json.loads(out)["candidates"]
+    assert status == 1
+    assert counted["simulated"] <= counted["evaluated"] + counted["failed"]
 
 
 STYLES = """\

@@ -42,5 +42,7 @@ def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, st
 
 def started(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=60, **more
+        [sys.executable, "-m", "legoai", *argv],
+        check=False,
+        **{"capture_output": True, "text": True, "timeout": 60, **more},
     )  # type: ignore[call-overload,no-any-return]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 COMMANDS: Final[dict[str, str]] = {
     "lint": "find mistakes in plans without running anything",
@@ -45,6 +49,12 @@ class Command(Protocol):
         """Do it; the result is the exit status."""
 
 
+class _Parser(ArgumentParser):
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; unlike argparse's own, fail where it cannot be written."""
+        (file or sys.stdout).write(self.format_help())
+
+
 def command(name: str) -> Command:
     """The command called ``name``, one of :data:`COMMANDS`."""
     return cast(Command, import_module(f"legoai.commands.{name}{'_' * iskeyword(name)}"))
@@ -70,6 +80,6 @@ def parser_of(name: str) -> ArgumentParser:
     """The parser of a command's arguments."""
     from argparse import RawDescriptionHelpFormatter
 
-    parser = ArgumentParser(prog=f"legoai {name}", formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = _Parser(prog=f"legoai {name}", formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     command(name).configure(parser)
     return parser

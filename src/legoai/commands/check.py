@@ -6,8 +6,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
-from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated
+from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
 from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, settings_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -54,18 +54,18 @@ def run(arguments: Namespace) -> int:
     for name in names:
         try:
             source = read_source(name, arguments.stdin_filename)
+            linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
+            files |= linted.files
+            found += linted.diagnostics
+            if not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None:
+                found += _simulated(source, linted, arguments)
         except UnreadableError as error:
             found.append(error.diagnostic)
             files |= files_of(error)
-            continue
-        linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
-        files |= linted.files
-        found += linted.diagnostics
-        if not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None:
-            try:
-                found += _simulated(source, linted, arguments)
-            except WrongUsage as error:
-                failed.append(str(error))
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # the other plans are reported nevertheless
+            failed.append(failure(error, name))
     return report(found, files, len(names), arguments, choice, failed=failed)
 
 

@@ -86,7 +86,7 @@ def run(arguments: Namespace) -> int:
     """Cost; returns 1 where the plan has errors."""
     if arguments.lines and (not arguments.json or arguments.passes):
         raise WrongUsage("--lines adds to --json what each line of the plan causes, and is not for --passes")
-    done = lowered(arguments)
+    done = lowered(arguments, "costed")
     if done is None:
         return 1
     linted, program = done

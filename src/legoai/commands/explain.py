@@ -8,14 +8,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of, show
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, lacks_factory, settings_of, show
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
+_RUN_CODE = re.compile(r"RUN[0-9]+", re.IGNORECASE)
 _WIDTH = 100
 
 _DESCRIPTION = """\
@@ -30,6 +30,7 @@ examples:
   legoai explain LP401                                      a diagnostic
   legoai explain fsdp                                       a statement
   legoai explain colwise                                    a treatment
+  legoai explain RUN020                                     a failure of a run
   legoai explain llama3                                     a model, its presets and dimensions
   legoai explain h100_sxm                                   a device
   legoai explain defaults                                   every default
@@ -94,11 +95,29 @@ def _page(subject: str) -> str:
         raise WrongUsage(
             " ".join([f"no rule has the code `{subject}`;", *suggestion(subject.upper(), codes)]).rstrip(";")
         )
+    if _RUN_CODE.fullmatch(subject):
+        return _of_run(subject.upper())
     help = suggestion(subject, names()) if "." not in subject else []
     raise WrongUsage(
         f"`{subject}` is no word of the language; "
         + (help[0] if help else "`legoai explain --list` lists them. If it is a module of a model: --plan FILE")
     )
+
+
+def _of_run(code: str) -> str:
+    """A sentence on the code of a failed run.
+
+    Raises:
+        WrongUsage: there is no such code.
+    """
+    from legoai.runtime.errors import RunErrorCode
+
+    if code not in list(RunErrorCode):
+        raise WrongUsage(
+            " ".join([f"no failure of a run has the code `{code}`;", *suggestion(code, list(RunErrorCode))])
+        )
+    what = RunErrorCode(code).name.lower().replace("_", " ")
+    return _wrapped(f"{code} is a failure of a run ({what}); its message names what is at fault, and the remedy.")
 
 
 def _of_plan(arguments: Namespace) -> int:
@@ -131,7 +150,8 @@ def _analysis(arguments: Namespace) -> Analysis | None:
         if errors:
             print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
         return linted.analysis
-    show(errors or [item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files)
+    if errors or not lacks_factory(linted, arguments, "explained"):
+        show(errors, linted.files)
     return None
 
 

@@ -92,6 +92,7 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
     from legoai.lowering.start import run_folder
     from legoai.runtime.checkpoint.checkpoint import META
     from legoai.runtime.device import Device
+    from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.process_group import process_group
     from legoai.runtime.published.export import export
     from legoai.runtime.published.matching import check_map
@@ -101,6 +102,12 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
     check_map(whole)
     fields = _fields(plan, analysis, whole)
     place: Path = arguments.checkpoint or run_folder(plan)
+    if arguments.checkpoint is None and not place.exists():
+        raise RunError(
+            RunErrorCode.CHECKPOINT_MISSING,
+            f"{plan.name} has not been run here: there is no folder {place}",
+            help=f"train it first with `legoai run {arguments.file}`, or name another checkpoint by --checkpoint",
+        )
     with process_group(Device.choose("cpu"), timeout_seconds=600):
         path, _ = named_checkpoint(place, option="--checkpoint", warn=lambda text: announce(f"warning: {text}"))
         assert (path / META).is_file(), "it is verified"

@@ -58,12 +58,12 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Format; returns 1 where a plan cannot be read or, with `--check` or `--diff`, would change."""
-    if arguments.expand and (len(arguments.files) > 1 or arguments.check or arguments.diff):
-        raise WrongUsage("--expand prints one plan, and neither checks nor compares")
     found: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
     changed = []
     names = plans_of(arguments, project())
+    if arguments.expand and (len(names) > 1 or arguments.check or arguments.diff):
+        raise WrongUsage("--expand prints one plan, and neither checks nor compares")
     for name in names:
         try:
             source = read_source(name, arguments.stdin_filename)
@@ -111,10 +111,10 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
     elif arguments.check:
         if text != source.text:
             print(f"would change {source.name}")
-    elif source.path is None or arguments.expand:
+    elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
-        replace_file(source.path, text)
+        replace_file(source.rewritable, text)
 
 
 def _difference(source: Source, text: str) -> Iterator[str]:

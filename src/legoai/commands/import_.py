@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_source, replace_file
+from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source, replace_file
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import render
 
@@ -68,12 +68,15 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
-    if output != Path("-") and output.exists() and not arguments.force:
+    if output != Path("-") and output.exists() and not is_stream(output) and not arguments.force:
         raise WrongUsage(f"{output} is there already; --force replaces it")
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:
-        show([error.diagnostic], files_of(error), stream=sys.stderr, color=arguments.color)
+        if arguments.json:
+            _print_json(None, [error.diagnostic], files_of(error))
+        else:
+            show([error.diagnostic], files_of(error), stream=sys.stderr, color=arguments.color)
         return 1
     name = _plan_name(arguments.name, source, output)
     cluster, devices = _cluster(arguments.cluster, source)
@@ -204,7 +207,7 @@ def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, Pl
         WrongUsage: it cannot be written.
     """
     if arguments.json:
-        sys.stdout.write(json.dumps(_document(found, diagnostics, files), indent=2, default=str) + "\n")
+        _print_json(found, diagnostics, files)
     if found.text is None:
         return
     if arguments.output == Path("-"):
@@ -217,15 +220,19 @@ def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, Pl
     print(f"wrote {arguments.output}", file=sys.stderr)
 
 
-def _document(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> dict[str, Any]:
-    """The output of `--json`: diagnostics as in `legoai lint`, the plan, and the options that became no statement."""
+def _print_json(found: Imported | None, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> None:
+    """Print diagnostics as `legoai lint` does, the plan, and the options that became no statement.
+
+    ``found`` is None where the config cannot be read.
+    """
     document: dict[str, Any] = json.loads(render("json", diagnostics, files))
-    return document | {
-        "plan": found.text,
-        "version": found.version,
-        "notes": list(found.notes),
+    document |= {
+        "plan": found and found.text,
+        "version": found and found.version,
+        "notes": list(found.notes) if found else [],
         "untranslated": [
             {"option": item.name, "value": item.value, "reason": item.why, "changes": item.changes}
-            for item in found.unused
+            for item in (found.unused if found else ())
         ],
     }
+    sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")

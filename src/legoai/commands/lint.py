@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from legoai.commands import WrongUsage
+from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
 from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of
 from legoai.dsl.config import Configuration, reported
@@ -57,6 +58,7 @@ def run(arguments: Namespace) -> int:
     choice = choice_of(arguments)
     found: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
+    failed: list[str] = []
     names = plans_of(arguments, choice)
     for name in names:
         try:
@@ -64,10 +66,14 @@ def run(arguments: Namespace) -> int:
         except UnreadableError as error:
             found.append(error.diagnostic)
             files |= files_of(error)
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # the other plans are reported nevertheless
+            failed.append(failure(error, name))
         else:
             found += linted.diagnostics
             files |= linted.files
-    return report(found, files, len(names), arguments, choice)
+    return report(found, files, len(names), arguments, choice, failed=failed)
 
 
 def _lint(source: Source, arguments: Namespace, choice: Configuration) -> Linted:
@@ -75,18 +81,17 @@ def _lint(source: Source, arguments: Namespace, choice: Configuration) -> Linted
     linted = examine(source, settings, arguments.variant, factories=arguments.factories)
     if not arguments.fix:
         return linted
+    if source.rewritable is None:
+        raise WrongUsage(f"--fix writes files, and {source.name} is none")
     from legoai.dsl.fixing import fixed
 
     def again(text: str) -> Linted:
         changed = Source(source.name, text, source.path)
         return examine(changed, settings, arguments.variant, factories=arguments.factories)
 
-    before = source.text
     text, linted = fixed(source, linted, again, lambda item: reported(item, choice), unsafe=arguments.unsafe_fixes)
-    source = Source(source.name, text, source.path)
-    if source.text != before:
-        assert source.path is not None
-        replace_file(source.path, source.text)
+    if text != source.text:
+        replace_file(source.rewritable, text)
         if not arguments.quiet:
             print(f"{source.name}: fixed", file=sys.stderr)
     return linted

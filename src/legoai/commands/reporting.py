@@ -107,14 +107,15 @@ def report(
 ) -> int:
     """Write the diagnostics of ``count`` plans, and sum them up on standard error; the result is the exit status.
 
-    ``failed`` are messages about plans on which the command could not do its work.
+    ``failed`` are messages, as they are printed, about plans on which the command could not do its work.
     """
     kept = [item for item in dict.fromkeys(found) if reported(item, choice)]  # two plans may extend one base
     show(kept, files, format=choice.format or "full", color=arguments.color)
     for message in failed:
-        print(f"legoai: {message}", file=sys.stderr)
+        print(message, file=sys.stderr)
     if not arguments.quiet:
-        print(f"{counted(count, 'plan')}: {summary(kept) or 'no diagnostics'}", file=sys.stderr)
+        lost = f", {len(failed)} failed" if failed else ""
+        print(f"{counted(count, 'plan')}{lost}: {summary(kept) or 'no diagnostics'}", file=sys.stderr)
     if failed:
         return 2
     failing = ("error", "warning") if choice.strict else ("error",)

@@ -49,7 +49,7 @@ def configure(parser: ArgumentParser) -> None:
         "--nproc",
         type=_positive,
         metavar="N",
-        help="processes on this machine (default: the devices of the plan's mesh)",
+        help="processes on this machine, as many as the mesh has devices (default: so many, on one host)",
     )
     parser.add_argument(
         "--no-prediction", dest="predicts", action="store_false", help="predict nothing, and start at once"
@@ -60,7 +60,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Lower and launch; returns the status of the training, or 1 where the plan has errors or cannot be started."""
-    done = lowered(arguments)
+    done = lowered(arguments, "run")
     if done is None:
         return 1
     linted, program = done
@@ -107,7 +107,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     assert plan is not None and analysis is not None and analysis.manifest is not None
     manifest = analysis.manifest
     kind = None if analysis.device is None else analysis.device.kind
-    if options.device not in ("auto", kind) or arguments.nproc not in (None, plan.mesh.world_size):
+    if options.device not in ("auto", kind):
         return None
 
     if plan.model.family == "python":

@@ -53,9 +53,11 @@ def output_file(text: str) -> Path:
     """The type of an argument that names a file to write: its folder must be there before any work is done.
 
     Raises:
-        ArgumentTypeError: there is no such folder.
+        ArgumentTypeError: there is no such folder, or the name is that of a folder.
     """
     path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"`{path}` is a folder: name a file in it")
     if not path.parent.is_dir():
         raise ArgumentTypeError(f"there is no folder `{path.parent}` to write `{path.name}` into")
     return path
@@ -199,8 +201,10 @@ def files_of(error: UnreadableError) -> dict[str, PlanFile]:
     return {error.file.name: error.file} if error.file is not None else {}
 
 
-def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
+def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None, after its diagnostics, where it has errors.
+
+    ``done`` is what the command does not do then, such as `costed`.
 
     Diagnostics go to standard error, as standard output has the command's own result. A project's `select` and `ignore`
     apply to reports only: an error of any code stops the command, unless the plan itself suppresses it.
@@ -212,7 +216,7 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     diagnostics = [item for item in linted.diagnostics if item.severity == "error"]
-    if not diagnostics and lacks_factory(linted, arguments, "lowered"):
+    if not diagnostics and lacks_factory(linted, arguments, done):
         return None
     program = None
     if not diagnostics:
@@ -225,6 +229,6 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
             diagnostics = list(error.diagnostics)
     if program is None:
         show(diagnostics, linted.files, stream=sys.stderr)
-        print(f"legoai: {source.name} is not lowered: {summary(diagnostics)}", file=sys.stderr)
+        print(f"legoai: {source.name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
         return None
     return linted, program

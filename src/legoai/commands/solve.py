@@ -38,7 +38,8 @@ lines, and write them after the holes of the same text: `auto -> 8`. The objecti
 Every candidate is linted by the rules of `legoai lint`, and simulated as by `legoai cost`. A bound is printed
 too: no values of the holes are better than that.
 
-The exit status is 1 if the plan has errors or no values meet its requirements, and 2 if it cannot be solved.
+The exit status is 1 if the plan has errors, or no values were found that meet its requirements, 2 if it cannot
+be solved, and 130 if it was interrupted before there was a solution.
 """
 
 _ESTIMATE = "estimate"
@@ -86,7 +87,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Solve; returns 1 where the plan has errors or no solution."""
+    """Solve; returns 1 where the plan has errors or no solution.
+
+    Raises:
+        KeyboardInterrupt: interrupted before there was a solution.
+    """
     if arguments.all and not arguments.json:
         raise WrongUsage("--all belongs to --json")
     try:
@@ -94,8 +99,8 @@ def run(arguments: Namespace) -> int:
     except UnreadableError as error:
         show([error.diagnostic], files_of(error), stream=sys.stderr)
         return 1
-    if arguments.in_place and source.path is None:
-        raise WrongUsage("standard input cannot be rewritten in place: use -o")
+    if arguments.in_place and source.rewritable is None:
+        raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
     settings = settings_of(arguments)
     linted = examine(source, settings, arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
@@ -121,12 +126,12 @@ def run(arguments: Namespace) -> int:
         show(solution.diagnostics, linted.files, stream=sys.stderr)
     _print(solution, estimate, arguments)
     if solution.best is None:
-        return 1
+        return _unsolved(solution, source.name)
     record = not settings and arguments.variant is None
     text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
     if arguments.in_place:
-        assert source.path is not None
-        replace_file(source.path, text)
+        assert source.rewritable is not None
+        replace_file(source.rewritable, text)
         print(f"wrote {source.name}", file=sys.stderr)
     elif arguments.output is not None:
         write(arguments.output, text)
@@ -173,6 +178,21 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
     finally:
         gc.unfreeze()
         progress.clear()
+
+
+def _unsolved(solution: Solution, name: str) -> int:
+    """The status where there is no solution; says on standard error why, where no diagnostic does.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    status = solution.result.status
+    if status == "time_limit":
+        announce(f"{name} is not solved: no candidate is feasible of those evaluated within the time limit")
+    if status == "interrupted":
+        announce(f"{name} is not solved: interrupted before a candidate was feasible")
+        raise KeyboardInterrupt
+    return 1
 
 
 def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict[str, object]:

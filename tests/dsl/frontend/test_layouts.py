@@ -152,6 +152,15 @@ def test_undeclared_layout_is_an_error(model: str, body: str, code: str):
     assert codes(head(model) + body + "\n") == [code]
 
 
+@pytest.mark.parametrize("body", ["mesh (dp_shard = 2)\nfsdp blocks on dp_shard", f"{TP}shard standard on tp"])
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [("8b", ["LP105"]), ("8", ["LP207"]), ("size", ["LP207"]), ("[1]", ["LP207"]), ("auto", [])],
+)
+def test_a_preset_that_is_no_string_is_reported_once(preset: str, expected: list[str], body: str):
+    assert codes(head(f"llama3({preset})") + f"let size = 8\n{body}\n") == expected
+
+
 @pytest.mark.parametrize(
     ("model_type", "blocks"),
     [("llama", "model.layers.*"), ("gpt2", "transformer.h.*"), ("t5", "{encoder, decoder}.block.*")],

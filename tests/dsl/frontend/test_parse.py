@@ -49,6 +49,14 @@ def every_node(parsed: Parsed) -> Iterator[tree.Node]:
         yield from nodes(item)
 
 
+@pytest.mark.parametrize(
+    "text", ["[1]\n", "checkpoint {\n  [1] = full\n}\n", "checkpoint {\n  *[1] = full\n}\n", "[0:4]\n"]
+)
+def test_a_slice_of_nothing_is_a_mistake_without_a_hint(text: str):
+    [item] = parse(f"plan s\n{text}", "t.plan").diagnostics
+    assert (item.code, item.help) == ("LP102", ())
+
+
 def test_the_grammar_has_no_conflicts():
     """Lark's strict mode finds LALR conflicts and, with interegular, terminals that can match the same text."""
     pytest.importorskip("interegular")

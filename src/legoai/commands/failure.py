@@ -1,0 +1,33 @@
+"""Messages about exceptions: mistakes in LegoAI itself, and plans on which a command could not do its work."""
+
+from __future__ import annotations
+
+import os
+
+from legoai import __version__
+from legoai.commands import WrongUsage
+
+
+def failure(error: Exception, plan: str) -> str:
+    """What is said of an exception that ended the work on one of several plans."""
+    if isinstance(error, WrongUsage):
+        return f"legoai: {error}"
+    return f"legoai: {plan}: {error}" if isinstance(error, OSError) else internal_error(error, plan)
+
+
+def internal_error(error: Exception, plan: str | None = None) -> str:
+    """What is said of an unexpected exception, with the plan where it is one of several.
+
+    In debug mode, its traceback is printed.
+    """
+    if os.environ.get("LEGOAI_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    said = " ".join(str(error).split())[:200]
+    about = f"{plan}: " if plan is not None else ""
+    return (
+        f"legoai {__version__}: {about}internal error: {type(error).__name__}: {said}\n"
+        "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "
+        "LEGOAI_DEBUG=1 shows where it happened."
+    )

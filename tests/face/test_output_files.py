@@ -1,0 +1,85 @@
+"""The files that commands write: what stands at their names, and names that are no files."""
+
+import os
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from support.command_line import (
+    called,
+    here,  # noqa: F401
+    started,
+)
+
+
+def read_behind(path: Path) -> tuple[threading.Thread, list[str]]:
+    """Start to read a pipe until its writers have closed it."""
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(path.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    return reader, found
+
+
+def test_output_into_a_named_pipe_goes_to_its_reader(capsys: pytest.CaptureFixture[str]):
+    os.mkfifo("pipe")
+    reader, found = read_behind(Path("pipe"))
+    assert called(capsys, "lower", "good.plan", "-o", "pipe")[0] == 0
+    reader.join(timeout=10)
+    assert found[0] == called(capsys, "lower", "good.plan")[1]
+    assert stat.S_ISFIFO(Path("pipe").stat().st_mode)
+
+
+def test_output_to_a_full_device_fails_and_leaves_it(capsys: pytest.CaptureFixture[str]):
+    try:
+        os.mknod("full", 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+        Path("full").write_bytes(b"")
+    except OSError:
+        pytest.skip("this user may make or open no devices")
+    status, _, err = called(capsys, "lower", "good.plan", "-o", "full")
+    assert (status, err) == (2, "legoai: full cannot be written: No space left on device\n")
+    assert stat.S_ISCHR(Path("full").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_output_to_a_descriptor_follows_what_is_written_to_it(name: str):
+    program = started("lower", "good.plan").stdout
+    with Path("log").open("w", encoding="utf-8") as log:
+        log.write("before\n")
+        log.flush()
+        done = started("lower", "good.plan", "-o", name, capture_output=False, stdout=log)
+    assert done.returncode == 0
+    assert Path("log").read_text(encoding="utf-8") == f"before\n{program}"
+
+
+def test_formatting_a_named_pipe_prints_the_result(capsys: pytest.CaptureFixture[str]):
+    os.mkfifo("pipe")
+    threading.Thread(target=Path("pipe").write_text, args=("plan   x\n",), daemon=True).start()
+    assert called(capsys, "fmt", "pipe", "-q")[:2] == (0, "plan x\n")
+    assert stat.S_ISFIFO(Path("pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cost", "good.plan", "--trace"], ["cost", "good.plan", "--html"], ["lower", "good.plan", "-o"]]
+)
+def test_folder_as_output_file_is_refused_before_any_work(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    Path("folder").mkdir()
+    status, out, err = called(capsys, *arguments, "folder")
+    assert (status, out) == (2, "")
+    assert "`folder` is a folder: name a file in it" in err
+
+
+@pytest.mark.parametrize("arguments", [["lint", "--help"], ["help", "lint"], ["--version"]], ids=" ".join)
+def test_help_that_cannot_be_written_is_a_failure(arguments: list[str]):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = started(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+
+
+def test_help_of_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "help", "lnt")
+    assert (status, out) == (2, "")
+    assert "there is no command `lnt`; did you mean `lint`?" in err
