@@ -176,8 +176,7 @@ def capture_equal_ranks(
     Raises:
         SimulationError: the program fails, or does something that cannot be recorded.
     """
-    stride = world // pp
-    rank = first + coordinate * stride
+    rank, stride = first + coordinate * (world // pp), world // pp
     taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, others=others)
     if taken is None:
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
