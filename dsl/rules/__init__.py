@@ -33,6 +33,7 @@ MODULES: Final = (
     "rules.compile",
     "rules.hidden_operators",
     "rules.checkpoint",
+    "rules.operator_names",
     "rules.comm",
     "rules.offload",
     "rules.allocator",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,10 +16,7 @@ from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.units import format_bytes
 
 _RECOMPUTE: Final = (Full, Every, Selective, Budget)
-_OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
-_NO_NAMESPACE: Final = ("torch", "nn", "F", "functional", "Tensor")
-"""Names of Python modules and classes that people write in place of a namespace of `torch.ops`."""
-_WORDS: Final = {
+OPERATOR_WORDS: Final = {
     "attention": (frozenset({"attention"}), frozenset({"attention"})),
     "matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
     "alternate_matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
@@ -100,48 +96,6 @@ class EveryOfFew(Check):
             )
 
 
-class OperatorName(Check):
-    """A name in `selective` that no operator can have.
-
-    Operators are named as `torch.ops` names them: namespace, operator, and the overload if only one is meant.
-    Without an overload all are meant. Linting does not import torch, so that a well-formed name of no
-    operator is found when the program starts.
-
-    ## Example
-    ```
-    checkpoint { layers.* = selective(["torch.mm"]) }
-    ```
-
-    ## Use instead
-    ```
-    checkpoint { layers.* = selective(["aten.mm"]) }
-    ```
-    """
-
-    code = "LP653"
-    slug = "operator-name"
-
-    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for rule in each_rule(analysis.plan.checkpoint):
-            if not isinstance(rule.treatment, Selective):
-                continue
-            for name in rule.treatment.keep:
-                if name in _WORDS or name == "collective" or is_operator_name(name):
-                    continue
-                last = re.split(r"[.:]+", name.strip())[-1] or "mm"
-                yield self.at(
-                    analysis.place(rule.treatment, "keep"),
-                    f'"{name}" is no name of an operator',
-                    label='expected a name such as "aten.mm" or "aten.mm.default"',
-                    help=[f'did you mean "aten.{last}"?'] if last.isidentifier() else [],
-                )
-
-
-def is_operator_name(name: str) -> bool:
-    """Whether the name has the form of an operator of `torch.ops`: `namespace.name` or `namespace.name.overload`."""
-    return _OPERATOR.fullmatch(name) is not None and name.partition(".")[0] not in _NO_NAMESPACE
-
-
 class KeepsNothing(Check):
     """A selective rule that keeps nothing, because the modules contain none of the listed operators.
 
@@ -187,8 +141,8 @@ class KeepsNothing(Check):
                         others=[Label(analysis.place(analysis.plan.attention, "kernel"), "this kernel")],
                         help=["keep `matmul`, or use another kernel"],
                     )
-                elif word in _WORDS and manifest.flow_error is None:
-                    ops, kinds = _WORDS[word]
+                elif word in OPERATOR_WORDS and manifest.flow_error is None:
+                    ops, kinds = OPERATOR_WORDS[word]
                     if not any(has_operator(manifest, path, ops, kinds) for path in paths):
                         yield self.at(
                             place,

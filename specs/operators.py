@@ -1,0 +1,18 @@
+"""Operators of torch whose results can be kept, by name: without torch, for the linter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+FILE: Final = "operators.txt"
+"""In the catalogue: for each operator of `aten` a line with its name and its overloads, as torch 2.13 has them."""
+
+
+@cache
+def keepable_operators() -> Mapping[str, frozenset[str]]:
+    """Return the overloads of each operator of `aten` that changes no input and draws no random numbers."""
+    lines = files("legoai.specs.catalogue").joinpath(FILE).read_text(encoding="utf-8").splitlines()
+    return {name: frozenset(overloads) for name, *overloads in map(str.split, lines)}
