@@ -11,11 +11,10 @@ from typing import Final
 
 from benchmarks.ablations.claims import Claim, Pair, Unstated
 from benchmarks.validation.rows import Row
-from benchmarks.validation.sources.fsdp_paper import GPT, METRIC, T5, Model, stated
+from benchmarks.validation.sources.fsdp_paper import FLAT_PARAMETERS, GPT, METRIC, T5, Model, stated
 from benchmarks.validation.statements import Draft
 
 FILE: Final = "seeds/fsdp_paper.csv"
-_FLAT: Final = "FSDP1's flat parameters, which need no copies into and out of a collective's buffer"
 _MOST: Final = 512
 _UNSTATED: Final = {
     "backward_prefetch_speedup": "FSDP2 always gathers the next unit of backward ahead",
@@ -49,7 +48,7 @@ def _scaling(row: Row, model: Model, published: float, *, fewest: int, batches: 
         pairs=tuple(
             Pair(f"batch {batch} of each", _plan(model, _MOST, batch), _plan(model, fewest, batch)) for batch in batches
         ),
-        differs=(_FLAT,),
+        differs=(FLAT_PARAMETERS,),
     )
 
 

@@ -17,6 +17,8 @@ from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.statements import Draft, Stated, cluster, mesh, name_of
 
 METRIC: Final = "tflops_per_gpu"
+FLAT_PARAMETERS: Final = "FSDP1's flat parameters, which need no copies into and out of a collective's buffer"
+"""What no plan states of FSDP1."""
 _DEVICES: Final = 512
 
 
@@ -89,7 +91,7 @@ def stated(draft: Draft, model: Model, devices: int, sequences: int, device: str
         "optimizer adamw(lr = 1e-4, fused = false)",
     )
     draft.assumed.append("200 Gb/s between hosts for each device: 2 Tb/s are stated, perhaps of a host")
-    draft.differs.append("FSDP1's flat parameters, which need no copies into and out of a collective's buffer")
+    draft.differs.append(FLAT_PARAMETERS)
     if model is GPT:
         draft.differs.append("no dropout behind the embedding")
     return draft.done()
