@@ -244,11 +244,10 @@ class Checkpoints:
     def _is_complete(self, point: SavePoint) -> bool:
         """Return whether a checkpoint can be read; its files are read once, and then looked at from outside."""
         known = self._verified.get(point)
-        if known is not None and known == on_first_rank(lambda: _listed(self.path(point))):
-            return True
         try:
-            self._verify(self.path(point))
-        except RunError:
+            if known is None or known != on_first_rank(lambda: _listed(self.path(point))):
+                self._verify(self.path(point))
+        except (RunError, OSError):  # such as one of a disk that fails
             return False
         return True
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -58,7 +60,8 @@ class MetricsLog:
     """Writes a record per step to `metrics.jsonl`, and a line for every n-th to the terminal.
 
     Ranks other than 0 have a silent one. The first record of every run in the file names the plan. A resumed run
-    appends.
+    appends. A disk that takes no more records, as a full one, does not end the training: a warning says so, and later
+    records are written as soon as it takes them.
 
     Args:
         path: of the JSONL file; None writes none.
@@ -68,6 +71,9 @@ class MetricsLog:
         silent: shows nothing on the terminal, as ranks other than 0 do.
         board: further receiver of the figures, or None.
         stream: the terminal.
+
+    Raises:
+        OSError: the file cannot be written from the beginning.
     """
 
     def __init__(
@@ -86,11 +92,15 @@ class MetricsLog:
         self._steps = steps
         self._silent = silent
         self._board = board
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._fails = self._is_torn = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
-            self._write({"event": "start", **header})
+            self._file = path.open("ab+", buffering=0)
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                self._is_torn = self._file.read() != b"\n"  # by a run that was killed
+            self._append(self._file, {"event": "start", **header})
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +110,7 @@ class MetricsLog:
     ) -> None:
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._show(lambda board: board.close())
 
     def step(self, record: StepRecord) -> None:
         """Write the record, and show it when it is an n-th or the last."""
@@ -110,16 +119,14 @@ class MetricsLog:
         if record.mfu is None:
             del values["mfu"]
         self._write({"event": "step", **values})
-        if self._board is not None:
-            self._board.step(values)
+        self._show(lambda board: board.step(values))
         if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
             self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
 
     def event(self, name: str, **values: Any) -> None:
         """Write something other than a step: a validation, a checkpoint, the end."""
         self._write({"event": name, **values})
-        if self._board is not None:
-            self._board.event(name, values)
+        self._show(lambda board: board.event(name, values))
 
     def say(self, line: str) -> None:
         """Show a line on the terminal; a terminal or pipe that is closed ends the lines, and not the training."""
@@ -131,8 +138,32 @@ class MetricsLog:
             self._silent = True
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(_json_safe(record)) + "\n")
+        if self._file is None:
+            return
+        try:
+            self._append(self._file, record)
+            self._fails = False
+        except OSError as error:
+            if not self._fails:
+                self.say(f"warning: {self._file.name} takes no records: {error.strerror}; the training goes on")
+            self._fails = True
+
+    def _append(self, file: FileIO, record: dict[str, Any]) -> None:
+        """Append a line; one that was written in part before is ended first."""
+        rest = ("\n" * self._is_torn + json.dumps(_json_safe(record)) + "\n").encode()
+        while rest:
+            rest = rest[file.write(rest) :]
+            self._is_torn = bool(rest)
+
+    def _show(self, do: Callable[[TensorBoard], None]) -> None:
+        """Do something with the board; one that fails is left, as its writer does not recover."""
+        if self._board is None:
+            return
+        try:
+            do(self._board)
+        except OSError as error:
+            self._board = None
+            self.say(f"warning: TensorBoard takes no figures: {error.strerror}; the training goes on without it")
 
 
 def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:

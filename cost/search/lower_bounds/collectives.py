@@ -45,8 +45,6 @@ from legoai.specs.models.manifest import BlockList, Manifest
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")
 """Kinds of the modules of a block that run one after the other."""
-_AXES: Final = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
-"""Of the mesh, innermost first."""
 
 
 def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
@@ -406,12 +404,9 @@ def is_cast(analysis: Analysis) -> bool:
 
 def _group(analysis: Analysis, axes: Sequence[str]) -> list[int]:
     """The ranks that differ from the first along some axes only."""
-    strides, stride = {}, 1
-    for axis in _AXES:
-        strides[axis] = stride
-        stride *= analysis.plan.mesh.size(axis)
-    steps = [range(0, strides[axis] * analysis.plan.mesh.size(axis), strides[axis]) for axis in axes]
-    return [sum(place) for place in itertools.product(*steps)]
+    mesh = analysis.plan.mesh
+    steps = [[place * mesh.stride(axis) for place in range(mesh.size(axis))] for axis in axes]
+    return [sum(places) for places in itertools.product(*steps)]
 
 
 def _seconds(analysis: Analysis, machine: Machine, ranks: Sequence[int], kind: CollectiveKind, size: float) -> float:

@@ -9,7 +9,6 @@ import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
@@ -21,8 +20,8 @@ from legoai.commands.shared import (
     lowered,
     note_profile,
     output_file,
+    write,
 )
-from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
@@ -212,19 +211,6 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
     finally:
         gc.unfreeze()
         progress.clear()
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, and say so.
-
-    Raises:
-        WrongUsage: it cannot be written.
-    """
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
-    print(f"wrote {path}", file=sys.stderr)
 
 
 class Progress:

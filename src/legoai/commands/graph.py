@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.cost import add_profile, estimated, pass_estimated, write
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file, show
+from legoai.commands.cost import add_profile, estimated, pass_estimated
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file, show, write
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted

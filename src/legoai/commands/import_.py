@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary
+from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary, write
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source, replace_file
+from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import render
 
@@ -213,11 +213,7 @@ def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, Pl
     if arguments.output == Path("-"):
         sys.stdout.write("" if arguments.json else found.text)
         return
-    try:
-        replace_file(arguments.output, found.text)
-    except OSError as error:
-        raise WrongUsage(f"{arguments.output} cannot be written: {error.strerror}") from error
-    print(f"wrote {arguments.output}", file=sys.stderr)
+    write(arguments.output, found.text)
 
 
 def _print_json(found: Imported | None, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, note_profile, output_file
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    lacks_graph,
+    lowered,
+    note_profile,
+    output_file,
+    write,
+)
 from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
 
@@ -111,9 +119,9 @@ def run(arguments: Namespace) -> int:
             "looks for modules beside a program first; choose another name"
         )
     launch = _launch(linted, program, arguments) if arguments.launch is not None else None
-    _write(arguments.output, program.text)
+    write(arguments.output, program.text)
     if launch is not None:
-        _write(*launch)
+        write(*launch)
     return 0
 
 
@@ -129,11 +137,3 @@ def _launch(linted: Linted, program: Program, arguments: Namespace) -> tuple[Pat
         return path, launch_text(arguments.launch, Job.of(linted.analysis, program, arguments.output))
     except LaunchError as error:
         raise WrongUsage(f"--launch {arguments.launch}: {error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
-    print(f"wrote {path}", file=sys.stderr)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from legoai.commands import WrongUsage
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source, replace_file
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
@@ -61,6 +62,19 @@ def output_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise ArgumentTypeError(f"there is no folder `{path.parent}` to write `{path.name}` into")
     return path
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, and say so.
+
+    Raises:
+        WrongUsage: it cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def add_output(parser: ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.cost import Progress, add_profile, write
+from legoai.commands.cost import Progress, add_profile
 from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
@@ -22,8 +22,9 @@ from legoai.commands.shared import (
     settings_of,
     show,
     summary,
+    write,
 )
-from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source, replace_file
+from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 
@@ -131,8 +132,7 @@ def run(arguments: Namespace) -> int:
     text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
     if arguments.in_place:
         assert source.rewritable is not None
-        replace_file(source.rewritable, text)
-        print(f"wrote {source.name}", file=sys.stderr)
+        write(source.rewritable, text)
     elif arguments.output is not None:
         write(arguments.output, text)
     return 0

@@ -133,6 +133,27 @@ def test_older_checkpoints_are_removed_only_after_verification(gloo, tmp_path):
     assert gloo(1)(newest, tmp_path)[0][0] == 2
 
 
+def save_where_a_folder_cannot_be_listed(root: Path, name: str) -> None:
+    """Save steps 1 to 3, keeping two, on a disk that does not list one of the folders again."""
+    listed, checkpoints = Path.iterdir, Checkpoints(root, keep=2)
+
+    def entries(path: Path) -> Iterator[Path]:
+        if path == root / name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return listed(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for step in (1, 2, 3):
+            if step == 3:
+                patch.setattr(Path, "iterdir", entries)
+            checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+
+
+def test_older_checkpoints_that_cannot_be_listed_do_not_end_the_run(gloo, tmp_path):
+    gloo(2)(save_where_a_folder_cannot_be_listed, tmp_path, "step-2")
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+
+
 def test_damage_of_all_checkpoints_is_an_error(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1, 2)
     for step in (1, 2):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from legoai.runtime.metrics.log import MetricsLog, StepRecord, step_line
+from legoai.runtime.metrics.tensorboard import TensorBoard
 
 
 def record(step: int, loss: float = 2.5) -> StepRecord:
@@ -91,3 +96,56 @@ def test_closed_terminal_ends_the_lines_and_not_the_run(tmp_path):
             log.step(record(step))
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [item.get("step") for item in records] == [None, 1, 2]
+
+
+def test_full_disk_ends_the_records_and_not_the_run(tmp_path, monkeypatch):
+    """A disk takes two bytes of a record, then none; later it takes all again."""
+    room: list[int | None] = [None]
+    write = io.FileIO.write
+
+    class Disk(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if room[0] is None:
+                return write(self, data)
+            if not room[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken, room[0] = write(self, data[: room[0]]), 0
+            return taken
+
+    out, path = io.StringIO(), tmp_path / "metrics.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode, buffering: Disk(path, mode))
+        log = MetricsLog(path, header={}, every=0, steps=9, stream=out)
+    with log:
+        for step, left in enumerate((None, 2, 0, None, 0, None), start=1):
+            room[0] = left
+            log.step(record(step))
+    lines = path.read_text().splitlines()
+    assert lines[2] == '{"'
+    assert [json.loads(line).get("step") for line in (*lines[:2], *lines[3:])] == [None, 1, 4, 6]
+    assert (
+        out.getvalue().splitlines()
+        == [f"warning: {path} takes no records: No space left on device; the training goes on"] * 2
+    )
+
+
+def test_record_begins_a_line_behind_one_of_a_killed_run(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "st')
+    with MetricsLog(path, header={}, every=0, steps=1, silent=True):
+        pass
+    assert path.read_text().splitlines() == ['{"event": "st', '{"event": "start"}']
+
+
+def test_board_that_takes_no_figures_is_left(tmp_path):
+    class Full(TensorBoard):
+        def step(self, values: Mapping[str, Any]) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = io.StringIO()
+    with MetricsLog(None, header={}, every=0, steps=2, board=Full(tmp_path), stream=out) as log:
+        for step in (1, 2):
+            log.step(record(step))
+    assert out.getvalue() == (
+        "warning: TensorBoard takes no figures: No space left on device; the training goes on without it\n"
+    )
