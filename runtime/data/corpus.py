@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -290,11 +291,13 @@ def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: 
 
 
 def _split_tail(train: Path, validation: Path, size: int) -> None:
-    """Assign the last of the tokens, of ``width`` bytes each, to validation."""
-    content = train.read_bytes()
-    cut = len(content) - len(content) // size // VALIDATION_EVERY * size
-    train.write_bytes(content[:cut])
-    validation.write_bytes(content[cut:])
+    """Assign the last of the tokens, of ``size`` bytes each, to validation."""
+    whole = train.stat().st_size
+    cut = whole - whole // size // VALIDATION_EVERY * size
+    with train.open("rb+") as file, validation.open("wb") as tail:
+        file.seek(cut)
+        shutil.copyfileobj(file, tail)
+        file.truncate(cut)
 
 
 def _open_tokens(path: Path, tokens: Tokens) -> NDArray[Any]:
