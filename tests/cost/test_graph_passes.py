@@ -105,11 +105,12 @@ def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str
     return graphs[-1], [(item.kind, item.bytes) for item in seen if isinstance(item, Collective) and item.kind in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        pytest.param("fsdp, as one graph", 7, marks=pytest.mark.slow),
-        pytest.param("fsdp, as one graph, checkpointed", 7, marks=pytest.mark.slow),
+        ("fsdp, as one graph", 7),
+        ("fsdp, as one graph, checkpointed", 7),
         ("fsdp, as one graph, scheduled by torch", 3),  # all parameters are one bucket
     ],
 )

@@ -44,6 +44,7 @@ def update_of_muon(text: str) -> tuple[Counter[str], int, int]:
     return counted, len(exchanged), sum(item.bytes for item in exchanged)
 
 
+@pytest.mark.slow
 def test_muon_step_has_orthogonalization_and_its_collectives():
     one = in_the_simulator(update_of_muon, MUON)
     none = in_the_simulator(update_of_muon, MUON[: MUON.index("optimizer")] + "optimizer adamw(lr = 3e-4)\n")

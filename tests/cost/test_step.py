@@ -99,6 +99,7 @@ def _names(program: Program) -> list[tuple[set[str], set[tuple[int, ...]], float
     return found
 
 
+@pytest.mark.slow
 def test_derived_ranks_name_their_own_blocks_stages_and_neighbours(tmp_path: Path):
     """Ranks 1 and 2 are equal, and the trace of one is derived from the other."""
     found = in_a_fork(_names, four_ranks(tmp_path, "GPipe", layers=6))

@@ -89,6 +89,7 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert solution.text(solution.best.choices) == text
 
 
+@pytest.mark.slow
 def test_output_is_flushed_before_the_fast_exit():
     """The process exits without waiting for Python to free the search's memory."""
     Path("open.plan").write_text(OPEN, encoding="utf-8")

@@ -113,7 +113,7 @@ def meaning(analysis: Analysis) -> list[object]:
     return found
 
 
-@drawing(80)
+@drawing(40)
 @given(drawn_plans(), st.data())
 def test_clean_plan_lowers_and_drops_nothing(plan: DrawnPlan, data: st.DataObject):
     check(plan, lambda parts: data.draw(st.sampled_from(parts)))

@@ -105,9 +105,7 @@ fsdp on dp_replicate, dp_shard {UNITS}
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(
-        PLANS, "fsdp, two ranks after forward, blocks unlike each other", "placements of parameters", "three axes"
-    ),
+    slow_but(PLANS, "three axes"),
 )
 def test_program_on_a_mesh_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):

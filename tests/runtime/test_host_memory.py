@@ -22,6 +22,7 @@ print(sum(rounds[20:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the option is glibc's")
 def test_freed_memory_is_reused_without_page_faults():
     def faults(how: str) -> int:

@@ -98,6 +98,7 @@ def eager() -> Costed:
     return costed(PLAN)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_with_experts_on_several_ranks_are_costed(eager: Costed):
     found = costed(PLAN + BROKEN)
     assert found.step_time < eager.step_time

@@ -274,6 +274,7 @@ def _left_over(program: Program, ranks: int) -> list[str]:
     return reasons
 
 
+@pytest.mark.slow
 def test_stage_with_other_remaining_storages_is_captured_in_full(tmp_path: Path):
     program, ranks = program_of(tmp_path, "1F1B", layers=12, micro_batches=6)
     assert in_a_fork(_left_over, program, ranks) == [

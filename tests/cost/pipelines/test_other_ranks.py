@@ -50,6 +50,7 @@ def check(folder: Path, schedule: str, *, sharded: bool, passes: int = 1) -> Non
         assert (count, equal) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_derived_trace_equals_a_captured_one(tmp_path: Path):
     check(tmp_path, "1F1B", sharded=True)
 

@@ -197,6 +197,7 @@ def _few_actions(program: Program) -> list[Trace]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [item for item in SCHEDULES if item.values[0] not in SPLITS_BACKWARD])
 def test_replayed_actions_with_reshard_after_forward_equal_executed_actions(schedule: str, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=True, micro_batches=12, reshard="after_forward")

@@ -167,6 +167,7 @@ UNEVEN = {
 """Rules of `checkpoint`, blocks, and the periods of the runs of repeated blocks."""
 
 
+@pytest.mark.slow
 def test_first_micro_batch_with_all_gathers_is_distinguished():
     one = combinations.COMBINATIONS["fsdp"]
     rules = "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }"
@@ -236,6 +237,7 @@ def test_first_units_with_other_treatment_are_replayed():
     assert in_the_simulator(unevenly_composed, program, world) == ([1, 1], True)
 
 
+@pytest.mark.slow
 def test_one_capture_replays_other_group_lengths():
     programs = [uneven_at(length) for length in (7, 12)]
     assert in_the_simulator(followed, *programs, combinations.COMBINATIONS["fsdp"].world)

@@ -282,11 +282,12 @@ def step_times(*texts: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         pytest.param("", id="few blocks"),
-        pytest.param("comm (prefetch = units(2, 2))\n", id="all blocks", marks=pytest.mark.slow),
+        pytest.param("comm (prefetch = units(2, 2))\n", id="all blocks"),
     ],
 )
 def test_computation_over_all_blocks_is_not_replayed_to_other_depths(more, tmp_path, monkeypatch):

@@ -308,6 +308,7 @@ def test_memory_curve_reaches_the_peak_by_category(reported: dict):
     assert {name: size for name, size in highest[2].items() if size} == reported["peak categories"]
 
 
+@pytest.mark.slow
 def test_thinned_memory_curve_keeps_the_peak(reported: dict, staged: dict):
     for found in (reported, staged):
         assert len(found["short curve"]) <= 50 + 3

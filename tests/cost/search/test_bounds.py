@@ -166,7 +166,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         *(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")),
         pytest.param("h100", PIPELINED, marks=pytest.mark.slow),
         pytest.param("h100", HIDDEN_IN_BACKWARD, marks=pytest.mark.slow),
-        ("mixtral", EXPERTS),
+        pytest.param("mixtral", EXPERTS, marks=pytest.mark.slow),
         ("three hosts", OVER_PARTS_OF_HOSTS),
     ],
 )

@@ -97,6 +97,7 @@ def test_shared_manifest_is_pickled_once():
         assert evaluator.pack(second.manifest) is packed
 
 
+@pytest.mark.slow
 def test_process_that_has_simulated_does_not_fork(tmp_path: Path):
     path = tmp_path / "t.plan"
     path.write_text(TEXT.replace("auto in [GPipe, 1F1B]", "1F1B"), encoding="utf-8")

@@ -222,6 +222,7 @@ def test_joint_answer_over_the_limit_is_corrected(monkeypatch: pytest.MonkeyPatc
     assert found.value == pytest.approx(brute_force(114 * GIB))
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
 def test_mixtures_that_the_program_takes_for_too_large_are_tried(monkeypatch: pytest.MonkeyPatch):
     """One treatment fragments memory by 20 GiB if all blocks have it, and not if some do."""

@@ -154,6 +154,7 @@ def test_early_stages_recompute_more_than_late_ones():
     assert text == "stages([first(1, budget(0.5), others = selective([attention, alternate_matmul])), none])"
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
 def test_each_split_has_its_own_answers():
     splits = [(4, 4), (3, 5)]

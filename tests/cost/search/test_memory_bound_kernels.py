@@ -63,6 +63,7 @@ def observed():
     return analysis, seconds, before, bounds, moved
 
 
+@pytest.mark.slow
 def test_observed_memory_traffic_raises_a_valid_bound(observed):
     analysis, seconds, before, bounds, moved = observed
     assert moved

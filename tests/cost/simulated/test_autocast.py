@@ -80,6 +80,7 @@ def test_autocast_operators_and_dtypes_equal_a_real_run(options, gloo):
     assert ("aten.mm", ("bfloat16", "bfloat16")) in found
 
 
+@pytest.mark.slow
 def test_gpu_autocast_rules_equal_the_torch_header():
     text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
 

@@ -83,6 +83,7 @@ def test_products_of_tensor_parallel_layers_are_operators_on_dtensors(calls):
     assert calls(TENSOR_PARALLEL, "backward", "layers.1")["conversion backward"] >= 2 * 7
 
 
+@pytest.mark.slow
 def test_compiled_blocks_call_nothing(calls):
     compiled = f"{TENSOR_PARALLEL}\ncompile {{ layers.* = inductor }}"
     for phase in ("forward", "backward"):

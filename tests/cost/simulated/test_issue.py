@@ -64,6 +64,7 @@ def issued(records: Iterable, phase: str, op: str) -> set[str]:
     return {one.issuer for one in records if isinstance(one, Kernel) and one.phase == phase and one.op == op}
 
 
+@pytest.mark.slow
 def test_python_function_backward_is_issued_by_python(step):
     records = [one for one in step(IN_PYTHON) if one.module.endswith("feed_forward")]
     assert issued(records, "backward", "aten.silu_backward") == issued(records, "backward", "aten.silu") == {"function"}

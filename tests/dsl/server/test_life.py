@@ -125,6 +125,7 @@ def test_factory_runs_only_on_request(tmp_path: Path):
         assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_server_stops_while_a_factory_runs(tmp_path: Path):
     """Variants look at the model again: none of their inspections begins after the end."""
@@ -170,6 +171,7 @@ def is_alive(process: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_cost_hints_follow_saves_and_cancel_older_simulations(tmp_path: Path):
     (tmp_path / "costs.py").write_text(COSTS, encoding="utf-8")

@@ -37,18 +37,11 @@ RULES = {
   layers.3.attention     = selective(["aten.mm.default"])""",
 }
 
-MARKS = {"integer program": (NEEDS_SOLVER, pytest.mark.slow)}
+MARKS = {"integer program": (NEEDS_SOLVER,)}
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        name
-        if name == "selective, with collectives and an operator by name"
-        else pytest.param(name, marks=(pytest.mark.slow, *MARKS.get(name, ())))
-        for name in RULES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
 def test_every_treatment_under_fsdp_and_tp_equals_one_process(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)

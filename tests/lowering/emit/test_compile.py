@@ -72,6 +72,7 @@ def compiled_frames(text: str, data: str) -> dict:
     return {"result": result, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
+@pytest.mark.slow
 def test_blocks_beyond_the_recompile_limit_share_one_compilation(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", n_layers = 12, dim = 64, hidden_dim = 64)')
     [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE, head), data)

@@ -59,6 +59,7 @@ def test_context_parallel_equals_one_process(name: str, gloo, data, alone_in_two
         assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_learned_positions_follow_the_sequence_shards(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'gpt2("small", n_layers = 2, dim = 32, n_heads = 4, vocab_size = 256)')
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)

@@ -135,12 +135,7 @@ def test_offloaded_tensors_return_unchanged(name: str, gloo, data, alone):
         assert_close(result, alone, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_but(
-        PLANS, "replicas and tensor parallel, with checkpointing", "parameters kept from micro batch to micro batch"
-    ),
-)
+@pytest.mark.parametrize("name", slow_but(PLANS, "replicas and tensor parallel, with checkpointing"))
 def test_data_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
@@ -222,13 +217,9 @@ def resumed(first: str, second: str, data: str, out: str) -> dict:
     return train(second, data, out=Path(out), resume_other_plan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "degree",
-    some_slow(
-        ["mesh (dp_replicate = 2, tp = 2)", "mesh (dp_shard = 4)", "mesh (dp_replicate = 4)"],
-        "mesh (dp_shard = 4)",
-        "mesh (dp_replicate = 4)",
-    ),
+    "degree", ["mesh (dp_replicate = 2, tp = 2)", "mesh (dp_shard = 4)", "mesh (dp_replicate = 4)"]
 )
 def test_sharded_optimizer_state_continues_on_another_mesh(degree: str, gloo, data, alone, tmp_path):
     sharded = "replicate on dp_replicate (optimizer = sharded)\n"

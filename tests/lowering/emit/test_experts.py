@@ -134,6 +134,7 @@ def test_checkpoint_continues_with_another_expert_layout(gloo, data, alone, tmp_
         assert_close(result, {**alone, "loss": alone["loss"][1:], "norm": alone["norm"][1:]}, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains_close_to_full_precision(gloo, data):
     [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
     program = f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"

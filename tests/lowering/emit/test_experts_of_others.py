@@ -47,6 +47,7 @@ def trained(programs: list[str], data: str) -> list[dict]:
     return [train(program, data, steps=2) for program in programs]
 
 
+@pytest.mark.slow
 def test_expert_parallelism_equals_one_process(gloo, data):
     one = [program(plan(name, "precision (master = fp64, param = fp64)\n", ranks=1)) for name in FAMILIES]
     [alone] = gloo(1)(trained, one, data)

@@ -66,7 +66,8 @@ shard on tp {
 """
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
 def test_biases_and_tied_output_layer_equal_one_process(tied: bool, gloo, data):
     head = GPT.replace("{options}", f"vocab_size = 256, max_seq_len = 64, tie_embeddings = {str(tied).lower()}")
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
@@ -74,10 +75,8 @@ def test_biases_and_tied_output_layer_equal_one_process(tied: bool, gloo, data):
         assert_close(result, one, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "pipeline",
-    slow_but(["schedule = 1F1B", "schedule = Interleaved1F1B", "split = [output]"], "split = [output]"),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["schedule = 1F1B", "schedule = Interleaved1F1B", "split = [output]"])
 def test_pipeline_stages_equal_one_process(pipeline: str, gloo, data, unstaged):
     styles = OVERLAPPED.replace("norm                               = sequence\n", "norm = sequence(local = true)\n")
     text = staged.text_of(f"mesh (pp = 2, tp = 2)\n{styles}pipeline on pp ({pipeline})\n{PLAIN_DOUBLE}")
@@ -93,6 +92,7 @@ def together_by_name(results: list[dict]) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_autocast_casts_layer_inputs(gloo, data):
     body = "precision (param = bf16)\n"
     [single] = gloo(1)(train, text_of("precision (param = fp32)", TWO_BLOCKS), data)

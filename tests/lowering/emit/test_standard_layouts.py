@@ -14,7 +14,6 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.models.layouts import HUGGING_FACE, StandardLayouts
-from support.marks import some_slow
 from support.staged import DOUBLE, PLAIN_DOUBLE, assert_close, train
 
 DECODER = {
@@ -141,10 +140,8 @@ def with_options(case: Case) -> list[tuple[Case, str]]:
     return [(case, ""), *((case, f"({', '.join(form)})") for form in forms if form)]
 
 
-@pytest.mark.parametrize(
-    "share",
-    some_slow(("built in", "dense", "mixtures", "qwen3", "rest"), "built in", "dense", "mixtures", "rest"),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("share", ("built in", "dense", "mixtures", "qwen3", "rest"))
 def test_standard_styles_and_units_equal_one_process(share: str, gloo, data, tmp_path: Path):
     chosen = {
         "built in": tuple(BUILT_IN),

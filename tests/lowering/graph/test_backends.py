@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.marks import slow_but
 from support.meshed import text_of
 from support.plans import HEAD, SEQUENCE_BESIDE_EXPERTS, SEQUENCE_PARALLEL
 from support.staged import together, train
@@ -374,7 +373,8 @@ WHOLE_BACKWARD = {
 """Schedule of the eager backend with equal sums: split, torch rounds gradients of tensor parallelism differently."""
 
 
-@pytest.mark.parametrize("name", slow_but(PLANS, "scheduled by torch"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
 def test_backends_agree_bitwise(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
     ranks = math.prod(int(size) for size in re.findall(r"(?!ep)\b\w+ = (\d+)", body.partition(")")[0]))

@@ -263,6 +263,7 @@ def regions(graph: StepGraph) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_regions_between_collectives_compile_once_for_equal_blocks():
     compiled = f"{BODY}compile {{ layers.* = aot_eager }}\n"
     found = in_the_simulator(after_each_pass, lowered(HEAD + compiled).text, regions)
@@ -420,6 +421,7 @@ def ahead_and_held(graph: StepGraph) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_timed_prefetch_spans_buckets_within_the_memory_limit():
     body = BODY.replace("{ layers.* = unit }", "{ layers.* = unit, {norm, output} = unit }")
     shown = in_the_simulator(after_each_pass, lowered(HEAD + body).text, ahead_and_held)["bucket_units"]

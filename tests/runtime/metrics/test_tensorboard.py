@@ -33,6 +33,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(item.step, item.value) for item in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 def test_step_and_validation_figures_are_written_once(gloo, data, tmp_path):
     pytest.importorskip("tensorboard")
     text = lowered(PLAN).text

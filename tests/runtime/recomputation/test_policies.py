@@ -265,6 +265,7 @@ def test_measuring_preserves_the_rng_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_measuring_leaks_no_memory():
     module, x = block(), inputs()
     before = live_bytes()

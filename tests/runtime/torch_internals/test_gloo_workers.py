@@ -61,6 +61,7 @@ def end_of(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 @linux
 def test_process_exits_cleanly_with_a_late_worker():
     ended = end_of(LATE.format(change=""))

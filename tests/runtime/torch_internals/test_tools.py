@@ -36,6 +36,7 @@ def value(tool: str, path: Path, text: str = PLAN) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_torch_memory_tracker_runs_without_a_gpu(tmp_path: Path):
     assert value("MemTracker", tmp_path / "one.plan") > 0
 
@@ -50,5 +51,6 @@ def test_fsdp_memory_tracker_runs_without_a_gpu(tmp_path: Path):
         assert found < value("MemTracker", tmp_path / "other.plan")
 
 
+@pytest.mark.slow
 def test_torch_runtime_estimator_runs_without_a_gpu(tmp_path: Path):
     assert value("RuntimeEstimator", tmp_path / "one.plan") > 0

@@ -10,6 +10,7 @@ from legoai.specs.models.computed import computed_manifest
 from legoai.specs.models.families import FAMILIES, distinct_presets
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.source import ModelSource
+from support.marks import slow_but
 
 
 def assert_computed_as_inspected(source: ModelSource) -> None:
@@ -105,7 +106,7 @@ DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "deepseek": deepseeks(), "vi
 DRAWN |= {"gpt2": gpts(), "gpt3": gpts()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "mixtral", "vit"))
 def test_computed_manifest_of_random_dimensions_equals_inspection(family):
     @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
     @given(DRAWN[family])

@@ -277,6 +277,7 @@ def test_modules_with_random_forward_are_marked():
     assert drawing == {"dropout", "uncalled", "drops", "noisy", "borrows", "twice", "heads"}
 
 
+@pytest.mark.slow
 def test_compiler_is_imported_before_operators_are_recorded():
     code = """
 import sys

@@ -190,6 +190,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_factory_exceeding_the_timeout_is_killed(workplace):
     pid_file = workplace.directory / "pid"
     for timeout in (8.0, 60.0):  # beside other tests, the imports before the factory may take longer than the first
@@ -277,6 +278,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.slow
 def test_hugging_face_config_is_built_and_traced(workplace):
     pytest.importorskip("transformers")
     workplace.write("config.json", json.dumps(LLAMA))
@@ -319,6 +321,7 @@ def test_config_file_error_is_one_sentence(workplace, text, arguments, kind, wor
     assert words in error.message
 
 
+@pytest.mark.slow
 def test_missing_transformers_error_names_the_install_command(workplace):
     workplace.write("transformers.py", "raise ImportError('not here')")
     workplace.write("config.json", json.dumps(LLAMA))

@@ -71,6 +71,7 @@ def leaving(graph: StepGraph) -> dict[str, int]:
     return found or {"": sum(saved.bytes for saved in saved_activations(graph))}
 
 
+@pytest.mark.slow
 def test_byte_limited_offload_is_even_over_blocks():
     text = lowered(f"{HEAD}{BODY}offload (activations = bytes(400KB))\n").text
     assert "partial(offload_activations, most=400000)" in text

@@ -91,6 +91,7 @@ def test_each_stage_action_has_its_part_of_the_graph(recomputed: bool):
     assert found["reduction"].outputs == parameters
 
 
+@pytest.mark.slow
 def test_resharded_units_are_gathered_in_each_action():
     body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit")
     found = in_the_simulator(of_last_stage, lowered(HEAD + body).text)
@@ -145,6 +146,7 @@ def test_split_backward_halves_have_their_parts():
     assert found["weight_backward"].outputs == found["reduction"].outputs
 
 
+@pytest.mark.slow
 def test_each_stage_graph_is_printed():
     body = BODY.replace("1F1B", "Interleaved1F1B")
     found = in_the_simulator(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
