@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,8 @@ from legoai.cost.search.result import SearchResult
 from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.base import describe
-from legoai.specs.plan import Plan
+from legoai.specs.plan import Plan, holes_of
+from legoai.specs.span import Span
 
 Texts = list[str | None]
 """For each hole its answer as a plan writes it; None where it is open."""
@@ -127,10 +128,23 @@ def result_file(plan: OpenPlan, profile: str, gap: float | None = None) -> Path 
     asked = plan.analysis.plan
     wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
     objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
+    places = list(_places(plan, asked))
     question = json.dumps(
-        [profile, _what_costs(asked), wanted, objective, holes, str(installed()), gap], sort_keys=True
+        [profile, _what_costs(asked), wanted, objective, holes, places, str(installed()), gap], sort_keys=True
     )
     return state_file("results", question)
+
+
+def _places(plan: OpenPlan, asked: Plan) -> Iterator[list[str | int | None]]:
+    """Which hole is where: for each statement its rules as written, and the indices of the holes in it, in this order.
+
+    A hole that a `let` names may be in several places.
+    """
+    indices: dict[Span | None, int] = {hole.span: index for index, hole in enumerate(plan.holes)}
+    for directive in asked.directives():
+        found = [indices.get(item.hole.span) for item in holes_of(directive)]
+        if found:
+            yield [directive.keyword, *directive.axes, *(rule.path for rule in directive.rules), *found]
 
 
 def _what_costs(plan: Plan) -> dict[str, Any]:

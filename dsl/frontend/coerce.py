@@ -87,12 +87,12 @@ class ValueReader(ABC):
         domain = self._domain(node, kind)
         answer, replaced = self.scope.answer(node)
         if answer is None:
-            return Hole(domain), Origin("human", node.span)
+            return Hole(domain, node.span), Origin("human", node.span)
         # An answer that is only being tried is not in any text.
         place = node.span if replaced else answer.span
         value = self._read(self.scope.look_up(answer)[0], _counted(kind))
         if value is _MISTAKE:
-            return Hole(domain), Origin("solver", place)
+            return Hole(domain, node.span), Origin("solver", place)
         if domain is not None and value not in domain:
             assert node.domain is not None
             self._report(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NoReturn
 
+from legoai.specs.span import Span
+
 
 class Undecided(Exception):  # noqa: N818 - a state, not an error
     """A decision depends on a hole's value.
@@ -20,11 +22,13 @@ def _undecided(self: Hole, *_: object) -> NoReturn:
 class Hole:
     """An `auto` without an answer. Everything but ``isinstance`` and :meth:`describe` raises :class:`Undecided`."""
 
-    __slots__ = ("domain",)
+    __slots__ = ("domain", "span")
 
-    def __init__(self, domain: tuple[Any, ...] | range | None = None) -> None:
+    def __init__(self, domain: tuple[Any, ...] | range | None = None, span: Span | None = None) -> None:
         self.domain = domain
         """The values to choose from; None for every legal one."""
+        self.span = span
+        """Of the `auto` in the text, one for all uses of a `let`; None for a value that could not be read."""
 
     def describe(self) -> dict[str, Any]:
         """The hole as plain JSON data."""

@@ -126,6 +126,32 @@ def test_cache_key_has_domains_and_requirements_but_no_answers(monkeypatch: pyte
     assert result_file(opened(), "profile@1", 0.01) not in files.values()
 
 
+@pytest.mark.parametrize(
+    ("lines", "others"),
+    [
+        (("layers.0 = a", "layers.{1, 2} = b"), ("layers.{0, 1} = a", "layers.2 = b")),
+        (("layers.{0, 1} = a", "layers.2 = b"), ("layers.2 = a", "layers.{0, 1} = b")),
+    ],
+)
+def test_cache_key_has_the_places_of_each_name(
+    lines: tuple[str, str], others: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    head, _, _ = TEXT.partition("checkpoint")
+    named = head.replace("model ", "let a = auto in [full, none]\nlet b = auto in [full, none]\nmodel ")
+    one, other = (f"{named}checkpoint {{\n  {first}\n  {second}\n}}\n" for first, second in (lines, others))
+    assert result_file(opened(one), "profile@1") == result_file(opened(one), "profile@1")
+    assert result_file(opened(one), "profile@1") != result_file(opened(other), "profile@1")
+
+
+def test_cache_key_has_the_places_of_holes_in_treatments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The same statement with its rules in another order: the answers of one are not in the order of the other's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rules = [f"  layers.{layer} = unit(reshard = auto)\n" for layer in (0, 1)]
+    texts = [TEXT.replace("blocks on dp_shard", f"on dp_shard {{\n{a}{b}}}") for a, b in (rules, rules[::-1])]
+    assert result_file(opened(texts[0]), "profile@1") != result_file(opened(texts[1]), "profile@1")
+
+
 def test_damaged_result_is_ignored(tmp_path: Path):
     file = tmp_path / "kept.json"
     write_result(file, cached(stopped_solution()))
