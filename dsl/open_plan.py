@@ -12,6 +12,7 @@ from legoai.dsl.analysis.domains import RULES, Use, values_of
 from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.formatting.unparse import value_on_one_line
 from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.parse import parse
@@ -221,7 +222,7 @@ class OpenPlan:
             if problem is not None:
                 self.refused.append(_refusal(span, problem))
                 continue
-            answer = text[node.answer.span.start : node.answer.span.end] if node.answer is not None else None
+            answer = value_on_one_line(found.file, node.answer) if node.answer is not None else None
             yield OpenHole(
                 span=span,
                 what=_named(uses, node, text),
@@ -270,8 +271,8 @@ class OpenPlan:
     def _written(self, node: Auto, found: Resolution) -> list[str]:
         """The members of the hole's own domain."""
         if isinstance(node.domain, ListValue):
-            text = found.files[node.span.file].text
-            return list(dict.fromkeys(text[item.span.start : item.span.end] for item in node.domain.items))
+            file = found.files[node.span.file]
+            return list(dict.fromkeys(value_on_one_line(file, item) for item in node.domain.items))
         assert node.domain is not None
         ends = [found.scope.arithmetic(end) for end in (node.domain.first, node.domain.last)]
         first, last = (0 if isinstance(end, Diagnostic) else int(end[0]) for end in ends)

@@ -192,8 +192,9 @@ def _head(solution: Solution) -> Iterator[str]:
         yield f"{objective.metric} {value}{known}{gap} ({STATUSES[found.status]}{so_far})"
     refused = sum(found.refused.values())
     yield (
-        f"{found.total:,} ways to fill {len(solution.plan.holes)} holes: {refused:,} not legal, {found.bounded:,} "
-        f"excluded by a bound, {len(found.evaluated):,} evaluated with {solution.simulated:,} programs"
+        f"{words.counted(found.total, 'way')} to fill {words.counted(len(solution.plan.holes), 'hole')}: "
+        f"{refused:,} not legal, {found.bounded:,} excluded by a bound, {len(found.evaluated):,} evaluated with "
+        f"{words.counted(solution.simulated, 'program')}"
     )
     if found.left_out:
         yield f"{found.left_out:,} of them have other styles than the program of placements chose"

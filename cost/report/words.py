@@ -60,6 +60,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: ``1 hole``, ``1,024 holes``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def share(value: float) -> str:
     """A percentage: `41.2%`."""
     return f"{100 * value:.1f}%"

@@ -149,7 +149,7 @@ class Nodes:
             return False
         self._tightened[choices] = known
         least = max((self._least_of(choices, hole, cost) for hole in self._of_few(choices)), default=cost)
-        if math.isinf(least):
+        if least == math.inf:  # without a bound, a figure to be maximized is minus infinity
             self._state.found.bounded += self.below(choices)
         elif least > cost:
             heapq.heappush(self.heap, (least, undecided, choices))

@@ -84,6 +84,12 @@ def format_plan(file: PlanFile) -> str:
     return "".join(f"{line}\n" for line in _with_comments(rows))
 
 
+def value_on_one_line(file: PlanFile, node: Value) -> str:
+    """Return the text of a value: as it is written, or if that has several lines, on one line without comments."""
+    text = file.text[node.span.start : node.span.end]
+    return _Printer(file).flat(node) if "\n" in text else text
+
+
 @dataclass(slots=True)
 class _Line:
     """A line of the result; blank without text and comment."""
@@ -333,12 +339,13 @@ class _Printer:
             yield from self._value(node.answer)
 
     def _flat_group(self, group: _Group) -> str:
-        inside = ", ".join(map(self._flat_item, group.items))
+        inside = ", ".join(map(self.flat, group.items))
         if group.opening == "{" and inside:
             inside = f" {inside} "
         return f"{group.opening}{inside}{group.closing}"
 
-    def _flat_item(self, item: _Item) -> str:
+    def flat(self, item: _Item) -> str:
+        """Return an item on one line, without the comments in it."""
         _, head, pieces = self._item(item)
         rest = "".join(piece if isinstance(piece, str) else self._flat_group(piece) for piece in pieces)
         return f"{head} {rest}" if head else rest

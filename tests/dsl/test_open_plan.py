@@ -120,6 +120,16 @@ def test_a_hole_of_a_base_plan_is_refused():
     assert "base plan" in refused.message
 
 
+def test_value_of_several_lines_is_an_answer_on_one_line():
+    domain = "[\n    full  # all\n    selective([\n      attention  # dear\n      matmul\n    ])\n  ]"
+    text = f"{BATCH}{MESH}checkpoint {{\n  layers.* = auto in {domain}\n}}\n"
+    plan = opened(text)
+    assert plan.holes[0].choices == ("full", "selective([attention, matmul])")
+    written = edit.write_answers(plan.resolution.file, {plan.holes[0].span: plan.holes[0].choices[1]})
+    assert f"auto in {domain} -> selective([attention, matmul])" in written
+    assert plan.candidate((1,)).plan.digest == opened(written.removeprefix(HEAD)).resolution.plan.digest
+
+
 def test_existing_answers_are_searched_again():
     answered = opened(BATCH + "mesh (dp_shard = auto -> 4)\nfsdp blocks on dp_shard\n")
     [hole] = answered.holes

@@ -12,6 +12,7 @@ import pytest
 
 import legoai
 from legoai.api import solved
+from legoai.commands import solve as solve_command
 from legoai.cost.search.solve import Solution
 from support.command_line import called, here
 from support.marks import NEEDS_SOLVER
@@ -231,3 +232,52 @@ def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "solve", "styles.plan", "-o", "pinned.plan", "--pin")[0] == 0
     assert "auto" not in Path("pinned.plan").read_text(encoding="utf-8")
     assert legoai.load("pinned.plan").digest == legoai.load("styles.plan").digest
+
+
+def test_plan_that_is_edited_during_the_search_is_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    plan, beside = Path("edited.plan"), Path("edited.solved.plan")
+    plan.write_text(OPEN, encoding="utf-8")
+    edited = f"{OPEN}clip (norm = 1.0)\n"
+
+    def while_somebody_edits(*arguments: Any) -> Any:
+        found = search(*arguments)
+        plan.write_text(edited, encoding="utf-8")
+        return found
+
+    search = solve_command._solved
+    monkeypatch.setattr(solve_command, "_solved", while_somebody_edits)
+    status, _, err = called(capsys, "solve", "edited.plan", "--in-place")
+    assert status == 1
+    assert plan.read_text(encoding="utf-8") == edited
+    assert "auto in [none, full] -> none" in beside.read_text(encoding="utf-8")
+    assert err.splitlines()[-2:] == [
+        "wrote edited.solved.plan",
+        "legoai: edited.plan was changed while it was solved, and is left as it is",
+    ]
+
+
+BASE = OPEN.replace("plan small", "plan base").replace("auto in [2, 4]", "2").replace("auto in [none, full] -> ", "")
+CHILD = 'plan child\nextends "base.plan"\ncheckpoint { layers.* = auto in [none, full] }\n'
+FACTORY = OPEN.replace('llama3("tiny", n_layers = 1)', 'python("factory_beside:build")').replace("layers.", "blocks.")
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [(CHILD, {}), (CHILD, {"base.plan": BASE.replace("micro = 2", "micro = 4")}), (FACTORY, {})],
+    ids=["no base", "another base", "no factory"],
+)
+def test_solution_in_a_folder_where_the_plan_is_another_is_refused_before_the_search(
+    text: str, there: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    Path("base.plan").write_text(BASE, encoding="utf-8")
+    Path("factory_beside.py").write_text("from support.factories import build\n", encoding="utf-8")
+    Path("one.plan").write_text(text, encoding="utf-8")
+    Path("elsewhere").mkdir()
+    for name, content in there.items():
+        Path("elsewhere", name).write_text(content, encoding="utf-8")
+    monkeypatch.setattr(solve_command, "_solved", lambda *_: pytest.fail("it is searched"))
+    status, _, err = called(capsys, "solve", "one.plan", "-o", "elsewhere/two.plan")
+    assert status == 2
+    assert "elsewhere/two.plan would not be the same plan" in err

@@ -24,9 +24,11 @@ from legoai.commands.shared import (
     summary,
     write,
 )
-from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
+from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
+from legoai.specs.models.manifest_cache import find_module_file
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution
@@ -122,6 +124,8 @@ def run(arguments: Namespace) -> int:
         return 1
     if not opened.holes:
         raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")
+    if arguments.output is not None:
+        _check_place(opened, source, arguments)
     solution, estimate = _solved(opened, arguments)
     if solution.diagnostics:
         show(solution.diagnostics, linted.files, stream=sys.stderr)
@@ -131,11 +135,50 @@ def run(arguments: Namespace) -> int:
     record = not settings and arguments.variant is None
     text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
     if arguments.in_place:
-        assert source.rewritable is not None
-        write(source.rewritable, text)
-    elif arguments.output is not None:
+        return _write_in_place(source, text)
+    if arguments.output is not None:
         write(arguments.output, text)
     return 0
+
+
+def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None:
+    """Check that the plan is the same in the folder of its solution, as its file names are relative to its own.
+
+    Raises:
+        WrongUsage: it is another plan there, or none.
+    """
+    folder, plan = arguments.output.parent, opened.resolution.plan
+    if is_stream(arguments.output) or folder.resolve() == source.directory.resolve():
+        return
+    assert plan is not None
+    there = resolve(
+        source.text, source.name, directory=folder, settings=settings_of(arguments), variant=arguments.variant,
+        read=read_base,
+    ).plan  # fmt: skip
+    module = (plan.model.target or "").partition(":")[0] if plan.model.family == "python" else ""
+    is_own = bool(module) and find_module_file(module, [str(source.directory)]) is not None
+    if there is None or there.digest != plan.digest or (is_own and find_module_file(module, [str(folder)]) is None):
+        raise WrongUsage(
+            f"{arguments.output} would not be the same plan: {source.name} names files or a factory by their place "
+            f"beside it; write the solution into {source.directory}, or use --in-place"
+        )
+
+
+def _write_in_place(source: Source, text: str) -> int:
+    """Write the solution into the plan's file; beside it, with status 1, where the file was changed meanwhile."""
+    path = source.rewritable
+    assert path is not None
+    try:
+        is_changed = read_source(str(path)).text != source.text
+    except UnreadableError:
+        is_changed = True
+    if not is_changed:
+        write(path, text)
+        return 0
+    beside = path.with_name(f"{path.stem}.solved{path.suffix}")
+    write(beside, text)
+    print(f"legoai: {source.name} was changed while it was solved, and is left as it is", file=sys.stderr)
+    return 1
 
 
 def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str, object] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_node_bound_is_the_best_answer_of_a_hole(known: dict[int, float | None],
     assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
     assert found.bounded == (6 if raised is None else 0)
     assert not nodes.tightened(node)  # nothing was learnt since
+
+
+def test_node_without_a_bound_is_not_counted_as_excluded():
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
+    costs: Any = OfMicroBatches(dict.fromkeys((2, 4, 8), -math.inf))
+    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found), None)
+    assert not nodes.tightened((-math.inf, len(nothing), nothing))
+    assert found.bounded == 0
 
 
 STYLED = """\
