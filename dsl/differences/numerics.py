@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal
 
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.computation.precision import gradient_dtype
+from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.differences.changes import Change
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.record import Record
 
 Kind = Literal["training", "dtype", "rounding", "none"]
@@ -119,6 +124,8 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
 }  # fmt: skip
 """Effect of a change by keyword, and by option, `rules`, `axes` or the whole statement."""
 
+_ORDER: Final = list(KINDS)
+
 _ALIKE: Final = ("unit", "unit(", "first(")
 """How the treatments begin that differ only in when parameters are gathered."""
 
@@ -174,8 +181,34 @@ def _is_unit(value: str) -> bool:
     return value.startswith(_ALIKE) and "none" not in value
 
 
-def numerics(found: Iterable[Change]) -> tuple[Reason, ...]:
-    """The changes that change numbers, the strongest effects first."""
-    order = list(KINDS)
-    reasons = [Reason(change, *effect_of(change)) for change in found]
-    return tuple(sorted((item for item in reasons if item.kind != "none"), key=lambda item: order.index(item.kind)))
+def numerics(found: Iterable[Change], before: Analysis, after: Analysis) -> tuple[Reason, ...]:
+    """The changes from one plan to another that change numbers, the strongest effects first."""
+    beside = dict(_beside(before, after))
+
+    def of(change: Change) -> Effect:
+        whole, own = beside.get((change.key.field, WHOLE)), effect_of(change)
+        one = whole or beside.get((change.key.field, change.key.names[0] if change.key.names else WHOLE))
+        return own if one is None else min(own, one, key=lambda effect: _ORDER.index(effect[0]))
+
+    reasons = [Reason(change, *of(change)) for change in found]
+    return tuple(sorted((item for item in reasons if item.kind != "none"), key=lambda item: _ORDER.index(item.kind)))
+
+
+def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[tuple[str, str], Effect]]:
+    """Effects of statements and fields beside what the rest of both plans states."""
+    if limited_experts(before) or limited_experts(after):
+        drop: Effect = ("training", "experts have a capacity of each rank's micro batch, and drop other tokens")
+        yield ("batch", "micro_batch"), drop
+        yield ("mesh", "cp"), drop
+    dtypes = [gradient_dtype(analysis) for analysis in (before, after)]
+    if dtypes[0] != dtypes[1] and any(map(_accumulates, (before, after))):
+        summed: Effect = ("dtype", f"gradients of micro batches are summed in {dtypes[1]}, and not in {dtypes[0]}")
+        yield ("comm", WHOLE), summed
+        yield ("fsdp", WHOLE), summed
+
+
+def _accumulates(analysis: Analysis) -> bool:
+    try:
+        return micro_batches(analysis.plan) != 1
+    except Undecided:
+        return True

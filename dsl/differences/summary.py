@@ -63,7 +63,7 @@ def summary(comparison: Comparison) -> Summary:
     groups = groups_of(before), groups_of(after)
     return Summary(
         steps=(step_size(before), step_size(after)),
-        reasons=numerics(comparison.changes),
+        reasons=numerics(comparison.changes, before, after),
         forward=loading(before, after),
         backward=loading(after, before),
         communication=None if groups[0] is None or groups[1] is None else tuple(_paired(groups[0], groups[1])),

@@ -143,6 +143,38 @@ def test_each_changed_value_is_a_line(edits: list[tuple[str, str]], expected: li
     assert len(lines(back)) == len(expected)
 
 
+MIXTURE = """\
+plan m
+model     mixtral("tiny")
+cluster   cpu(devices = 4)
+batch     (global = 32, micro = 2, seq_len = 128)
+mesh      (dp_shard = 4, ep = 2)
+fsdp blocks on dp_shard
+precision (param = bf16, reduce = bf16)
+shard on ep { layers.*.feed_forward.experts = experts(capacity_factor = 0.75) }
+"""
+ROOMY = MIXTURE.replace("(capacity_factor = 0.75)", "")
+WIDE = MIXTURE.replace("reduce = bf16", "reduce = fp32")
+LAST = "comm (reduce = last_micro_batch)\n"
+"""Reduced gradients accumulate in fp32, unreduced ones in the dtype in which they will be reduced."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "effect"),
+    [
+        (MIXTURE, MIXTURE.replace("micro = 2", "micro = 1"), "training"),
+        (ROOMY, ROOMY.replace("micro = 2", "micro = 1"), "rounding"),
+        (MIXTURE, MIXTURE.replace("dp_shard = 4", "dp_shard = 2, cp = 2") + "context on cp\n", "training"),
+        (MIXTURE, MIXTURE + LAST, "dtype"),
+        (MIXTURE + LAST, MIXTURE, "dtype"),
+        (MIXTURE.replace("global = 32", "global = 8"), MIXTURE.replace("global = 32", "global = 8") + LAST, "rounding"),
+        (WIDE, WIDE + LAST, "rounding"),
+    ],
+)
+def test_effect_on_numbers_depends_on_the_rest_of_the_plans(before: str, after: str, effect: str):
+    assert summary(compared(before, after)).numerics == effect
+
+
 def test_change_records_both_spans_and_the_let():
     before, after = BASE, edited(("let ranks = 4", "\nlet ranks = 8"), ("tp = 2)", "tp = ranks / 2)"))
     comparison = compared(before, after)
@@ -284,7 +316,9 @@ def test_summary_states_the_step_and_its_reasons():
     assert (before.samples, before.tokens, before.micro_batches) == (32, 32 * 128, 2)
     assert (after.samples, after.tokens, after.micro_batches) == (48, 48 * 128, 3)
     assert found.reasons[0].change.subject == "batch global"
-    assert {item.kind for item in numerics(comparison.changes)} == {"training", "rounding"}
+    assert {
+        item.kind for item in numerics(comparison.changes, comparison.before.analysis, comparison.after.analysis)
+    } == {"training", "rounding"}
     [shards, tensor] = found.communication
     assert (shards.name, shards.before.stride, shards.after.stride) == ("dp_shard", 2, 1)
     assert (tensor.name, tensor.before.ranks, tensor.after) == ("tp", 2, None)
