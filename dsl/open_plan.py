@@ -195,6 +195,13 @@ class OpenPlan:
             self.holes = (*self.holes[:hole], more, *self.holes[hole + 1 :])
         return self.holes[hole].choices.index(text)
 
+    def reread(self, text: str) -> Resolution:
+        """The plan of another text in this one's place."""
+        return resolve(
+            text, self.resolution.file.name, directory=self.directory, settings=self._settings,
+            variant=self.resolution.variant, read=self._read,
+        )  # fmt: skip
+
     def _resolve(self, answers: Mapping[Span, Value | None], kept: Kept | None = None) -> Resolution:
         file = self.resolution.file
         return resolve(

@@ -169,6 +169,12 @@ class Plan(Record, kw_only=True):
             body["files"] = dict(self.files)
         return body
 
+    def goals(self) -> list[Any]:
+        """The requirements, whose order has no meaning, and the objective as plain data."""
+        wanted = sorted([item.metric, item.comparison, item.bound, item.dimension] for item in self.require)
+        objective = None if self.objective is None else [self.objective.direction, self.objective.metric]
+        return [wanted, objective]
+
     def canonical_json(self) -> str:
         """:meth:`canonical` as JSON with sorted keys and no spaces."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

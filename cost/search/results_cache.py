@@ -126,11 +126,9 @@ def result_file(plan: OpenPlan, profile: str, gap: float | None = None) -> Path 
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
     asked = plan.analysis.plan
-    wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
-    objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
     places = list(_places(plan, asked))
     question = json.dumps(
-        [profile, _what_costs(asked), wanted, objective, holes, places, str(installed()), gap], sort_keys=True
+        [profile, _what_costs(asked), asked.goals(), holes, places, str(installed()), gap], sort_keys=True
     )
     return state_file("results", question)
 

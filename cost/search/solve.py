@@ -21,6 +21,7 @@ from legoai.cost.search.results_cache import CachedResult
 from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.cost.search.workers import WorkerKilledError
+from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -129,9 +130,8 @@ class Solution:
             return edit.without_solved(_file(edit.pin(_file(text, file.name)), file.name))
         if not record or self.best is None:
             return text
-        candidate = self.plan.candidate(choices)
         solved = Solved(
-            digest=candidate.plan.digest,
+            digest=solved_digest(self.plan.reread(text)),
             version=legoai.__version__,
             profile=self.best.figures.profile,
             gap=None if self.gap is None else round(self.gap, 6),

@@ -56,7 +56,8 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "solved": (
         'solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%',
         "Written by the solver, never by hand: the plan that it answered and how good its answers are. A plan that\n"
-        "was changed since is a diagnostic. The gap is `unknown` where a search was stopped before it had a bound.",
+        "was changed since, or whose domains, requirements or objective were, is a diagnostic. The gap is `unknown`\n"
+        "where a search was stopped before it had a bound.",
     ),
 }
 """Statements of the language itself: form and page of each. All others are directive families."""

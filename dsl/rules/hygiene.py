@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
+from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.analysis.stages.pipeline import stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
@@ -372,7 +373,7 @@ class MalformedSuppression(Rule):
 class StaleSolution(Check):
     """A plan whose `solved` line belongs to another text, since something was changed after solving.
 
-    The answers after `->` were the best for the plan as it was then.
+    The answers after `->` were the best for the plan as it was then: for its domains, requirements and objective too.
 
     ## Use instead
     Solve the plan again, or pin the values and delete the line.
@@ -383,13 +384,15 @@ class StaleSolution(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        solved = analysis.plan.solved
-        if solved is None or solved.digest == analysis.plan.digest:
+        solved, resolution = analysis.plan.solved, analysis.resolution
+        if solved is None or resolution is None or resolution.plan is None:
+            return
+        digest = solved_digest(resolution)
+        if solved.digest == digest:
             return
         span = solved.origin.span
         assert span is not None
-        resolution = analysis.resolution
-        if resolution is not None and resolution.variant is not None:
+        if resolution.variant is not None:
             variant = resolution.variants.get(resolution.variant)
             own = variant.span if variant is not None else span
             if not (own.file == span.file and own.start <= span.start < own.end):
@@ -397,6 +400,6 @@ class StaleSolution(Check):
         yield self.at(
             span,
             "the plan was changed after it was solved",
-            label=f"the plan is now {analysis.plan.digest[:19]}…",
+            label=f"the plan is now {digest[:19]}…",
             help=["solve the plan again, or keep the values and delete this line"],
         )

@@ -15,6 +15,7 @@ from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.mesh import mesh_axes
 from legoai.dsl.analysis.parallelism.styles import style_of
+from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
@@ -192,10 +193,47 @@ def test_model_rules_run_while_a_layout_is_open():
     assert [bool(narrow.candidate([index, 1]).errors) for index in range(2)] == [False, True]
 
 
+def signed(text: str) -> str:
+    """A plan with the line of a solver whose answers it has."""
+    digest = solved_digest(lint(text, "test.plan", directory=Path()).resolution)
+    return text + f'solved "{digest}" by legoai 0.1.0, device profile cpu@0123456789ab, gap 0%\n'
+
+
+GOALS = "require peak_memory <= 1GiB\nrequire recompute <= 50%"
+ANSWERED = f"""\
+{HEAD}let most = 4
+batch (global = 32, micro = auto in [1, 2, most] -> 4, seq_len = 128)
+mesh (dp_shard = auto in 2..most -> 4)
+fsdp blocks on dp_shard
+minimize step_time
+{GOALS}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_stale"),
+    [
+        ("minimize step_time", "minimize peak_memory", True),
+        ("[1, 2, most]", "[1, 2, most, 8]", True),
+        ("[1, 2, most]", "[1, 2, 4]", False),
+        ("<= 1GiB", "<= 9MiB", True),
+        ("<= 1GiB", "<= 1024MiB", False),
+        ("in 2..most", "in 1..most", True),
+        ("most = 4", "most = 5", True),
+        (GOALS, "\n".join(reversed(GOALS.splitlines())), False),
+        ("batch (global", "batch  # of all ranks\n  (global", False),
+    ],
+)  # fmt: skip
+def test_a_solution_is_stale_where_its_question_was_changed(old: str, new: str, is_stale: bool):
+    text = signed(ANSWERED)
+    assert old in text
+    found = lint(text.replace(old, new), "test.plan", directory=Path()).diagnostics
+    assert ("LP904" in [item.code for item in found]) is is_stale
+
+
 def test_a_solution_of_the_plan_is_not_stale_for_its_variants():
     text = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4] -> 4)\nfsdp blocks on dp_shard\n"
-    digest = lint(text, "test.plan", directory=Path()).plan.digest
-    text += f'solved "{digest}" by legoai 0.1.0, device profile cpu@0123456789ab, gap 0%\n'
+    text = signed(text)
     longer = text + "\nvariant long { batch (global = 32, micro = 4, seq_len = 256) }\n"
     for plan in (text, longer):
         assert [item.code for item in lint(plan, "test.plan", directory=Path()).diagnostics] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -35,11 +36,11 @@ def test_holes_of_solved_plans_are_searchable_and_answered(path: Path):
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
 def test_solution_digest_equals_its_plan(path: Path):
-    plan = resolve(path.read_text(encoding="utf-8"), path.name, directory=path.parent).plan
-    assert plan is not None
-    assert plan.solved is not None
-    assert plan.solved.digest == plan.digest
-    assert plan.solved.gap == 0.0
+    resolution = resolve(path.read_text(encoding="utf-8"), path.name, directory=path.parent)
+    assert resolution.plan is not None
+    assert resolution.plan.solved is not None
+    assert resolution.plan.solved.digest == solved_digest(resolution)
+    assert resolution.plan.solved.gap == 0.0
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
