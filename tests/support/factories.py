@@ -130,6 +130,14 @@ def build_upcast(depth: int = 2, dim: int = 16) -> nn.Module:
     return model
 
 
+def build_half_frozen(depth: int = 4, dim: int = 16) -> nn.Module:
+    """A model whose embedding and first half of the blocks are not trained."""
+    model = Decoder(depth, dim)
+    for module in (model.embeddings, *model.blocks[: depth // 2]):
+        module.requires_grad_(False)
+    return model
+
+
 def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
     return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
 

@@ -98,6 +98,20 @@ def test_blocks_that_return_another_dtype_train_in_stages_as_one_process_does(na
     assert result["norm"] == pytest.approx(alone["norm"], rel=2e-2)
 
 
+@pytest.mark.parametrize("rules", ["", " { blocks.*.mixer.** = muon(lr = 1e-3) }"], ids=["alike", "by Muon"])
+def test_pipeline_with_a_frozen_stage_trains_and_continues(rules: str, gloo, data, tmp_path):
+    head = FACTORY.replace(":build", ":build_half_frozen").replace("depth = 5", "depth = 4")
+    head = re.sub("(optimizer .*)", rf"\g<1>{rules}", head)
+    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
+    text = lowered(f"{head}mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n{PLAIN_DOUBLE}").text
+    whole = together(gloo(2)(train, text, data))
+    assert whole["loss"] == pytest.approx(alone["loss"], rel=1e-3 if rules else TOLERANCE)
+    gloo(2)(train, text, data, out=tmp_path, steps=1)
+    rest = together(gloo(2)(train, text, data, out=tmp_path))
+    assert (rest["resumed_from"], rest["loss"]) == (1, whole["loss"][1:])
+    assert_close({**rest, "loss": whole["loss"], "norm": whole["norm"]}, whole, 0.0)
+
+
 HUGGING_FACE = {
     "llama": (LLAMA, "mesh (pp = 2)\npipeline on pp (schedule = Interleaved1F1B)\n" + PLAIN_DOUBLE),
     "llama in shards and pieces": (
