@@ -159,8 +159,8 @@ def _uncached_casts() -> Iterator[None]:
 def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     """Run a module's forward, and return its operators and saved bytes.
 
-    The random state is restored, and so are buffers that the forward updates. Where the forward communicates, all members of a group return the same, the maximum of
-    their measurements, since they have to save the same collectives.
+    The random state is restored, and so are buffers that the forward updates. Where the forward communicates, all
+    members of a group return the same, the maximum of their measurements, since they have to save the same collectives.
     """
     saved: dict[int, int] = {}
 
