@@ -16,8 +16,9 @@ from legoai.dsl.diagnostics.codes.names import ModelUnavailable
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
-from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
+from legoai.lowering.emit.code import Function, Line, Writer, call, in_docstring, quoted
 from legoai.lowering.emit.graph import graph_passes
+from legoai.lowering.file_names import factory_module, program_name
 from legoai.specs.models.manifest import ManifestError
 from legoai.specs.plan import Plan
 from legoai.specs.span import Span
@@ -177,21 +178,23 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
 def _docstring(lowering: Lowering) -> list[str]:
     """Return the program's docstring: what it is, its machines, and how to start it on them."""
     plan = lowering.plan
-    name = PurePath(lowering.analysis.file).name or "a plan"
+    name = in_docstring(PurePath(lowering.analysis.file).name) or "a plan"
     variant = f" (variant {plan.variant})" if plan.variant is not None else ""
     devices = plan.mesh.world_size
+    factory = factory_module(plan)
     return [
         f'"""{plan.name}: lowered from {name}{variant} by legoai {legoai.__version__}.',
         "",
         f"Cluster: {_cluster(lowering)}; {devices} {'process' if devices == 1 else 'processes'}.",
-        f"Start it with: torchrun {_torchrun(lowering)} {plan.name}.py",
+        f"Start it with: torchrun {_torchrun(lowering)} {program_name(plan)}",
+        *([f"The module {in_docstring(factory)} has to be in its folder, or on PYTHONPATH."] if factory else ()),
         '"""',
     ]
 
 
 def _cluster(lowering: Lowering) -> str:
     use = lowering.plan.cluster
-    device = f"profile {PurePath(use.profile).name}" if use.profile is not None else use.device
+    device = f"profile {in_docstring(PurePath(use.profile).name)}" if use.profile is not None else use.device
     parts = [f"{use.hosts} {'host' if use.hosts == 1 else 'hosts'}"]
     if use.devices is not None:
         parts.append(f"{use.devices} devices each")

@@ -28,7 +28,7 @@ class Note:
         """Return the trailing comment, without the path of the plan's folder, which differs between machines."""
         if self.span is None:
             return "  # default"
-        return f"  # {PurePath(self.span.file).name}:{self.span.line}"
+        return f"  # {on_one_line(PurePath(self.span.file).name)}:{self.span.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,27 @@ def listing(items: Sequence[Item]) -> Group:
 
 
 def quoted(text: str) -> str:
-    """A string literal in double quotes, ASCII only."""
-    body = text.replace("\\", "\\\\").replace('"', '\\"')
+    """A string literal, ASCII only; in double quotes unless single ones need fewer escapes."""
+    quote = "'" if text.count('"') > text.count("'") else '"'
+    body = text.replace("\\", "\\\\").replace(quote, f"\\{quote}")
     escaped = "".join(
         character if " " <= character <= "~" else character.encode("unicode_escape").decode("ascii")
         for character in body
     )
-    return f'"{escaped}"'
+    return f"{quote}{escaped}{quote}"
+
+
+def on_one_line(text: str) -> str:
+    """The text with escapes for what is not printable: a comment ends with its line."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def in_docstring(text: str) -> str:
+    """The text as a part of a docstring, which it can neither end nor change by escapes of its own."""
+    return on_one_line(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def literal(value: object) -> str:
@@ -235,7 +249,7 @@ class Imports:
             yield from sections[section]
 
 
-_STANDARD_LIBRARY: Mapping[str, int] = {"functools": 0, "typing": 0}
+_STANDARD_LIBRARY: Mapping[str, int] = {"functools": 0, "importlib": 0, "typing": 0}
 
 
 def _section(module: str) -> int:

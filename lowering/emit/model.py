@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from keyword import iskeyword
 
 from legoai.dsl.analysis.magnitudes.flops import DECODERS, flops_per_token, published_peak
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Function, Line, call, data, literal
+from legoai.lowering.emit.code import Function, Line, call, data, literal, quoted
 from legoai.specs.models.families import FAMILIES, config_values
 from legoai.specs.models.manifest_cache import read_config
 from legoai.specs.models.reads import Tokens
@@ -68,6 +69,9 @@ def _factory(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Lin
     module, _, attribute = source.target.partition(":")
     arguments = {name: literal(value) for name, value in sorted(source.arguments.items())}
     first = attribute.partition(".")[0]
+    if any(map(iskeyword, module.split("."))):
+        found = f"{draft.imports.name('importlib', 'import_module')}({quoted(module)})"
+        return (Line(call(f"{found}.{attribute}", **arguments), "return "),)
     if first in _OWN_NAMES or first.startswith(("apply_", "build_")):
         draft.imports.module(module)
         return (Line(call(f"{module}.{attribute}", **arguments), "return "),)

@@ -54,6 +54,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     _add_build_stage(lowering, draft, pipeline, hidden, sizes_of(found.logits, sizes))
     results = [(path, literal(sizes_of(shape, sizes)), None) for path, shape in found.results.items()]
     _add_build_schedule(lowering, draft, pipeline, microbatches)
+    placeholders = has_placeholders(analysis)
     made = call(
         draft.imports.name("legoai.runtime", "Pipeline"),
         stages="STAGES",
@@ -61,15 +62,19 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         microbatches=literal(microbatches),
         build_stage="build_stage",
         build_schedule="build_schedule",
-        placeholders="True" if has_placeholders(analysis) else None,
+        placeholders="True" if placeholders else None,
         results=dictionary(results) if results else None,
+        dtype=_dtype(lowering) if placeholders else None,
     )
     draft.train_with("pipeline", made, lowering.note(pipeline))
     draft.step.pass_size = microbatches
 
 
 def _dtype(lowering: Lowering) -> str:
-    """Return the dtype of a stage's output: the policy's compute dtype, or else that of the stored residual stream."""
+    """Return the dtype of what crosses: the policy's compute dtype, or else that of the stored residual stream.
+
+    Blocks of other authors may return another one, such as that of autocast, which stages with placeholders cast to it.
+    """
     precision = lowering.plan.precision
     if not has_policy(lowering.analysis):
         return DTYPES[precision.master]

@@ -9,6 +9,7 @@ from typing import Final, Self
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.lowering.file_names import factory_module
 from legoai.lowering.program import Program, hosts_and_processes
 from legoai.runtime.launching.torchrun import SHUTDOWN_SECONDS
 
@@ -35,6 +36,7 @@ class Job:
         program: the program's file, as seen from the folder where it was written.
         text: of the program.
         factory: the module of the model's Python factory, which the program imports; empty without one.
+        directory: the plan's, from which a factory is imported, as seen from the folder where it was lowered.
     """
 
     name: str
@@ -44,13 +46,13 @@ class Job:
     program: Path
     text: str
     factory: str = ""
+    directory: Path = Path()
 
     @classmethod
     def of(cls, analysis: Analysis, program: Program, path: Path) -> Self:
         """Return the job of a lowered plan, whose mesh is decided."""
         plan, device = analysis.plan, analysis.device
         hosts, each = hosts_and_processes(plan)
-        target = plan.model.target or ""
         return cls(
             name=plan.name,
             hosts=hosts,
@@ -58,7 +60,8 @@ class Job:
             gpus=each if device is not None and device.kind == "cuda" else 0,
             program=path,
             text=program.text,
-            factory=target.partition(":")[0] if plan.model.family == "python" else "",
+            factory=factory_module(plan),
+            directory=analysis.directory,
         )
 
     def title(self) -> str:

@@ -53,7 +53,7 @@ def text(job: Job) -> str:
         raise LaunchError(
             f"the program has {size:,} bytes, and the ConfigMap in which it would travel takes {_LARGEST:,}"
         )
-    name = _name(job)
+    name = f'"{_name(job)}"'  # quoted: YAML reads `no` as false
     parts = (_header(job), _config_map(job, name), _service(name), _job(job, name))
     return "---\n".join(parts)
 
@@ -148,7 +148,7 @@ spec:
             - sh
             - -euc
             - |
-{textwrap.indent(_script(job, name), " " * 14)}
+{textwrap.indent(_script(job, _name(job)), " " * 14)}
             - train
           args: []  # options of the trainer, such as ["--save-every", "100"], from which failed ranks go on
           env:  # NCCL_* of your network go here

@@ -16,6 +16,9 @@ def text(job: Job) -> str:
     """
     gpus = f"\n#SBATCH --gpus-per-node={job.gpus}" if job.gpus else ""
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in ENVIRONMENT.items())
+    if job.factory:
+        # A relative folder is relative to that of the submission, into which the script has changed.
+        exports += f"\nexport PYTHONPATH={shlex.quote(job.directory.as_posix())}${{PYTHONPATH:+:$PYTHONPATH}}"
     torchrun = job.torchrun(id="$SLURM_JOB_ID", endpoint="$first:$port", program=shlex.quote(str(job.program)))
     return f"""\
 #!/bin/bash

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from legoai.lowering.emit.code import quoted
+import shlex
+
+from legoai.lowering.emit.code import in_docstring, quoted
 from legoai.lowering.launch import launch_path
 from legoai.lowering.launch.job import ENVIRONMENT, Job
 
@@ -13,15 +15,17 @@ def text(job: Job) -> str:
     TorchX starts torchrun with its own arguments. Its last release is 0.7.0 of July 2024, with which this was tried.
     """
     file = launch_path("torchx", job.program).as_posix()
+    component = in_docstring(shlex.quote(f"{file}:train"))
+    factory = f", and the module {in_docstring(job.factory)} beside the program" if job.factory else ""
     return f'''\
 """{job.title()}
 
 A component of TorchX. Start it from this folder, with a scheduler of TorchX and options of the trainer behind `--`:
 
-    torchx run -s SCHEDULER {file}:train --image IMAGE -- --steps 1000
+    torchx run -s SCHEDULER {component} --image IMAGE -- --steps 1000
 
-The working folder and the image must have the program, torchrun and legoai. All hosts must be able to write the folder
-of the run.
+The working folder and the image must have the program, torchrun and legoai{factory}.
+All hosts must be able to write the folder of the run.
 """
 
 from typing import Optional

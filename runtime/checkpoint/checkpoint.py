@@ -85,6 +85,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     step.
     """
     state = weights(model)
+    if not any(group["params"] for group in optimizer.param_groups):
+        return state  # a stage whose parameters are frozen; torch takes an empty state for a mistake
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     for name, value in get_optimizer_state_dict(model, optimizer, options=options).items():
         if name.startswith("state."):

@@ -17,6 +17,7 @@ class ParameterGroups(list[dict[str, Any]]):
     Such a call cannot mix plain tensors with DTensors, or DTensors of different meshes, as a model has them under
     tensor parallel (plain norms, sharded matrices) and under FSDP with tensor parallel (one-axis norms, two-axis
     matrices). As a list it holds all parameters, in order of first appearance; `take` and `rest` divide them further.
+    Without parameters, as in a stage that is frozen, it holds an empty group: no group makes no optimizer.
 
     Args:
         named_parameters: in the order of the model; frozen ones are left out.
@@ -24,7 +25,7 @@ class ParameterGroups(list[dict[str, Any]]):
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         self._left = {plain_path(name): item for name, item in named_parameters if item.requires_grad}
-        super().__init__(_groups(self._left.values()))
+        super().__init__(self.rest())
 
     def take(self, *names: str, **options: Any) -> list[dict[str, Any]]:
         """Return groups of the parameters with these names, which have options of their own.

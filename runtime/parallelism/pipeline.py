@@ -69,6 +69,7 @@ class Pipeline:
         placeholders: whether the model's forward calls the modules of all stages, so that placeholders replace those of
             other ranks; if not, it skips missing modules.
         results: shapes of modules of earlier stages that return something laid out otherwise than what crosses.
+        dtype: to which stages with placeholders cast what crosses; None where that has one dtype anyway.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -78,6 +79,7 @@ class Pipeline:
     build_schedule: Callable[[list[PipelineStage], LossFunction], PipelineSchedule]
     placeholders: bool = False
     results: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
 
 
 def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:

@@ -51,12 +51,16 @@ class Crossing:
         number: of the stage, from 0.
         count: of stages.
         tokens: shape of the token ids of one micro batch on this rank.
+        dtype: of what enters and leaves; None where that has one dtype anyway.
     """
 
-    def __init__(self, model: nn.Module, number: int, count: int, tokens: tuple[int, int]) -> None:
+    def __init__(
+        self, model: nn.Module, number: int, count: int, tokens: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> None:
         self.number = number
         self.count = count
         self.tokens = tokens
+        self.dtype = dtype
         self.arrived: torch.Tensor | None = None
         self.left: torch.Tensor | None = None
         self._forward: Callable[..., torch.Tensor] = model.forward
@@ -85,7 +89,8 @@ class Crossing:
             return output
         if not isinstance(left, torch.Tensor) or (arrived is not None and left.shape != arrived.shape):
             raise self._misfit("and gives the next stage no tensor of the shape that it got itself")
-        return left.contiguous()
+        # The next stage receives into memory of the declared dtype, whatever the last operator before it returns.
+        return left.to(self.dtype).contiguous()
 
     def as_if_whole(self, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """The received input; zeros where that is a shard of the sequence, in the full one's shape, or of `shape`.
@@ -126,6 +131,7 @@ def put_placeholders(
     tokens: tuple[int, int],
     *,
     results: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Make a stage of a full model: replace the modules of other stages by placeholders.
 
@@ -135,8 +141,9 @@ def put_placeholders(
         number: of the stage, from 0.
         tokens: shape of the token ids of one micro batch on this rank.
         results: shapes of modules that return something laid out otherwise than the tensor between stages.
+        dtype: of the tensor between stages; None where that has one dtype anyway.
     """
-    crossing = Crossing(model, number, len(stages), tokens)
+    crossing = Crossing(model, number, len(stages), tokens, dtype)
     kept = frozenset(stages[number])
     before = [path for path in stages[number - 1] if path not in kept] if number else []
     for index, stage in enumerate(stages):

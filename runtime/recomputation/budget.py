@@ -159,10 +159,9 @@ def _uncached_casts() -> Iterator[None]:
 def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     """Run a module's forward, and return its operators and saved bytes.
 
-    The random state is restored. Where the forward communicates, all members of a group return the same, the maximum of
-    their measurements, since they have to save the same collectives.
+    The random state is restored, and so are buffers that the forward updates. Where the forward communicates, all
+    members of a group return the same, the maximum of their measurements, since they have to save the same collectives.
     """
-    recorder = _Recorder()
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,8 +172,9 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     with (
         measured_alone(module) as there,
         _random_state(args, kwargs),
+        _Buffers(module) as buffers,
         saved_tensors_hooks(pack, lambda tensor: tensor),
-        recorder,
+        _Recorder(buffers) as recorder,
     ):
         output = module(*args, **kwargs)
     given = _sizes((*_tensors((args, kwargs)), *module.parameters(), *there))
@@ -191,6 +191,40 @@ def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind)
 
 
+class _Buffers:
+    """Buffers of a module that an operator changes, or the module replaces, while this is entered: restored in the end.
+
+    A buffer is copied when it is first changed, so that those that stay the same take neither time nor memory.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [(owner, name, held) for owner in module.modules() for name, held in owner._buffers.items()]
+        self._parts = {
+            part.untyped_storage()._cdata: part
+            for _, _, held in self._held
+            if held is not None
+            for part in plain_parts(held)
+        }
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> _Buffers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with torch.no_grad():
+            for part, before in self._before:
+                part.copy_(before)
+        for owner, name, held in self._held:
+            owner._buffers[name] = held
+
+    def keep(self, storages: Iterable[int]) -> None:
+        """Copy the buffers in these storages, which are about to be changed."""
+        for storage in storages:
+            part = self._parts.pop(storage, None)
+            if part is not None:
+                self._before.append((part, part.detach().clone()))
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operator's size and cost, and which outputs cannot be saved.
 
@@ -198,8 +232,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     outputs of operators that change them: torch refuses to return a tensor that was changed after it was saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: _Buffers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._buffers = buffers
         self.count = 0
         self.until = 0
         """Recomputation stops when the last tensor is there that the backward pass needs, after so many operators."""
@@ -221,6 +256,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operator: OpOverload, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        changed = [*_changed(operator, args, kwargs)] if operator._schema.is_mutable else []
+        self._buffers.keep(changed)
         output = operator(*args, **kwargs)
         if operator in SAC_IGNORED_OPS:
             return output
@@ -233,7 +270,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = _sizes(_tensors((args, kwargs)))
         made = _sizes(_tensors(output))
         if operator._schema.is_mutable:
-            self._forget(operator, args)
+            self._forget(changed)
         elif made and not read.keys() & made.keys() and operator is not WAIT:  # a fake one returns other memory
             cost = _cost(operator, args, kwargs, output)
             self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost, random=random)
@@ -242,19 +279,25 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note_groups(operator, args, output)
         return output
 
-    def _forget(self, operator: OpOverload, args: Sequence[Any]) -> None:
+    def _forget(self, storages: Iterable[int]) -> None:
         """Exclude tensors that are changed in place later."""
-        for parameter, value in zip(operator._schema.arguments, args, strict=False):
-            if parameter.alias_info is not None and parameter.alias_info.is_write:
-                for storage in _sizes(_tensors(value)):
-                    owner = self._owner.pop(storage, None)
-                    if owner is not None:
-                        self._found.pop(owner, None)
+        for storage in storages:
+            owner = self._owner.pop(storage, None)
+            if owner is not None:
+                self._found.pop(owner, None)
 
     def _note_groups(self, operator: OpOverload, args: Sequence[Any], output: Any) -> None:
         for parameter, value in zip(operator._schema.arguments, args, strict=False):
             if parameter.name == "group_name" and isinstance(value, str):
                 self.groups[value] = next(_tensors(output)).device
+
+
+def _changed(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[int]:
+    """The storages of the arguments that an operator changes."""
+    given = dict(zip((parameter.name for parameter in operator._schema.arguments), args, strict=False)) | dict(kwargs)
+    for parameter in operator._schema.arguments:
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            yield from _sizes(_tensors(given.get(parameter.name)))
 
 
 def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> ForwardMeasurement:

@@ -257,7 +257,7 @@ class Trainer(Recipe):
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
             stage = self._meta_model() if stages else whole
             if pipeline.placeholders:
-                put_placeholders(stage, pipeline.stages, index, tokens, results=pipeline.results)
+                put_placeholders(stage, pipeline.stages, index, tokens, results=pipeline.results, dtype=pipeline.dtype)
             else:
                 keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed, first_values)

@@ -154,11 +154,27 @@ def test_program_name_must_not_shadow_a_needed_module(capsys: pytest.CaptureFixt
     Path("my_model.py").write_text(FACTORY.replace("import helper\n", ""))
     Path("mine.plan").write_text(ALONE.format(name="mine", factory="my_model"))
     before = Path("my_model.py").read_text()
-    for plan, name in (("good.plan", "random"), ("mine.plan", "types"), ("mine.plan", "my_model")):
+    taken = [("good.plan", name) for name in ("random", "torch", "legoai", "numpy", "sympy")]
+    for plan, name in (*taken, ("mine.plan", "types"), ("mine.plan", "my_model")):
         status, _, err = called(capsys, "lower", plan, "-o", f"{name}.py")
         assert status == 2 and "choose another name" in err and f"`{name}`" in err
     assert Path("my_model.py").read_text() == before and not Path("random.py").exists()
     assert called(capsys, "lower", "mine.plan", "-o", "mine.py")[0] == 0
+    Path("mine.plan").write_text(ALONE.format(name="torch", factory="my_model"))
+    assert " torch_program.py\n" in called(capsys, "lower", "mine.plan")[1], "its header suggests another name"
+
+
+def test_program_apart_from_its_factory_says_how_to_find_it(capsys: pytest.CaptureFixture[str]):
+    Path("class.py").write_text(FACTORY.replace("import helper\n", ""))
+    Path("mine.plan").write_text(ALONE.format(name="mine", factory="class"))
+    Path("there").mkdir()
+    assert "PYTHONPATH" not in called(capsys, "lower", "mine.plan", "-o", "mine.py")[2]
+    status, _, err = called(capsys, "lower", "mine.plan", "-o", "there/mine.py")
+    assert (status, f"from {Path.cwd()}: start it with this folder on PYTHONPATH\n" in err) == (0, True)
+    text = Path("there/mine.py").read_text()
+    assert "\nThe module class has to be in its folder, or on PYTHONPATH.\n" in text
+    compile(text, "mine.py", "exec")
+    assert '    return import_module("class").build(' in text
 
 
 def test_folder_stays_locked_while_a_step_is_predicted(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai import api
 from support import ROOT
 from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
 
@@ -252,8 +253,25 @@ def test_plan_lowers_to_its_golden_program(name: str, golden):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_program_is_formatted_and_passes_ruff(name: str, tmp_path: Path):
-    path = tmp_path / "program.py"
-    path.write_text(lowered(PLANS[name]).text)
+    check_format(lowered(PLANS[name]).text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ['q""";import os;os.system("x");""".plan', "a\\user.plan", "a\nimport os\n#.plan", "ä.plan"]
+)
+def test_name_of_the_plans_file_stays_in_docstring_and_comments(name: str, tmp_path: Path):
+    path = tmp_path / name
+    path.write_text(PLANS["hybrid"])
+    text = api.lower(path).text
+    first, second = text.partition("\n\n")[0], ast.get_docstring(ast.parse(text), clean=False)
+    assert name in second and first.count('"""') == 1
+    assert ast.dump(ast.parse(text).body[1]) == ast.dump(ast.parse(lowered(PLANS["hybrid"]).text).body[1])
+    check_format(text, tmp_path)
+
+
+def check_format(text: str, folder: Path) -> None:
+    path = folder / "program.py"
+    path.write_text(text)
     compile(path.read_text(), str(path), "exec")
     options = ["--isolated", "--line-length", "120", str(path)]
     rules = ["--select", "E,F,W,I,N,UP,B,C4,SIM,RET,PTH,PIE,RUF", "--config", 'lint.isort.known-first-party=["legoai"]']

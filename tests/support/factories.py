@@ -109,6 +109,35 @@ def build_unfollowed(depth: int = 2, dim: int = 16) -> nn.Module:
     return model
 
 
+def build_without_residual(depth: int = 2, dim: int = 16) -> nn.Module:
+    """A model whose blocks return what their last product gives, in its dtype."""
+    model = Decoder(depth, dim)
+    model.blocks = nn.ModuleList(
+        [nn.Sequential(nn.LayerNorm(dim), nn.GELU(), nn.Linear(dim, dim)) for _ in range(depth)]
+    )
+    return model
+
+
+def build_upcast(depth: int = 2, dim: int = 16) -> nn.Module:
+    """A model whose blocks return fp32, whatever they compute in."""
+
+    class Upcast(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).float()
+
+    model = Decoder(depth, dim)
+    model.blocks = nn.ModuleList([Upcast(dim) for _ in range(depth)])
+    return model
+
+
+def build_half_frozen(depth: int = 4, dim: int = 16) -> nn.Module:
+    """A model whose embedding and first half of the blocks are not trained."""
+    model = Decoder(depth, dim)
+    for module in (model.embeddings, *model.blocks[: depth // 2]):
+        module.requires_grad_(False)
+    return model
+
+
 def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
     return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
 

@@ -12,6 +12,7 @@ from legoai.commands import WrongUsage
 from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
+    announce,
     lacks_graph,
     lowered,
     note_profile,
@@ -19,12 +20,14 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.frontend.sources import replace_file
+from legoai.lowering.file_names import factory_module, needed_module
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
 
 if TYPE_CHECKING:
     from legoai.cost.simulated.device import Kind
     from legoai.dsl.lint import Linted
     from legoai.lowering.program import Program
+    from legoai.specs.plan import Plan
 
 _DESCRIPTION = """\
 Print the PyTorch program that a plan becomes. It is the program that `legoai run` starts: it can be read from
@@ -32,6 +35,9 @@ top to bottom, saved, and started with torchrun. The same plan gives the same pr
 
 A plan with errors is not lowered: they are printed instead, and the exit status is 1.
 """
+
+_FINDING_FACTORIES = ("slurm", "k8s")
+"""Kinds of launch whose files set PYTHONPATH."""
 
 _EXAMPLES = """\
 examples:
@@ -110,19 +116,40 @@ def run(arguments: Namespace) -> int:
         sys.stdout.write(program.text)
         return 0
     assert linted.plan is not None
-    model = linted.plan.model
-    factory = (model.target or "").partition(":")[0].partition(".")[0] if model.family == "python" else ""
-    if arguments.output.suffix == ".py" and arguments.output.stem in {*sys.stdlib_module_names, factory}:
-        whose = "the model's factory" if arguments.output.stem == factory else "Python's own module"
-        raise WrongUsage(
-            f"{arguments.output} would be imported in the place of {whose} `{arguments.output.stem}`, since torchrun "
-            "looks for modules beside a program first; choose another name"
-        )
+    _check_name(arguments.output, linted.plan)
     launch = _launch(linted, program, arguments) if arguments.launch is not None else None
     write(arguments.output, program.text)
     if launch is not None:
         write(*launch)
+    _note_factory(linted, arguments)
     return 0
+
+
+def _check_name(path: Path, plan: Plan) -> None:
+    """Refuse names that no program can have.
+
+    Raises:
+        WrongUsage: a module that the program needs would be imported from the program's own file.
+    """
+    whose = needed_module(path.stem, plan) if path.suffix == ".py" else None
+    if whose is not None:
+        raise WrongUsage(
+            f"{path} would be imported in the place of {whose} `{path.stem}`, since torchrun looks for modules beside "
+            "a program first; choose another name"
+        )
+
+
+def _note_factory(linted: Linted, arguments: Namespace) -> None:
+    """Say how the program finds the model's factory, where that is in the plan's folder and the program is not."""
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None and analysis is not None
+    top, folder, there = factory_module(plan).partition(".")[0], analysis.directory, arguments.output.parent
+    if not top or arguments.launch in _FINDING_FACTORIES or there.resolve() == folder.resolve():
+        return
+    if any((folder / name).exists() for name in (top, f"{top}.py")):
+        announce(
+            f"the program imports the model's factory from {folder.resolve()}: start it with this folder on PYTHONPATH"
+        )
 
 
 def _launch(linted: Linted, program: Program, arguments: Namespace) -> tuple[Path, str]:
@@ -133,6 +160,8 @@ def _launch(linted: Linted, program: Program, arguments: Namespace) -> tuple[Pat
     path = launch_path(arguments.launch, arguments.output)
     if path == arguments.output:
         raise WrongUsage(f"{path} is also the file of --launch {arguments.launch}: choose another name for the program")
+    if not str(path).isprintable():
+        raise WrongUsage(f"{str(path)!r} has characters that the file of --launch cannot name: choose another name")
     try:
         return path, launch_text(arguments.launch, Job.of(linted.analysis, program, arguments.output))
     except LaunchError as error:

@@ -21,7 +21,9 @@ from legoai.lowering.emit.code import (
     Writer,
     call,
     dictionary,
+    in_docstring,
     literal,
+    on_one_line,
     quoted,
     sequence,
 )
@@ -106,4 +108,13 @@ def test_literals_evaluate_to_their_values(value: object):
 
 
 def test_quoted_text_stays_on_its_line():
-    assert quoted('a"b\n\u2028') == r'"a\"b\n\u2028"'
+    assert quoted("a'b\n\u2028") == r'''"a'b\n\u2028"'''
+    assert quoted('it"s') == """'it"s'""", "as the formatter has it"
+    assert quoted("""'it"s'""") == r'''"'it\"s'"'''
+
+
+@given(st.text())
+def test_any_text_stays_in_its_docstring_and_its_comment(text: str):
+    assert eval(f'"""{in_docstring(text)}."""') == f"{text}."
+    assert in_docstring(text).isprintable() and on_one_line(text).isprintable()
+    assert eval(f"1  # {on_one_line(text)}") == 1

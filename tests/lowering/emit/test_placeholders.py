@@ -79,6 +79,39 @@ def test_unchanged_factory_model_in_stages_equals_one_process(name: str, gloo, d
     assert_close(together(results), alone, TOLERANCE)
 
 
+UNITS = "fsdp on dp_shard { blocks.* = unit(reshard = after_backward), head = unit }\n"
+OTHER_DTYPES = {
+    "narrower": ("build_without_residual", "", ""),
+    "wider": ("build_upcast", ", dp_shard = 2", UNITS),
+}
+"""Factories whose blocks return another dtype than the one between stages."""
+
+
+@pytest.mark.parametrize("name", some_slow(OTHER_DTYPES, "narrower"))
+def test_blocks_that_return_another_dtype_train_in_stages_as_one_process_does(name: str, gloo, data):
+    factory, axes, units = OTHER_DTYPES[name]
+    head = FACTORY.replace("support.factories:build", f"support.factories:{factory}")
+    [alone] = gloo(1)(train, lowered(f"{head}mesh (dp_shard = 1)\n{units}").text, data)
+    body = f"mesh (pp = 2{axes})\n{units}pipeline on pp (schedule = 1F1B)\n"
+    result = together(gloo(4 if axes else 2)(train, lowered(f"{head}{body}").text, data))
+    assert result["loss"] == pytest.approx(alone["loss"], rel=2e-3)
+    assert result["norm"] == pytest.approx(alone["norm"], rel=2e-2)
+
+
+@pytest.mark.parametrize("rules", ["", " { blocks.*.mixer.** = muon(lr = 1e-3) }"], ids=["alike", "by Muon"])
+def test_pipeline_with_a_frozen_stage_trains_and_continues(rules: str, gloo, data, tmp_path):
+    head = FACTORY.replace(":build", ":build_half_frozen").replace("depth = 5", "depth = 4")
+    head = re.sub("(optimizer .*)", rf"\g<1>{rules}", head)
+    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
+    text = lowered(f"{head}mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n{PLAIN_DOUBLE}").text
+    whole = together(gloo(2)(train, text, data))
+    assert whole["loss"] == pytest.approx(alone["loss"], rel=1e-3 if rules else TOLERANCE)
+    gloo(2)(train, text, data, out=tmp_path, steps=1)
+    rest = together(gloo(2)(train, text, data, out=tmp_path))
+    assert (rest["resumed_from"], rest["loss"]) == (1, whole["loss"][1:])
+    assert_close({**rest, "loss": whole["loss"], "norm": whole["norm"]}, whole, 0.0)
+
+
 HUGGING_FACE = {
     "llama": (LLAMA, "mesh (pp = 2)\npipeline on pp (schedule = Interleaved1F1B)\n" + PLAIN_DOUBLE),
     "llama in shards and pieces": (
@@ -118,7 +151,7 @@ def test_unchanged_hugging_face_model_in_stages_equals_one_process(name: str, gl
 
 def test_program_marks_placeholders():
     text = lowered("".join(BODIES["factory in shards"])).text
-    assert "        placeholders=True,\n" in text
+    assert "            placeholders=True,\n            dtype=torch.float64,\n" in text
     loop = "    for index in range(1, 4):\n        if is_held(model.blocks[index]):\n"
     assert f"{loop}            model.blocks[index] = checkpoint_wrapper(" in text
     assert "    if is_held(model.blocks[4]):\n" in text

@@ -103,6 +103,15 @@ def test_every_field_is_in_the_kubernetes_api(cluster: str, ranks: int):
         assert one["apiVersion"] == ("batch/v1" if kind == "Job" else "v1")
 
 
+@pytest.mark.parametrize("name", ["no", "off", "null", "y"])
+def test_names_that_yaml_reads_as_other_values_stay_texts(name: str):
+    objects = manifest(CPUS, 2, name=name)
+    for kind, one in objects.items():
+        conforms(one, kind, kind)
+    assert {one["metadata"]["name"] for one in objects.values()} == {name}
+    assert objects["Service"]["spec"]["selector"] == {"job-name": name}
+
+
 def test_manifest_has_hosts_gpus_and_processes_of_the_plan():
     objects = manifest(GPUS, 32)
     job, name = objects["Job"]["spec"], objects["Job"]["metadata"]["name"]

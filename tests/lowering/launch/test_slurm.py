@@ -21,6 +21,12 @@ batch   (global = 32, micro = 1, seq_len = 64)
 mesh    (dp_shard = {ranks})
 fsdp blocks on dp_shard
 """
+FACTORY = """from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+"""
 SRUN = """#!/bin/sh
 [ "$1" = --kill-on-bad-exit=1 ] || exit 9
 shift
@@ -56,6 +62,21 @@ def test_grace_period_covers_saving_on_shutdown():
     assert f"#SBATCH --signal=TERM@{GRACE_SECONDS}\n" in text
     assert f"\nexport TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SHUTDOWN_SECONDS}\n" in text
     assert GRACE_SECONDS > SHUTDOWN_SECONDS
+
+
+def test_script_imports_the_factory_from_the_plans_folder(here: Path):
+    folder = here / "of plans"
+    folder.mkdir()
+    (folder / "mine.py").write_text(FACTORY)
+    plan = PLAN.format(cluster="cpu(devices = 2)", ranks=2).replace('llama3("tiny")', 'python("mine:build")')
+    (folder / "small.plan").write_text(plan.replace("blocks ", ""), encoding="utf-8")
+    assert main(["lower", "of plans/small.plan", "-o", "small.py", "--launch", "slurm"]) == 0
+    exports = [line for line in Path("small.sbatch").read_text(encoding="utf-8").splitlines() if "PYTHONPATH" in line]
+    code = "import sys; print(*sys.path, sep='\\n')"
+    lines = ["set -eu", *exports, f'{sys.executable} -c "{code}"']
+    environment = {**os.environ, "PYTHONPATH": "other"}
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, check=True)
+    assert str(folder) in done.stdout.splitlines() and str(here / "other") in done.stdout.splitlines()
 
 
 @pytest.mark.slow

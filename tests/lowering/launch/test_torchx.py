@@ -74,6 +74,14 @@ def test_component_has_typed_and_documented_parameters():
     assert f"{Path('small_torchx.py')}:train" in ast.get_docstring(ast.parse(text))
 
 
+def test_command_of_the_component_quotes_its_path():
+    Path("my folder").mkdir()
+    written()
+    assert main(["lower", "small.plan", "-o", "my folder/small.py", "--launch", "torchx"]) == 0
+    text = Path("my folder/small_torchx.py").read_text(encoding="utf-8")
+    assert "-s SCHEDULER 'my folder/small_torchx.py:train' --image" in ast.get_docstring(ast.parse(text))
+
+
 def test_torchx_builds_a_job():
     pytest.importorskip("torchx", reason="torchx is not installed, and needs an old urllib3")
     (role,) = loaded(written())("--steps", "5", image="ours:1").roles

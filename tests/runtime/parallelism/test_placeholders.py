@@ -104,6 +104,17 @@ def test_stages_of_another_layout_send_contiguous_tensors_and_equal_the_model():
     assert grad.is_contiguous() and grad.shape == (5, 2, WIDTH)
 
 
+def test_stage_sends_the_declared_dtype_and_returns_gradients_in_its_own():
+    stage = made()
+    put_placeholders(stage, STAGES, 1, (2, 5), results={}, dtype=torch.float32)
+    hidden = torch.randn(2, 5, WIDTH, dtype=torch.float64, requires_grad=True)
+    output = stage(hidden)
+    assert output.dtype == torch.float32
+    output.sum().backward()
+    assert hidden.grad is not None and hidden.grad.dtype == torch.float64
+    torch.testing.assert_close(output.double(), made(1)(hidden), rtol=1e-6, atol=1e-6)
+
+
 def test_gradients_reach_every_stage():
     tokens = torch.randint(VOCABULARY, (2, 5))
     whole, stages = made(), [made(number) for number in range(3)]

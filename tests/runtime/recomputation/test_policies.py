@@ -265,6 +265,30 @@ def test_measuring_preserves_the_rng_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_measuring_leaves_buffers_as_they_are():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = block()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("mean", torch.zeros(DIM, dtype=torch.float64))
+            self.register_buffer("scale", torch.ones(DIM, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 1))
+            return self.inner(x) * self.scale
+
+    module = Counts()
+    mean = module.mean
+    measure(module, inputs())
+    assert module.calls == 0 and module.mean is mean
+    assert module.scale._version == 0, "a buffer that stays the same is not copied"
+    kept = checkpoint_wrapper(Counts(), checkpoint_fn=RecomputeWithin(2**30, by="knapsack"))
+    kept(inputs())
+    assert kept.calls == 1
+
+
 @pytest.mark.slow
 def test_measuring_leaks_no_memory():
     module, x = block(), inputs()
