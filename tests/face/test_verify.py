@@ -346,6 +346,25 @@ def test_factory_model_is_verified_unshrunk_or_refused(capsys: pytest.CaptureFix
     assert "only its author can make it smaller" in err
 
 
+def test_initial_values_that_a_constructor_gives_are_those_of_the_training(capsys: pytest.CaptureFixture[str]):
+    own = """        self.register_buffer("places", torch.arange(64))
+        self.register_buffer("ones", torch.empty(dim))
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def reset_parameters(self):
+        raise AssertionError
+
+"""
+    left_empty = "\n    def init_buffers(self):\n        self.places.copy_(torch.arange(64)); self.ones.fill_(1.0)\n"
+    text = FACTORY.replace(
+        "        self.head = nn.Linear(dim, 256)\n", f"        self.head = nn.Linear(dim, 256)\n{own}"
+    )
+    Path("my_model.py").write_text(text.replace("\n\ndef build", f"{left_empty}\n\ndef build"), encoding="utf-8")
+    status, out, _ = verified(capsys, FACTORY_PLAN, "--steps", "1")
+    assert status == 0, out
+    assert re.search(r"first values +16 alike", out), "without the buffer that the constructor leaves empty"
+
+
 @pytest.mark.parametrize(
     ("config", "plan"),
     [pytest.param(LLAMA, LLAMA_PLAN, id="llama", marks=pytest.mark.slow), pytest.param(GPT2, GPT2_PLAN, id="gpt2")],
