@@ -18,6 +18,7 @@ from legoai.dsl.analysis.optimizer import closest_rules, muon_constants, own_con
 from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
 from legoai.dsl.frontend.paths import Paths
 from legoai.lowering.verify.compare import InitialDifference, unlike
+from legoai.lowering.verify.rates import steps_of_schedule
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.data.samples import open_data
 from legoai.runtime.device import Device
@@ -61,7 +62,8 @@ def train(
         `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the `gradients`
         of the first step, these `clipped`, and the full parameters after the first step (`updated`) and after the last
         (`trained`), by name; a tied parameter under each of its names. Also the learning `rates` of each parameter in
-        the steps, by name, and the `names` of each parameter in the model's order.
+        the steps, by name, those of the whole `schedule` (see `wrong_rates`), and the `names` of each parameter in the
+        model's order.
     """
     model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
     cast_parameters(model, DTYPES[plan.precision.master])
@@ -121,6 +123,12 @@ def train(
             found["updated"] = {name: _copied(p) for name, p in _named(model)}
     found["trained"] = {name: _copied(p) for name, p in _named(model)}
     found["names"] = list(names.values())
+    compared = steps_of_schedule(plan.schedule, steps)
+    found["schedule"] = {
+        "steps": compared,
+        "factors": [_factor(plan, step) for step in compared],
+        "base": {name: rate for own, rate in zip(of_group, base, strict=True) for name in own},
+    }
     return found
 
 

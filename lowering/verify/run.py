@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import (
@@ -33,6 +33,9 @@ from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from legoai.lowering.verify.rates import RateDifference
 
 ONE_DEVICE: Final = "one device"
 SYNTHETIC: Final = "synthetic"
@@ -70,6 +73,8 @@ class Verdict:
         compared_beginnings: number of parameters and buffers whose initial values were compared with those of the
             model's own constructor; 0 for a built-in model, which has no other.
         unlike: descriptions of those that differ.
+        compared_rates: number of steps of the whole schedule in which learning rates were compared.
+        wrong_rates: a difference for each step that has one.
         samples: samples of all steps.
         wrong_samples: descriptions of those that ranks did not read as they should.
         reductions: number of reductions of gradients of all ranks by dtype; empty where they were not counted.
@@ -83,6 +88,8 @@ class Verdict:
     differences: tuple[Difference, ...]
     compared_beginnings: int = 0
     unlike: tuple[InitialDifference, ...] = ()
+    compared_rates: int = 0
+    wrong_rates: tuple[RateDifference, ...] = ()
     samples: int = 0
     wrong_samples: tuple[str, ...] = ()
     reductions: Mapping[str, int] = field(default_factory=dict)
@@ -124,7 +131,7 @@ class Verdict:
     def equal(self) -> bool:
         """Whether no difference exceeds its tolerance."""
         wrong = self.wrong_losses or self.wrong_norms or self.unlike or self.wrong_samples or self.wrong_reductions
-        return self.first is None and not wrong
+        return self.first is None and not wrong and not self.wrong_rates
 
 
 def run(
@@ -179,6 +186,7 @@ def run(
 
 def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
     from legoai.lowering.verify.one_device import DTYPES
+    from legoai.lowering.verify.rates import merged
 
     held = worst(rank["differences"] for rank in ranks)
     steps = len(reference["losses"])
@@ -197,6 +205,8 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         differences=tuple(ordered),
         compared_beginnings=reference["compared_beginnings"],
         unlike=tuple(reference["unlike"]),
+        compared_rates=reference["compared_rates"],
+        wrong_rates=merged(rank["wrong_rates"] for rank in ranks),
         samples=sum(len(batch) for batch in reference["samples"]),
         wrong_samples=tuple(wrong_samples([rank["samples"] for rank in ranks], reference["samples"])),
         reductions=sum((Counter(rank["reductions"]) for rank in ranks), Counter()),
@@ -233,10 +243,16 @@ class _OneDevice:
         if self.plan.model.family in FOREIGN:
             found["compared_beginnings"], found["unlike"] = compare_initial_values(self.plan, build, seed=SEED)
         file = self.folder / "reference.pt"
-        torch.save({name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates")}, file)
+        torch.save(
+            {name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates", "schedule")}, file
+        )
         tell("done")
         plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike")
-        return {"file": str(file), **{name: found[name] for name in plain}}
+        return {
+            "file": str(file),
+            "compared_rates": len(found["schedule"]["steps"]),
+            **{name: found[name] for name in plain},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +274,7 @@ class _Rank:
         import torch
 
         from legoai.lowering.verify.one_device import without_dropout
+        from legoai.lowering.verify.rates import wrong_rates
         from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.launching.options import RunOptions
 
@@ -291,10 +308,12 @@ class _Rank:
                 "trained": trained,
             }
             found = differences(own, reference)
+            rates = wrong_rates(history.training, seen.rates, reference["schedule"])
         return {
             "losses": [record.loss for record in history.steps],
             "norms": [record.grad_norm for record in history.steps],
             "differences": found,
+            "wrong_rates": rates,
             "samples": seen.samples,
             "reductions": dict(reductions.dtypes) if reductions is not None else {},
         }

@@ -256,6 +256,24 @@ def test_edited_program_of_a_small_plan_is_verified(capsys: pytest.CaptureFixtur
     assert "the plan as it is" in out
 
 
+@pytest.mark.parametrize(
+    "mistake", [("cosine", "linear"), ("steps=40", "steps=4"), ("training.scheduler.step()", "pass")]
+)
+def test_another_schedule_is_found_beyond_the_trained_steps(
+    mistake: tuple[str, str], capsys: pytest.CaptureFixture[str]
+):
+    small = SHARDED.replace("seq_len = 64", "seq_len = 16").replace("global = 16, micro = 4", "global = 4, micro = 2")
+    small += "schedule cosine(steps = 40, warmup = 4)\n"
+    Path("a.plan").write_text(small, encoding="utf-8")
+    assert main(["lower", "a.plan", "-o", "whole.py"]) == 0
+    program = Path("whole.py").read_text(encoding="utf-8")
+    Path("whole.py").write_text(program.replace(*mistake), encoding="utf-8")
+    status, out, _ = verified(capsys, small, "--program", "whole.py")
+    assert status == 1
+    assert re.search(r"learning rate +\d+ of 81 differ ", out), out
+    assert re.search(r"updates +\d+ equal", out), "in the plan's dtypes, which hide a wrong rate of a trained step too"
+
+
 def test_gradient_reduction_in_another_dtype_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
