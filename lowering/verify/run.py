@@ -79,6 +79,7 @@ class Verdict:
         wrong_samples: descriptions of those that ranks did not read as they should.
         reductions: number of reductions of gradients of all ranks by dtype; empty where they were not counted.
         reduce_dtype: of the plan.
+        draws: whether forward draws random numbers although dropout is disabled.
         clipped: whether clipping changed the gradient in every step; None where the plan does not clip.
     """
 
@@ -94,6 +95,7 @@ class Verdict:
     wrong_samples: tuple[str, ...] = ()
     reductions: Mapping[str, int] = field(default_factory=dict)
     reduce_dtype: str = ""
+    draws: bool = False
     clipped: bool | None = None
 
     @property
@@ -139,6 +141,7 @@ def run(
     plan: Plan,
     *,
     reads: Reads | None = None,
+    drawing: tuple[str, ...] = (),
     directory: Path,
     steps: int = 2,
     watch: Watch = lambda told: None,
@@ -151,6 +154,7 @@ def run(
         program: of ``plan``.
         plan: small enough for this machine; see :mod:`legoai.lowering.shrink`.
         reads: the inputs of the plan's model; tokens by default.
+        drawing: paths of its modules whose own forward draws random numbers.
         directory: the plan's; a model factory is searched there first.
         steps: optimizer steps.
         watch: called with the activity of each process, by its name.
@@ -170,10 +174,12 @@ def run(
         looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
         traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
         ranks = {
-            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory, looks, traced, clips)
+            f"rank {rank}": _Rank(
+                rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing
+            )
             for rank in range(world)
         }
-        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory), **ranks}
+        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory, drawing), **ranks}
         try:
             with Processes(jobs, folder, silence=STUCK_SECONDS, watch=watch) as processes:
                 [reference] = processes.results([ONE_DEVICE])
@@ -211,6 +217,7 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         wrong_samples=tuple(wrong_samples([rank["samples"] for rank in ranks], reference["samples"])),
         reductions=sum((Counter(rank["reductions"]) for rank in ranks), Counter()),
         reduce_dtype=str(DTYPES[plan.precision.reduce]).removeprefix("torch."),
+        draws=reference["draws"],
         clipped=None if plan.clip is None else min(reference["norms"]) > plan.clip.norm,
     )
 
@@ -229,6 +236,7 @@ class _OneDevice:
     folder: Path
     steps: int
     directory: Path
+    drawing: tuple[str, ...]
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
@@ -238,7 +246,8 @@ class _OneDevice:
 
         _settle(self.folder, self.directory)
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
-        found = train(self.plan, build, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
+        undropped = functools.partial(_undropped, build, self.drawing)
+        found = train(self.plan, undropped, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
         found["compared_beginnings"], found["unlike"] = 0, []
         if self.plan.model.family in FOREIGN:
             found["compared_beginnings"], found["unlike"] = compare_initial_values(self.plan, build, seed=SEED)
@@ -247,12 +256,18 @@ class _OneDevice:
             {name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates", "schedule")}, file
         )
         tell("done")
-        plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike")
+        plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike", "draws")
         return {
             "file": str(file),
             "compared_rates": len(found["schedule"]["steps"]),
             **{name: found[name] for name in plain},
         }
+
+
+def _undropped(build_model: Callable[[], Any], drawing: tuple[str, ...]) -> Any:
+    from legoai.lowering.verify.dropout import without_dropout
+
+    return without_dropout(build_model(), drawing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +284,11 @@ class _Rank:
     looks_at_reductions: bool
     traced: bool
     clips: bool
+    drawing: tuple[str, ...]
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
 
-        from legoai.lowering.verify.one_device import without_dropout
         from legoai.lowering.verify.rates import wrong_rates
         from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.launching.options import RunOptions
@@ -284,8 +299,8 @@ class _Rank:
             namespace: dict[str, Any] = {"__name__": "program"}
             exec(compile(self.text, "program.py", "exec"), namespace)
             trainer = namespace["trainer"]()
-            build = trainer.build_model
-            trainer = replace(trainer, build_model=lambda: without_dropout(build()), seed=SEED)
+            build = functools.partial(_undropped, trainer.build_model, self.drawing)
+            trainer = replace(trainer, build_model=build, seed=SEED)
             seen = Watch(tell, self.steps, clips=self.clips)
             reductions = Reductions(traced=self.traced) if self.looks_at_reductions else None
             options = RunOptions(

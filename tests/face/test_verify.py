@@ -122,6 +122,7 @@ fsdp on dp_shard { transformer.h.* = unit }
 """
 FACTORY = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -131,7 +132,7 @@ class Mixer(nn.Module):
         self.up, self.drop, self.down = nn.Linear(dim, 2 * dim), nn.Dropout(0.5), nn.Linear(2 * dim, dim)
 
     def forward(self, x):
-        return x + self.drop(self.down(self.up(x).relu()))
+        return x + self.drop(self.down(F.dropout(self.up(x).relu(), 0.5, self.training)))
 
 
 class Net(nn.Module):
@@ -355,13 +356,20 @@ def test_options_out_of_range_are_wrong_usage(options: tuple[str, str], capsys: 
 
 def test_factory_model_is_verified_unshrunk_or_refused(capsys: pytest.CaptureFixture[str]):
     Path("my_model.py").write_text(FACTORY)
-    status, out, _ = verified(capsys, FACTORY_PLAN)
+    status, out, _ = verified(capsys, f"{FACTORY_PLAN}checkpoint {{ blocks.0 = full }}")
     assert status == 0, out
     assert "model: python(" in out
     assert re.search(r"first values +15 alike", out)
     status, _, err = verified(capsys, FACTORY_PLAN, "--set", "dim=4096")
     assert status == 2
     assert "only its author can make it smaller" in err
+
+
+def test_random_numbers_other_than_dropout_are_named(capsys: pytest.CaptureFixture[str]):
+    Path("my_model.py").write_text(FACTORY.replace("self.up(x).relu()", "self.up(x) * torch.rand_like(x[..., :1])"))
+    status, out, _ = verified(capsys, FACTORY_PLAN, "--steps", "1")
+    assert status == 1
+    assert "random         drawn in forward  not by dropout: one device draws others than the ranks" in out
 
 
 def test_initial_values_that_a_constructor_gives_are_those_of_the_training(capsys: pytest.CaptureFixture[str]):

@@ -152,6 +152,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
                 prepared.program,
                 small.plan,
                 reads=prepared.reads,
+                drawing=prepared.drawing,
                 directory=linted.analysis.directory,
                 steps=arguments.steps,
                 watch=progress,
@@ -241,6 +242,8 @@ def _facts(verdict: Verdict) -> Iterator[str]:
         others = ", ".join(f"{number} in {dtype}" for dtype, number in wrong_dtypes.items())
         found = f"{others} of {count}" if others else f"{count} as planned"
         yield f"  {'reductions':<13}  {found:<16}  of gradients, in {verdict.reduce_dtype}"
+    if verdict.draws:
+        yield f"  {'random':<13}  {'drawn in forward':<16}  not by dropout: one device draws others than the ranks"
     if verdict.clipped is not None:
         yield f"  {'clipping':<13}  {'acted' if verdict.clipped else 'did not act: the gradient is shorter'}"
 
