@@ -18,6 +18,7 @@ from legoai.dsl.analysis.optimizer import closest_rules, muon_constants, own_con
 from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
 from legoai.dsl.frontend.paths import Paths
 from legoai.lowering.verify.compare import InitialDifference, unlike
+from legoai.lowering.verify.rates import steps_of_schedule
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.data.samples import open_data
 from legoai.runtime.device import Device
@@ -25,6 +26,7 @@ from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.specs.directives.optimizer import Muon
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.first_values import construct
+from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.reads import ImagesWithTexts, Reads
 from legoai.specs.plan import Plan
 
@@ -50,7 +52,7 @@ def train(
 
     Args:
         plan: the plan.
-        build_model: constructs its model.
+        build_model: constructs its model, which drops nothing.
         reads: the model's inputs.
         data: the file of a text, or the name of other data.
         steps: number of steps.
@@ -61,9 +63,10 @@ def train(
         `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the `gradients`
         of the first step, these `clipped`, and the full parameters after the first step (`updated`) and after the last
         (`trained`), by name; a tied parameter under each of its names. Also the learning `rates` of each parameter in
-        the steps, by name, and the `names` of each parameter in the model's order.
+        the steps, by name, those of the whole `schedule` (see `wrong_rates`), whether forward `draws` random numbers,
+        and the `names` of each parameter in the model's order.
     """
-    model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
+    model, first_values = construct(build_model, seed=seed)
     cast_parameters(model, DTYPES[plan.precision.master])
     materialize(model, device=Device(type="cpu"), seed=seed, first_values=first_values)
     optimizers = _optimizers(plan, model)
@@ -80,7 +83,8 @@ def train(
     stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
         validation=False, micro_batch=piece, rank=0, degree=1, seed=seed
     )
-    found: dict[str, Any] = {"losses": [], "norms": [], "rates": {}, "samples": []}
+    found: dict[str, Any] = {"losses": [], "norms": [], "rates": {}, "samples": [], "draws": False}
+    drawn = RandomOperators(lambda: found.update(draws=True))
     for step in range(steps):
         tell(f"step {step + 1}/{steps}")
         total = 0.0
@@ -89,7 +93,8 @@ def train(
         for _ in range(pieces):
             batch = stream.next()
             found["samples"][-1] += sample_digests(batch)
-            given = model(*batch.inputs)
+            with drawn:
+                given = model(*batch.inputs)
             exact = given if given.dtype == torch.float64 else given.float()
             loss = F.cross_entropy(exact.flatten(0, -2), batch.targets.flatten())
             if isinstance(reads, ImagesWithTexts):
@@ -121,6 +126,12 @@ def train(
             found["updated"] = {name: _copied(p) for name, p in _named(model)}
     found["trained"] = {name: _copied(p) for name, p in _named(model)}
     found["names"] = list(names.values())
+    compared = steps_of_schedule(plan.schedule, steps)
+    found["schedule"] = {
+        "steps": compared,
+        "factors": [_factor(plan, step) for step in compared],
+        "base": {name: rate for own, rate in zip(of_group, base, strict=True) for name in own},
+    }
     return found
 
 
@@ -137,32 +148,28 @@ def compare_initial_values(
     Returns:
         The number of parameters and buffers that were compared, and those that differ.
     """
-    with torch.device("meta"):
-        drawn = build_model()
+    drawn, first_values = construct(build_model, seed=seed)
+    by_model = hasattr(type(drawn), "initialise_module")
+    # A tensor that the constructor leaves empty has no value there with which to compare.
+    compared = {name for name, tensor in _tensors(drawn).items() if by_model or first_values.holds(name, tensor.shape)}
     cast_parameters(drawn, DTYPES[plan.precision.master])
-    materialize(drawn, device=Device(type="cpu"), seed=seed)
+    materialize(drawn, device=Device(type="cpu"), seed=seed, first_values=first_values)
     built = []
     for number in (1, 2):
         torch.manual_seed(number)
         built.append(_tensors(build_model()))
     found = []
     for name, tensor in _tensors(drawn).items():
+        if name not in compared:
+            continue
         what = unlike(tensor, [own[name] for own in built if name in own])
         if what is not None:
             found.append(InitialDifference(name=name, what=what))
-    return len(built[0]), found
+    return len(compared), found
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """Disable dropout: no mesh drops the same elements as one device."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
-            module.p = 0.0
-    return model
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -13,7 +13,7 @@ from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import LoweringError, Program, check_decided, lower, unavailable
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.reads import Reads
 
 
@@ -38,6 +38,8 @@ class Prepared:
     program: Program
     reads: Reads | None
     """The model's inputs."""
+    drawing: tuple[str, ...]
+    """Paths of the model's modules whose own forward draws random numbers."""
 
 
 def prepare(
@@ -95,7 +97,7 @@ def prepare(
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))
-    return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads)
+    return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads, drawing=_drawing(manifest))
 
 
 LARGEST_WHOLE_MODEL = 50_000_000
@@ -137,7 +139,13 @@ def with_program(prepared: Prepared, file: Path, linted: Linted, *, ranks: int =
             "plan with --save-program, and edit it"
         )
     whole = Shrunken(plan=plan, changes=("the plan as it is",), blocks=None)
-    return Prepared(shrunken=whole, program=replace(lower(analysis), text=text), reads=analysis.manifest.reads)
+    program = replace(lower(analysis), text=text)
+    manifest = analysis.manifest
+    return Prepared(shrunken=whole, program=program, reads=manifest.reads, drawing=_drawing(manifest))
+
+
+def _drawing(manifest: Manifest) -> tuple[str, ...]:
+    return tuple(path for path, module in manifest.modules.items() if module.random)
 
 
 def _digest_of(text: str) -> str:

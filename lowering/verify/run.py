@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import (
@@ -33,6 +33,9 @@ from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from legoai.lowering.verify.rates import RateDifference
 
 ONE_DEVICE: Final = "one device"
 SYNTHETIC: Final = "synthetic"
@@ -70,10 +73,13 @@ class Verdict:
         compared_beginnings: number of parameters and buffers whose initial values were compared with those of the
             model's own constructor; 0 for a built-in model, which has no other.
         unlike: descriptions of those that differ.
+        compared_rates: number of steps of the whole schedule in which learning rates were compared.
+        wrong_rates: a difference for each step that has one.
         samples: samples of all steps.
         wrong_samples: descriptions of those that ranks did not read as they should.
         reductions: number of reductions of gradients of all ranks by dtype; empty where they were not counted.
         reduce_dtype: of the plan.
+        draws: whether forward draws random numbers although dropout is disabled.
         clipped: whether clipping changed the gradient in every step; None where the plan does not clip.
     """
 
@@ -83,10 +89,13 @@ class Verdict:
     differences: tuple[Difference, ...]
     compared_beginnings: int = 0
     unlike: tuple[InitialDifference, ...] = ()
+    compared_rates: int = 0
+    wrong_rates: tuple[RateDifference, ...] = ()
     samples: int = 0
     wrong_samples: tuple[str, ...] = ()
     reductions: Mapping[str, int] = field(default_factory=dict)
     reduce_dtype: str = ""
+    draws: bool = False
     clipped: bool | None = None
 
     @property
@@ -124,7 +133,7 @@ class Verdict:
     def equal(self) -> bool:
         """Whether no difference exceeds its tolerance."""
         wrong = self.wrong_losses or self.wrong_norms or self.unlike or self.wrong_samples or self.wrong_reductions
-        return self.first is None and not wrong
+        return self.first is None and not wrong and not self.wrong_rates
 
 
 def run(
@@ -132,6 +141,7 @@ def run(
     plan: Plan,
     *,
     reads: Reads | None = None,
+    drawing: tuple[str, ...] = (),
     directory: Path,
     steps: int = 2,
     watch: Watch = lambda told: None,
@@ -144,6 +154,7 @@ def run(
         program: of ``plan``.
         plan: small enough for this machine; see :mod:`legoai.lowering.shrink`.
         reads: the inputs of the plan's model; tokens by default.
+        drawing: paths of its modules whose own forward draws random numbers.
         directory: the plan's; a model factory is searched there first.
         steps: optimizer steps.
         watch: called with the activity of each process, by its name.
@@ -163,10 +174,12 @@ def run(
         looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
         traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
         ranks = {
-            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory, looks, traced, clips)
+            f"rank {rank}": _Rank(
+                rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing
+            )
             for rank in range(world)
         }
-        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory), **ranks}
+        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory, drawing), **ranks}
         try:
             with Processes(jobs, folder, silence=STUCK_SECONDS, watch=watch) as processes:
                 [reference] = processes.results([ONE_DEVICE])
@@ -179,6 +192,7 @@ def run(
 
 def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
     from legoai.lowering.verify.one_device import DTYPES
+    from legoai.lowering.verify.rates import merged
 
     held = worst(rank["differences"] for rank in ranks)
     steps = len(reference["losses"])
@@ -197,10 +211,13 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         differences=tuple(ordered),
         compared_beginnings=reference["compared_beginnings"],
         unlike=tuple(reference["unlike"]),
+        compared_rates=reference["compared_rates"],
+        wrong_rates=merged(rank["wrong_rates"] for rank in ranks),
         samples=sum(len(batch) for batch in reference["samples"]),
         wrong_samples=tuple(wrong_samples([rank["samples"] for rank in ranks], reference["samples"])),
         reductions=sum((Counter(rank["reductions"]) for rank in ranks), Counter()),
         reduce_dtype=str(DTYPES[plan.precision.reduce]).removeprefix("torch."),
+        draws=reference["draws"],
         clipped=None if plan.clip is None else min(reference["norms"]) > plan.clip.norm,
     )
 
@@ -219,6 +236,7 @@ class _OneDevice:
     folder: Path
     steps: int
     directory: Path
+    drawing: tuple[str, ...]
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
@@ -228,15 +246,28 @@ class _OneDevice:
 
         _settle(self.folder, self.directory)
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
-        found = train(self.plan, build, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
+        undropped = functools.partial(_undropped, build, self.drawing)
+        found = train(self.plan, undropped, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
         found["compared_beginnings"], found["unlike"] = 0, []
         if self.plan.model.family in FOREIGN:
             found["compared_beginnings"], found["unlike"] = compare_initial_values(self.plan, build, seed=SEED)
         file = self.folder / "reference.pt"
-        torch.save({name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates")}, file)
+        torch.save(
+            {name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates", "schedule")}, file
+        )
         tell("done")
-        plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike")
-        return {"file": str(file), **{name: found[name] for name in plain}}
+        plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike", "draws")
+        return {
+            "file": str(file),
+            "compared_rates": len(found["schedule"]["steps"]),
+            **{name: found[name] for name in plain},
+        }
+
+
+def _undropped(build_model: Callable[[], Any], drawing: tuple[str, ...]) -> Any:
+    from legoai.lowering.verify.dropout import without_dropout
+
+    return without_dropout(build_model(), drawing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +284,12 @@ class _Rank:
     looks_at_reductions: bool
     traced: bool
     clips: bool
+    drawing: tuple[str, ...]
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
 
-        from legoai.lowering.verify.one_device import without_dropout
+        from legoai.lowering.verify.rates import wrong_rates
         from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.launching.options import RunOptions
 
@@ -267,8 +299,8 @@ class _Rank:
             namespace: dict[str, Any] = {"__name__": "program"}
             exec(compile(self.text, "program.py", "exec"), namespace)
             trainer = namespace["trainer"]()
-            build = trainer.build_model
-            trainer = replace(trainer, build_model=lambda: without_dropout(build()), seed=SEED)
+            build = functools.partial(_undropped, trainer.build_model, self.drawing)
+            trainer = replace(trainer, build_model=build, seed=SEED)
             seen = Watch(tell, self.steps, clips=self.clips)
             reductions = Reductions(traced=self.traced) if self.looks_at_reductions else None
             options = RunOptions(
@@ -291,10 +323,12 @@ class _Rank:
                 "trained": trained,
             }
             found = differences(own, reference)
+            rates = wrong_rates(history.training, seen.rates, reference["schedule"])
         return {
             "losses": [record.loss for record in history.steps],
             "norms": [record.grad_norm for record in history.steps],
             "differences": found,
+            "wrong_rates": rates,
             "samples": seen.samples,
             "reductions": dict(reductions.dtypes) if reductions is not None else {},
         }

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from legoai.lowering.verify.rates import current_rates
 from legoai.runtime.data.sequences import MicroBatch
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
@@ -67,6 +68,7 @@ class Watch:
         gradients: of the first step.
         clipped: the same as the optimizer receives them, where the plan clips.
         updated: the parameters after the first step.
+        rates: for each step, the learning rate of each group of parameters.
         samples: for each step, the digests of the samples that were read.
     """
 
@@ -78,6 +80,7 @@ class Watch:
         self.gradients: dict[str, Any] = {}
         self.clipped: dict[str, Any] = {}
         self.updated: dict[str, Any] = {}
+        self.rates: list[list[float]] = []
         self.samples: list[list[str]] = [[]]
 
     def prepared(self, training: Training) -> None:
@@ -94,6 +97,7 @@ class Watch:
         """Observe the gradients of the first step, and later the updated parameters."""
         self._step += 1
         self.samples.append([])
+        self.rates.append(current_rates(training))
         self._tell(f"step {self._step}/{self._steps}")
         if self._step == 1:
             self.gradients = self._gradients(training)

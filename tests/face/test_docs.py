@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cli import main as legoai
 from legoai.commands import COMMANDS, parser_of
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.lint import lint
@@ -115,3 +116,16 @@ def test_suppression_example_of_the_introduction_works():
 
     assert code in codes(line.partition("#")[0])
     assert not codes(line) & {code, "LP903", "LP905"}
+
+
+def test_example_of_a_factory_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    text = (DOCS / "factories.md").read_text(encoding="utf-8")
+    for name in ("nano.py", "nano.plan"):
+        [code] = re.findall(rf"^`{name}`[^\n]*:\n\n```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert legoai(["lint", "nano.plan"]) == 0
+    assert legoai(["verify", "nano.plan"]) == 0, capsys.readouterr().out
+    assert re.search(r"first values +53 alike", capsys.readouterr().out)

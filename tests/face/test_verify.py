@@ -122,6 +122,7 @@ fsdp on dp_shard { transformer.h.* = unit }
 """
 FACTORY = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -131,7 +132,7 @@ class Mixer(nn.Module):
         self.up, self.drop, self.down = nn.Linear(dim, 2 * dim), nn.Dropout(0.5), nn.Linear(2 * dim, dim)
 
     def forward(self, x):
-        return x + self.drop(self.down(self.up(x).relu()))
+        return x + self.drop(self.down(F.dropout(self.up(x).relu(), 0.5, self.training)))
 
 
 class Net(nn.Module):
@@ -256,6 +257,24 @@ def test_edited_program_of_a_small_plan_is_verified(capsys: pytest.CaptureFixtur
     assert "the plan as it is" in out
 
 
+@pytest.mark.parametrize(
+    "mistake", [("cosine", "linear"), ("steps=40", "steps=4"), ("training.scheduler.step()", "pass")]
+)
+def test_another_schedule_is_found_beyond_the_trained_steps(
+    mistake: tuple[str, str], capsys: pytest.CaptureFixture[str]
+):
+    small = SHARDED.replace("seq_len = 64", "seq_len = 16").replace("global = 16, micro = 4", "global = 4, micro = 2")
+    small += "schedule cosine(steps = 40, warmup = 4)\n"
+    Path("a.plan").write_text(small, encoding="utf-8")
+    assert main(["lower", "a.plan", "-o", "whole.py"]) == 0
+    program = Path("whole.py").read_text(encoding="utf-8")
+    Path("whole.py").write_text(program.replace(*mistake), encoding="utf-8")
+    status, out, _ = verified(capsys, small, "--program", "whole.py")
+    assert status == 1
+    assert re.search(r"learning rate +\d+ of 81 differ ", out), out
+    assert re.search(r"updates +\d+ equal", out), "in the plan's dtypes, which hide a wrong rate of a trained step too"
+
+
 def test_gradient_reduction_in_another_dtype_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -337,13 +356,39 @@ def test_options_out_of_range_are_wrong_usage(options: tuple[str, str], capsys: 
 
 def test_factory_model_is_verified_unshrunk_or_refused(capsys: pytest.CaptureFixture[str]):
     Path("my_model.py").write_text(FACTORY)
-    status, out, _ = verified(capsys, FACTORY_PLAN)
+    status, out, _ = verified(capsys, f"{FACTORY_PLAN}checkpoint {{ blocks.0 = full }}")
     assert status == 0, out
     assert "model: python(" in out
     assert re.search(r"first values +15 alike", out)
     status, _, err = verified(capsys, FACTORY_PLAN, "--set", "dim=4096")
     assert status == 2
     assert "only its author can make it smaller" in err
+
+
+def test_random_numbers_other_than_dropout_are_named(capsys: pytest.CaptureFixture[str]):
+    Path("my_model.py").write_text(FACTORY.replace("self.up(x).relu()", "self.up(x) * torch.rand_like(x[..., :1])"))
+    status, out, _ = verified(capsys, FACTORY_PLAN, "--steps", "1")
+    assert status == 1
+    assert "random         drawn in forward  not by dropout: one device draws others than the ranks" in out
+
+
+def test_initial_values_that_a_constructor_gives_are_those_of_the_training(capsys: pytest.CaptureFixture[str]):
+    own = """        self.register_buffer("places", torch.arange(64))
+        self.register_buffer("ones", torch.empty(dim))
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def reset_parameters(self):
+        raise AssertionError
+
+"""
+    left_empty = "\n    def init_buffers(self):\n        self.places.copy_(torch.arange(64)); self.ones.fill_(1.0)\n"
+    text = FACTORY.replace(
+        "        self.head = nn.Linear(dim, 256)\n", f"        self.head = nn.Linear(dim, 256)\n{own}"
+    )
+    Path("my_model.py").write_text(text.replace("\n\ndef build", f"{left_empty}\n\ndef build"), encoding="utf-8")
+    status, out, _ = verified(capsys, FACTORY_PLAN, "--steps", "1")
+    assert status == 0, out
+    assert re.search(r"first values +16 alike", out), "without the buffer that the constructor leaves empty"
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ _SHOWN = 8
 _DESCRIPTION = """\
 Run a shrunken copy of a plan on a few processes of this machine, and the same training on one device without a
 plan, and compare: the loss and the norm of the gradient in every step, every gradient of the first step before
-and after clipping, every parameter after the first step and after the last, the samples that the ranks read, the
-dtype in which gradients are reduced, and for a Python model its initial weights. Model, mesh and batch shrink,
-with the ratios that the plan relies on preserved; the changes are printed. Everything runs on the CPU.
+and after clipping, every parameter after the first step and after the last, the learning rates of the whole
+schedule, the samples that the ranks read, the dtype in which gradients are reduced, and for a Python model its
+initial weights. Model, mesh and batch shrink, with the ratios that the plan relies on preserved; the changes are
+printed. Everything runs on the CPU.
 The exit status is 0 if nothing differs by more than rounding, 1 if something does, if the program fails, or if
 the plan has errors, and 2 if the plan cannot be verified here.
 """
@@ -151,6 +152,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
                 prepared.program,
                 small.plan,
                 reads=prepared.reads,
+                drawing=prepared.drawing,
                 directory=linted.analysis.directory,
                 steps=arguments.steps,
                 watch=progress,
@@ -216,6 +218,12 @@ def _table(verdict: Verdict) -> Iterator[str]:
 
 def _facts(verdict: Verdict) -> Iterator[str]:
     """What is right or wrong, and not near."""
+    if verdict.compared_rates:
+        wrong = len(verdict.wrong_rates)
+        found = f"{wrong} of {verdict.compared_rates} differ" if wrong else f"{verdict.compared_rates} equal"
+        yield f"  {'learning rate':<13}  {found:<16}  in steps of the whole schedule"
+        for item in verdict.wrong_rates[:1]:
+            yield f"    first in step {item.step}: {item.own:.6g}, and {item.wanted:.6g} by the plan, of {item.name}"
     wrong = len(verdict.wrong_samples)
     yield f"  {'samples':<13}  {f'{verdict.samples} read by their ranks' if not wrong else 'not those of the batch'}"
     for text in verdict.wrong_samples[:_SHOWN]:
@@ -227,13 +235,15 @@ def _facts(verdict: Verdict) -> Iterator[str]:
             else (f"{verdict.compared_beginnings} alike")
         )
         yield f"  {'first values':<13}  {found:<16}  those of the model's own constructor"
-        for item in verdict.unlike[:_SHOWN]:
-            yield f"    {item.name}: {item.what}"
+        for tensor in verdict.unlike[:_SHOWN]:
+            yield f"    {tensor.name}: {tensor.what}"
     if verdict.reductions:
         count, wrong_dtypes = sum(verdict.reductions.values()), verdict.wrong_reductions
         others = ", ".join(f"{number} in {dtype}" for dtype, number in wrong_dtypes.items())
         found = f"{others} of {count}" if others else f"{count} as planned"
         yield f"  {'reductions':<13}  {found:<16}  of gradients, in {verdict.reduce_dtype}"
+    if verdict.draws:
+        yield f"  {'random':<13}  {'drawn in forward':<16}  not by dropout: one device draws others than the ranks"
     if verdict.clipped is not None:
         yield f"  {'clipping':<13}  {'acted' if verdict.clipped else 'did not act: the gradient is shorter'}"
 
