@@ -179,7 +179,15 @@ class EmptyVariant(Rule):
 
 
 def _same_plan(left: Plan, right: Plan) -> bool:
-    return bool(replace(left, variant=None).canonical() == replace(right, variant=None).canonical())
+    """Whether two plans run the same, under the same requirements and objective."""
+    return _content(left) == _content(right)
+
+
+def _content(plan: Plan) -> tuple[object, ...]:
+    # What is wanted of a plan is no part of its canonical form, since it changes nothing that is run.
+    required = sorted((item.metric, item.comparison, item.bound) for item in plan.require)
+    objective = plan.objective and (plan.objective.direction, plan.objective.metric)
+    return replace(plan, variant=None).canonical(), required, objective
 
 
 class ShadowedRule(Check):
