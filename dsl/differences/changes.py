@@ -284,6 +284,8 @@ def text_of(value: Any, kind: Kind) -> str:
     if value is None:
         return DEFAULT_TEXT
     if isinstance(value, Hole):
+        if isinstance(value.domain, range):
+            return f"auto in {value.domain[0]}..{value.domain[-1]}"
         return "auto" if value.domain is None else f"auto in [{', '.join(value.describe()['auto'])}]"
     return value_text(value, kind)
 

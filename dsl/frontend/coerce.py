@@ -93,7 +93,7 @@ class ValueReader(ABC):
         value = self._read(self.scope.look_up(answer)[0], _counted(kind))
         if value is _MISTAKE:
             return Hole(domain, node.span), Origin("solver", place)
-        if domain is not None and value not in domain:
+        if domain is not None and not _holds(domain, value):
             assert node.domain is not None
             self._report(
                 rules.WrongDomain.at(
@@ -336,6 +336,12 @@ _READERS: Final = cast(
         kinds.Either: ValueReader._either,
     },
 )
+
+
+def _holds(domain: tuple[Any, ...] | range, value: object) -> bool:
+    """Whether a domain has a value."""
+    # A range compares a value of another type with each of its members.
+    return value in domain if isinstance(value, int) or not isinstance(domain, range) else False
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
 from legoai.dsl.importing.keys import KEYS
@@ -66,8 +68,10 @@ def _schedule(config: Config) -> str:
 
 
 def _number(value: float) -> str:
-    """A number as a person writes it: 3e-4, 0.95, 1.0."""
-    if 0 < abs(value) < 1e-2:
-        digits, _, exponent = f"{value:e}".partition("e")
-        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return repr(float(value))
+    """A number as a person writes it, which reads back to the same: 3e-4, 0.95, 1.0."""
+    value = float(value)
+    if not 0 < abs(value) < 1e-2:
+        return repr(value)
+    # The exact value of `repr`'s digits, which are the fewest that read back.
+    digits, _, exponent = f"{Decimal(repr(value)):e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"

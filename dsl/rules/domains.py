@@ -30,7 +30,9 @@ def empty_domains(plan: Plan, errors: Sequence[Diagnostic], checked: Checked) ->
         errors: of the plan as it is.
         checked: returns the errors of a plan in which holes have values.
     """
-    holes = dict(_holes(plan))
+    every = dict(_holes(plan))
+    # Of a longer domain not every member can be checked, so that nothing would be said of it.
+    holes = {span: domain for span, domain in every.items() if len(domain) <= _MOST_TRIALS}
     known = {(item.code, item.label.span) for item in errors}
     trials = 0
 
@@ -50,14 +52,14 @@ def empty_domains(plan: Plan, errors: Sequence[Diagnostic], checked: Checked) ->
             error = first_error({span: member})
             if error is None:
                 legal.setdefault(span, []).append(member)
-                if len(holes) == 1:
+                if len(every) == 1:
                     return
             else:
                 why.append(error)
         if span not in legal and why:
             alone = True
             yield _report(span, "no value of the domain is legal", why[0], domain[0])
-    if alone or len(holes) < 2:
+    if alone or len(every) < 2 or len(holes) < len(every):
         return
     choices: list[dict[Span, Any]] = [{}]
     last: Diagnostic | None = None

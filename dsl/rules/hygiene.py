@@ -180,7 +180,9 @@ class EmptyVariant(Rule):
 
 
 def _same_plan(left: Plan, right: Plan) -> bool:
-    return bool(replace(left, variant=None).canonical() == replace(right, variant=None).canonical())
+    """Whether two plans run the same, under the same requirements and objective."""
+    one, other = (replace(plan, variant=None) for plan in (left, right))
+    return bool(one.canonical() == other.canonical() and one.goals() == other.goals())
 
 
 class ShadowedRule(Check):

@@ -356,7 +356,7 @@ def _block_names(manifest: Manifest) -> list[str]:
 
 
 class TiedAcrossStages(Check):
-    """One parameter with two names that are on different stages.
+    """One parameter with two names that are on different stages, or one module in two places that are.
 
     Each stage has its own copy, and nothing adds the two gradients: the copies diverge without an error.
 
@@ -382,21 +382,25 @@ class TiedAcrossStages(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, manifest = analysis.plan.pipeline, analysis.manifest
-        if pipeline is None or manifest is None or not manifest.tied_parameters:
+        if pipeline is None or manifest is None:
             return
-        stages = stage_count(analysis)
+        of_modules = [(group, "module") for group in manifest.shared_modules]
+        groups = [*((group, "parameter") for group in manifest.tied_parameters), *of_modules]
+        stages = stage_count(analysis) if groups else None
         if stages is None or stages == 1:
             return
-        for group in manifest.tied_parameters:
+        for group, what in groups:
             found = {stage_of(analysis, path) for path in group} - {None}
             if len(found) > 1:
                 yield self.at(
                     analysis.place(pipeline),
-                    f"{listed(group)} are one parameter, and lie on different stages",
+                    f"{listed(group)} are one {what}, and lie on different stages",
                     label=f"{stages} stages",
-                    others=[Label(analysis.place(analysis.plan.model, "family"), "this model shares the parameter")],
+                    others=[Label(analysis.place(analysis.plan.model, "family"), f"this model shares the {what}")],
                     help=[
                         "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
                         "false` of a Hugging Face config"
+                        if what == "parameter"
+                        else "give each place a module of its own"
                     ],
                 )

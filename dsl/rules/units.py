@@ -119,10 +119,10 @@ def _holds(manifest: Manifest, path: str, units: Container[str]) -> bool:
 
 
 class TiedAcrossUnits(Check):
-    """A parameter that two modules share, in two units.
+    """A parameter that two modules share, in two units, or a module with parameters that lies in two.
 
     A unit's parameters are gathered and freed together, so a shared parameter must lie in one unit.
-    `fully_shard` refuses it otherwise.
+    `fully_shard` refuses it otherwise. A shared module may be a unit of its own.
 
     ## Example
     ```
@@ -156,21 +156,34 @@ class TiedAcrossUnits(Check):
         if fsdp is None or manifest is None:
             return
         units = fsdp_units(analysis)
-        for group in manifest.tied_parameters:
+        shared = [group for group in manifest.shared_modules if not _in_own_units(analysis, manifest, group[0])]
+        for group in (*manifest.tied_parameters, *shared):
             unit_of = {path: owner(analysis, path) for path in group}
             if len(set(unit_of.values())) == 1:
                 continue
+            what = "module" if group in shared else "parameter"
             first, other = group[0], next(path for path in group if unit_of[path] != unit_of[group[0]])
             rules = [units[unit_of[path]].rule for path in (first, other)]
-            spans = [span_of(rule) for rule in rules if rule is not None]
+            spans = list(dict.fromkeys(span_of(rule) for rule in rules if rule is not None))
             yield self.at(
                 spans[0] if spans else analysis.place(fsdp),
-                f"`{first}` and `{other}` are one parameter, and lie in the units `{unit_of[first] or 'root'}` and "
+                f"`{first}` and `{other}` are one {what}, and lie in the units `{unit_of[first] or 'root'}` and "
                 f"`{unit_of[other] or 'root'}`",
                 label="a unit of its own",
                 others=[Label(span, "another unit") for span in spans[1:2]],
-                help=["leave both modules in the unit above them", "or give the model a parameter for each"],
+                help=[
+                    "leave both modules in the unit above them"
+                    if what == "parameter"
+                    else f"make `{group[0]}` a unit of its own, or leave all of its places in one unit",
+                    f"or give the model a {what} for each",
+                ],
             )
+
+
+def _in_own_units(analysis: Analysis, manifest: Manifest, module: str) -> bool:
+    """Whether a module is a unit, or units inside of it own all of its parameters."""
+    parameters = (path for path in manifest.parameter_paths() if path.startswith(f"{module}."))
+    return all(f"{owner(analysis, path)}.".startswith(f"{module}.") for path in parameters)
 
 
 class BlocksWithoutUnits(Check):

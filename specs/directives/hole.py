@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from legoai.specs.span import Span
+
+_MOST_LISTED: Final = 1000
+"""Members of a range that are listed one by one; of a longer one, the ends represent it."""
 
 
 class Undecided(Exception):  # noqa: N818 - a state, not an error
@@ -33,7 +36,10 @@ class Hole:
     def describe(self) -> dict[str, Any]:
         """The hole as plain JSON data."""
         domain: list[Any] | Literal["legal"]
-        domain = "legal" if self.domain is None else [str(item) for item in self.domain]
+        if isinstance(self.domain, range) and len(self.domain) > _MOST_LISTED:
+            domain = [f"{self.domain[0]}..{self.domain[-1]}"]
+        else:
+            domain = "legal" if self.domain is None else [str(item) for item in self.domain]
         return {"auto": domain}
 
     def __repr__(self) -> str:

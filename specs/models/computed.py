@@ -61,6 +61,7 @@ def computed_manifest(source: ModelSource) -> Manifest:
             "flow_error": None,
             "unfilled": [],
             "tied": [["tok_embeddings.weight", "output.weight"]] if tied else [],
+            "shared": [],
             "blocks": ["layers"],
             "templates": templates.made,
             "root": root,

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -193,6 +193,7 @@ class _Describer:
             "flow_error": flow_error,
             "unfilled": unfilled,
             "tied": self._tied(),
+            "shared": list(self._shared()),
             "blocks": [self.paths[container] for container in self.block_lists],
             "templates": self.templates,
             "root": root,
@@ -297,6 +298,23 @@ class _Describer:
                 if parameter is not None:
                     places.setdefault(parameter, []).append(f"{path}.{name}" if path else name)
         return [group for group in places.values() if len(group) > 1]
+
+    def _shared(self) -> Iterator[list[str]]:
+        """Yield the paths of each module with parameters that several modules hold, without those inside of it."""
+        places: dict[nn.Module, list[str]] = {}
+
+        def visit(module: nn.Module, path: str) -> None:
+            found = places.setdefault(module, [])
+            found.append(path)
+            if len(found) == 1:
+                for name, child in module._modules.items():
+                    if child is not None:
+                        visit(child, f"{path}.{name}" if path else name)
+
+        visit(self.model, "")
+        for module, paths in places.items():
+            if len(paths) > 1 and next(module.parameters(), None) is not None:
+                yield paths
 
     def _embedded_vocabulary(self) -> int | None:
         """Size of the embedding that the model's first input goes to."""

@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 7
+FORMAT = 8
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -339,6 +339,8 @@ class Manifest:
             """Number of elements of all parameters; a tied parameter counts once."""
             self.tied_parameters: tuple[tuple[str, ...], ...] = tuple(tuple(group) for group in raw["tied"])
             """Groups of parameter paths that are one parameter, each in order of `named_parameters()`."""
+            self.shared_modules: tuple[tuple[str, ...], ...] = tuple(tuple(group) for group in raw["shared"])
+            """Groups of paths that lead to one module with parameters, of which :attr:`modules` has the first."""
             self.unfilled: tuple[str, ...] = tuple(raw["unfilled"])
             """Parameters and buffers that get no first value: the constructor leaves them empty, and no method of
             their module's or of the model's fills them."""

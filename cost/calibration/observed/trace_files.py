@@ -204,6 +204,8 @@ def _keep(found: TraceFile, event: Mapping[str, Any]) -> None:
         return
     said = said if isinstance(said, dict) else {}
     category, name, thread = event.get("cat"), str(event.get("name", "")), (event.get("pid"), event.get("tid"))
+    if any(isinstance(value, list | dict) for value in (category, *thread)):
+        raise TraceError(f"{found.path} is damaged: {name} has no category or no thread; profile a step again")
     if category in _HOST:
         number = _whole(said.get("External id"), -1)
         found.calls.append(Call(name, thread, start, start + lasts, number, _arguments(said)))

@@ -26,7 +26,7 @@ def replica_axes(analysis: Analysis) -> tuple[str, ...]:
 def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
     """Return buckets of blocks, filled from the end of the model, where gradients are ready first.
 
-    The remainder of the last bucket belongs to the model as a whole, and so do modules that share a parameter. Under a
+    The remainder of the last bucket belongs to the model as a whole, and so do modules that share parameters. Under a
     pipeline each block is a bucket: a stage reduces its gradients after the last micro batch, with nothing to overlap.
     """
     replicate, manifest, plan = replicas(analysis), analysis.manifest, analysis.plan
@@ -38,7 +38,7 @@ def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
         blocks = {path for item in manifest.block_lists for path in item.paths}
         return tuple(ModuleBucket((path,), span) for path in _pieces(analysis) if path in blocks)
     size = DTYPE_BYTES[plan.precision.reduce]
-    tied = {path for paths in manifest.tied_parameters for path in paths}
+    tied = {path for paths in (*manifest.tied_parameters, *manifest.shared_modules) for path in paths}
     sizes = [
         (path, local_numel(analysis, path) * size)
         for path in reversed(_pieces(analysis))

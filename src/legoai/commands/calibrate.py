@@ -20,7 +20,7 @@ written beside each other: NAME.toml, which describes the device, so that a plan
 `cluster profile("NAME.toml")`, and NAME.json.gz, its profile: what was measured, with date, machine, torch
 version, and the error on measurements that were not used.
 
-Other work on the machine disturbs a calibration. Of repeated measurements the minimum counts.
+Other work on the machine disturbs a calibration. Of repeated measurements the median counts.
 
 With --from nothing is measured here: the profiled steps of runs on your own cluster update the profile of the
 plan's device. A part of it changes only if the new one predicts held-out measurements better than the base.

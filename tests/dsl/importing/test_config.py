@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from legoai.dsl.importing.keys import KEYS
 from legoai.dsl.importing.translation import Imported, import_config
+from legoai.dsl.lint import lint
 
 
 def imported(text: str, devices: int = 8) -> Imported:
@@ -125,6 +129,15 @@ def test_any_file_name_is_quoted_in_the_comment(name: str):
     found = import_config("", name, plan="some", cluster="h100_sxm", devices=8)
     assert found.text.startswith("# From ")
     assert found.text.splitlines()[1] == "plan some"
+
+
+@pytest.mark.parametrize("lr", ["1.23456789012e-5", "3.3333333333333335e-3", "2e-05", "0.0003", "5e-324", "0.25"])
+def test_numbers_read_back_to_the_same(lr: str):
+    text = imported(f"[optimizer]\nlr = {lr}\n").text
+    assert text is not None
+    plan = lint(text, "some.plan", directory=Path()).analysis.plan
+    assert plan.optimizer.algorithm.lr == float(lr)
+    assert len(re.search(r"lr = ([^,]+),", text)[1]) <= len(lr)
 
 
 def test_quoted_and_dotted_keys_are_equivalent():

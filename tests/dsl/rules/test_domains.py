@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from legoai.dsl.rules import domains
 from support.rule_plans import BASE, diagnostics
 
 HOSTS = BASE.replace("cluster h100_sxm", "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)")
@@ -66,6 +67,25 @@ LEGAL = [
 @pytest.mark.parametrize("text", LEGAL)
 def test_a_domain_with_a_legal_value_is_clean(text: str):
     assert [item.code for item in lint_of(text) if item.severity == "error"] == []
+
+
+LONG = "auto in 1..1000000007"
+
+
+@pytest.mark.parametrize("micro", ["3", "auto in [3, 5]"])
+def test_domain_of_billions_is_not_tried(micro: str, monkeypatch: pytest.MonkeyPatch):
+    tried = []
+    with_values = domains.with_values
+    monkeypatch.setattr(domains, "with_values", lambda *given: tried.append(given) or with_values(*given))
+    text = f"mesh (dp_shard = {LONG}, cp = {LONG})\n{FSDP}batch (global = 64, micro = {micro}, seq_len = 256)"
+    found(text)
+    assert len(tried) == (2 if "auto" in micro else 0)
+
+
+@pytest.mark.parametrize(("answer", "legal"), [("2", True), ("after_forward", False), ("2000000000", False)])
+def test_answer_in_a_domain_of_billions_is_found_at_once(answer: str, legal: bool):
+    text = f"mesh (dp_shard = 32)\nfsdp on dp_shard {{ layers.* = unit(reshard = auto in 2..1000000007 -> {answer}) }}"
+    assert ("LP220" in {item.code for item in lint_of(text)}) is not legal
 
 
 def test_decided_axes_must_divide_the_devices():

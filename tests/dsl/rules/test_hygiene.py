@@ -58,6 +58,25 @@ def test_variant_with_changes_is_not_reported(body: str):
     assert "LP907" not in codes(text)
 
 
+WANTED = FSDP + "require peak_memory <= 40GiB\nrequire mfu >= 10%\nminimize step_time\n"
+
+
+@pytest.mark.parametrize("body", ["require peak_memory <= 20GiB", "require bubble <= 5%", "minimize peak_memory"])
+def test_variant_that_only_wants_something_else_is_not_reported(body: str):
+    assert "LP907" not in codes(f"{WANTED}variant v {{ {body} }}")
+
+
+@pytest.mark.parametrize("body", ["require peak_memory <= 40GiB", "minimize step_time"])
+def test_variant_that_wants_the_same_is_reported(body: str):
+    assert "LP907" in codes(f"{WANTED}variant v {{ {body} }}")
+
+
+def test_domain_of_billions_is_compared_at_once():
+    text = "mesh (dp_shard = auto in 1..1000000007)\nfsdp on dp_shard { layers.* = unit }\n"
+    assert "LP907" in codes(f"{text}variant v {{ mesh (dp_shard = auto in 1..1000000007) }}")
+    assert "LP907" not in codes(f"{text}variant v {{ mesh (dp_shard = auto in 1..1000000008) }}")
+
+
 UNUSED = [
     "variant v { let n = 2\nclip (norm = 1.0) }",
     "let n = 2\nvariant v { let n = 3\nclip (norm = n) }",

@@ -88,6 +88,15 @@ def test_damaged_trace_stops_the_reader_early(tmp_path: Path, monkeypatch: pytes
         read_trace(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize("field", ["cat", "pid", "tid"])
+@pytest.mark.parametrize("value", [[0], {}])
+def test_event_without_a_category_or_thread_is_refused(field: str, value: object, tmp_path: Path) -> None:
+    trace = small()
+    next(event for event in trace.events if event["cat"] == "cpu_op")[field] = value
+    with pytest.raises(TraceError, match=r"is damaged.*profile a step again"):
+        read_trace(trace.write(tmp_path / "odd.json"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
