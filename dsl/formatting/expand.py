@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from legoai.dsl.formatting.unparse import format_plan
 from legoai.dsl.frontend.arguments import Reader, flag_of
 from legoai.dsl.frontend.layouts import layout_named, with_rules
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import (
@@ -21,40 +23,73 @@ from legoai.dsl.frontend.syntax import (
     ListValue,
     Name,
     Negation,
+    Node,
     Number,
     PlanFile,
     Statement,
     String,
     Value,
     Variant,
+    children,
 )
 from legoai.specs.directives import DEFAULTED, FAMILIES, family
 from legoai.specs.directives import kinds as kind_of
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
-from legoai.specs.record import replace
+from legoai.specs.directives.mesh import AXES
+from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 from legoai.specs.units import format_bytes
 
 _EXPONENT: Final = re.compile(r"e\+?(-?)0*")
 
 
-def expand(resolution: Resolution) -> str:
-    """Return the plan's text in the canonical layout with missing options and statements; still the same plan.
+class Default(NamedTuple):
+    """An option that an expansion adds: which one, and where in the plan it is left out."""
+
+    place: int
+    owner: str
+    option: str
+    number: int
+    """Counts those that are otherwise equal, such as the rules of a layout."""
+
+
+class Addition(Record):
+    """A default in the text of an expansion: its span there, and the span of its statement."""
+
+    default: Default
+    span: Span
+    statement: Span
+
+
+class Expansion(Record):
+    """A plan's text with its defaults, and where these are."""
+
+    text: str
+    additions: tuple[Addition, ...]
+
+
+def expand(resolution: Resolution, without: Collection[Default] = ()) -> Expansion:
+    """Return the plan in the canonical layout with missing options and statements; still the same plan.
 
     Statements that have defaults are added at the end, unless a base plan states them. A default that is derived from
     the rest of the plan, such as the number of stages, has no value of its own and is not written.
+
+    Args:
+        resolution: of the plan.
+        without: defaults that are not written.
     """
     file = resolution.file
-    writer = _Writer(resolution)
+    writer = _Writer(resolution, without)
     statements = [writer.statement(item) for item in file.statements]
     decided = {item.keyword.text for item in resolution.statements if isinstance(item, Statement)}
     # A blank line between the plan and the additions.
     text = file.text + "\n\n"
     end = Span(file.name, len(text), len(text), 1, 1, 1, 1)
     for keyword in DEFAULTED:
-        if keyword not in decided:
-            statements.append(writer.missing(keyword, end))
-    return format_plan(PlanFile(file.name, text, tuple(statements), file.comments))
+        if keyword not in decided and (added := writer.missing(keyword, end)) is not None:
+            statements.append(added)
+    after = format_plan(PlanFile(file.name, text, tuple(statements), file.comments))
+    return Expansion(after, tuple(writer.additions(statements, parse(after, file.name).file)))
 
 
 def written_out(statement: Statement, resolution: Resolution) -> str | None:
@@ -77,9 +112,13 @@ def written_out(statement: Statement, resolution: Resolution) -> str | None:
 class _Writer:
     """Adds defaults to nodes. Additions get the spans where they would be written: comments keep their neighbours."""
 
-    def __init__(self, resolution: Resolution) -> None:
+    def __init__(self, resolution: Resolution, without: Collection[Default] = ()) -> None:
         self.resolution = resolution
         self.scope = resolution.scope
+        self._without = without
+        self._added: dict[int, Default] = {}
+        """The defaults by the identity of the nodes that hold them."""
+        self._alike: Counter[tuple[int, str, str]] = Counter()
 
     def statement(self, statement: AnyStatement) -> AnyStatement:
         """The statement with the options that it leaves to their defaults."""
@@ -100,7 +139,7 @@ class _Writer:
         if declared.subject is not None:
             item = declared.option(declared.subject)
             if subject is None:
-                subject = _default(item, _after(statement.keyword.span)) if not item.required else None
+                subject = self._default(item, declared, _after(statement.keyword.span))
             else:
                 subject = self._value(subject, item.kind)
             given = frozenset({declared.subject})
@@ -119,9 +158,18 @@ class _Writer:
         )
         return statement if full is None else full
 
-    def missing(self, keyword: str, place: Span) -> Statement:
-        """A statement with nothing but defaults."""
-        return _bare(self.statement(Statement(Name(keyword, place), None, (), None, None, place)))
+    def missing(self, keyword: str, place: Span) -> AnyStatement | None:
+        """A statement with nothing but defaults; None where none is written."""
+        added = self.statement(Statement(Name(keyword, place), None, (), None, None, place))
+        assert isinstance(added, Statement)
+        return None if added.subject is None and added.options is None else added
+
+    def additions(self, written: Iterable[AnyStatement], parsed: PlanFile) -> Iterator[Addition]:
+        """Yield the defaults in statements of this writer, with their spans in the text of which ``parsed`` is."""
+        for statement, same in zip(written, parsed.statements, strict=True):
+            for node, twin in _pairs(statement, same):
+                if id(node) in self._added:
+                    yield Addition(self._added[id(node)], twin.span, same.span)
 
     def _is_let(self, node: Name | Call) -> bool:
         return isinstance(node, Name) and node.text in self.scope.names
@@ -166,16 +214,87 @@ class _Writer:
         held = {option.field for option in kinds.values()}
         end = place if arguments is None else _before_end(arguments.span)
         new = [
-            Argument(Name(option.name, end), value, end)
+            argument
             for option in declared.options
-            if option.field not in held | given and (value := _default(option, end)) is not None
+            if option.field not in held | given and (argument := self._default_argument(option, declared, end))
         ]
         if arguments is None and not new:
             return None
-        return Arguments((*old, *new), place if arguments is None else arguments.span)
+        joined = self._nested(old, new) if declared is family("mesh") else [*old, *new]
+        return Arguments(tuple(joined), place if arguments is None else arguments.span)
+
+    def _nested(self, old: list[Argument], new: list[Argument]) -> list[Argument]:
+        """The axes of a mesh in the order of nesting, unless the plan has another one."""
+        names = [item.name.text for item in old if item.name is not None and item.name.text in AXES]
+        if len(names) < len(old) or names != sorted(names, key=AXES.index):
+            return [*old, *new]
+        joined = list(old)
+        for item in new:
+            inner = [index for index, other in enumerate(joined) if _depth(other) > _depth(item)]
+            if inner:
+                place = self._before(joined[inner[0]], joined[inner[0] - 1] if inner[0] else None)
+                joined.insert(inner[0], self._moved(item, place))
+            else:
+                joined.append(item)
+        return joined
+
+    def _before(self, item: Argument, previous: Argument | None) -> Span:
+        """The place before an argument, and before the comments that stand above it."""
+        above = [
+            comment.span
+            for comment in self.resolution.file.comments
+            if comment.alone and comment.span.end <= item.span.start
+            if previous is not None and comment.span.start >= previous.span.end
+        ]
+        start = above[0] if above else item.span
+        return start._replace(end=start.start, end_line=start.line, end_column=start.column)
+
+    def _moved(self, argument: Argument, place: Span) -> Argument:
+        assert argument.name is not None
+        value = replace(argument.value, span=place)
+        moved = Argument(replace(argument.name, span=place), value, place)
+        self._added[id(moved)] = self._added.pop(id(argument))
+        return moved
 
     def _argument(self, argument: Argument, option: Option | None) -> Argument:
         return argument if option is None else replace(argument, value=self._value(argument.value, option.kind))
+
+    def _default_argument(self, option: Option, owner: type[Declared], place: Span) -> Argument | None:
+        value = self._default(option, owner, place)
+        if value is None:
+            return None
+        argument = Argument(Name(option.name, place), value, place)
+        self._added[id(argument)] = self._added.pop(id(value))
+        return argument
+
+    def _default(self, option: Option, owner: type[Declared], place: Span) -> Value | None:
+        """Return the default as it is written; None where there is none, or none that can or shall be written."""
+        if option.required or option.default is None:
+            return None
+        alike = place.start, owner.__qualname__, option.name
+        self._alike[alike] += 1
+        default = Default(*alike, self._alike[alike])
+        if default in self._without:
+            return None
+        in_bytes = any(isinstance(kind, kind_of.Size) for kind in _each(option.kind))
+        quoted = not any(isinstance(kind, kind_of.Choice | kind_of.Listed) for kind in _each(option.kind))
+        value = self._written(option.default, place, in_bytes=in_bytes, quoted=quoted)
+        self._added[id(value)] = default
+        return value
+
+    def _written(self, value: Any, place: Span, *, in_bytes: bool, quoted: bool) -> Value:
+        if isinstance(value, Treatment):
+            arguments = [
+                argument
+                for option in value.options
+                if (argument := self._default_argument(option, type(value), place)) is not None
+            ]
+            name = Name(value.name, place)
+            return Call(name, Arguments(tuple(arguments), place), place) if arguments else name
+        if isinstance(value, tuple):
+            items = (self._written(item, place, in_bytes=in_bytes, quoted=quoted) for item in value)
+            return ListValue(tuple(items), place)
+        return _plain(value, place, in_bytes=in_bytes, quoted=quoted)
 
 
 def _matched(
@@ -202,28 +321,22 @@ def _each(kind: kind_of.Kind) -> Iterator[kind_of.Kind]:
         yield kind
 
 
-def _default(option: Option, place: Span) -> Value | None:
-    """Return the default as it is written; None where there is none, or none that can be written."""
-    if option.required or option.default is None:
-        return None
-    in_bytes = any(isinstance(kind, kind_of.Size) for kind in _each(option.kind))
-    quoted = not any(isinstance(kind, kind_of.Choice | kind_of.Listed) for kind in _each(option.kind))
-    return _written(option.default, place, in_bytes=in_bytes, quoted=quoted)
+def _depth(argument: Argument) -> int:
+    """The number of axes outside of the one that an argument gives."""
+    assert argument.name is not None
+    return AXES.index(argument.name.text)
 
 
-def _written(value: Any, place: Span, *, in_bytes: bool, quoted: bool) -> Value:
+def _pairs(left: Node, right: Node) -> Iterator[tuple[Node, Node]]:
+    """The nodes of two trees of one shape, side by side."""
+    yield left, right
+    for one, other in zip(children(left), children(right), strict=True):
+        yield from _pairs(one, other)
+
+
+def _plain(value: Any, place: Span, *, in_bytes: bool, quoted: bool) -> Value:
     if isinstance(value, bool):
         return Boolean(value, place)
-    if isinstance(value, Treatment):
-        arguments = [
-            Argument(Name(option.name, place), item, place)
-            for option in value.options
-            if (item := _default(option, place)) is not None
-        ]
-        name = Name(value.name, place)
-        return Call(name, Arguments(tuple(arguments), place), place) if arguments else name
-    if isinstance(value, tuple):
-        return ListValue(tuple(_written(item, place, in_bytes=in_bytes, quoted=quoted) for item in value), place)
     if isinstance(value, str):
         return String(value, place) if quoted else Name(value, place)
     if in_bytes:
@@ -242,8 +355,3 @@ def _before_end(span: Span) -> Span:
     """Just before the closing bracket of ``span``."""
     end, column = span.end - 1, span.end_column - 1
     return Span(span.file, end, end, span.end_line, column, span.end_line, column)
-
-
-def _bare(statement: AnyStatement) -> Statement:
-    assert isinstance(statement, Statement)
-    return statement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final, TypeGuard
 
 from legoai.dsl.diagnostics.codes import names as rules
@@ -220,8 +221,11 @@ def _number(node: Number) -> Quantity | Diagnostic:
     if not node.unit:
         return value, "number"
     dimension, size = UNITS[node.unit]
-    scaled = value * size
-    return (int(scaled) if dimension == "bytes" and float(scaled).is_integer() else scaled), dimension
+    if whole and isinstance(size, int):
+        return int(text) * size, dimension
+    # Exact, and rounded once: `57%` is the number that `0.57` is, and no neighbour of it.
+    scaled = Fraction(repr(value)) * Fraction(repr(size))
+    return (int(scaled) if dimension == "bytes" and scaled.denominator == 1 else float(scaled)), dimension
 
 
 def _dimension(sign: str, left: str, right: str) -> str | None:

@@ -20,6 +20,7 @@ from legoai.dsl.frontend.sources import (
     replace_file,
 )
 from legoai.dsl.frontend.syntax import PlanFile
+from legoai.specs.directives.model import Model
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the
@@ -35,7 +36,7 @@ examples:
   legoai fmt --check plans/       in CI: say which plans would change
   legoai fmt --diff plan.tiny     show what would change
   legoai fmt - < plans/tiny.plan  from standard input to standard output
-  legoai fmt --expand plan.tiny   print the plan with every default written out
+  legoai fmt --expand plan.tiny   print the plan with every default that has an effect
 """
 
 
@@ -46,7 +47,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; fail where a plan would change")
     parser.add_argument("--diff", action="store_true", help="change nothing; print what would change")
     parser.add_argument(
-        "--expand", action="store_true", help="change nothing; print the plan with every default visible"
+        "--expand", action="store_true", help="change nothing; print the plan with every default that has an effect"
     )
     parser.add_argument(
         "--no-factories",
@@ -96,12 +97,21 @@ def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Di
 
 
 def _expanded(source: Source) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
-    from legoai.dsl.formatting.expand import expand
+    from legoai.dsl.formatting.idle import expand_meant
     from legoai.dsl.frontend.resolve import resolve
+    from legoai.dsl.lint import lint
+
+    def diagnose(text: str) -> Sequence[Diagnostic]:
+        directory = source.directory
+        return lint(text, source.name, directory=directory, read=read_base, factories=_runs_nothing).diagnostics
 
     resolution = resolve(source.text, source.name, directory=source.directory, read=read_base)
     errors = [item for item in resolution.diagnostics if item.severity == "error"]
-    return (None if errors else expand(resolution)), errors, resolution.files
+    return (None if errors else expand_meant(resolution, diagnose)), errors, resolution.files
+
+
+def _runs_nothing(model: Model) -> bool:
+    return model.family != "python"
 
 
 def _put(source: Source, text: str, arguments: Namespace) -> None:

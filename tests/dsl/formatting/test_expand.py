@@ -39,7 +39,7 @@ def undecided(declared: Declared) -> list[str]:
 def test_expanded_plan_resolves_to_the_same_plan(path: Path):
     text = path.read_text(encoding="utf-8")
     before = resolved(text, directory=path.parent)
-    after = expand(before)
+    after = expand(before).text
     assert before.plan is not None
     for variant in (None, *before.variants):
         one, other = (resolved(item, variant, path.parent).plan for item in (text, after))
@@ -48,14 +48,14 @@ def test_expanded_plan_resolves_to_the_same_plan(path: Path):
         assert one.digest == other.digest
     assert format_text(after, path.name).text == after
     again = resolved(after, directory=path.parent)
-    assert expand(again) == after
+    assert expand(again).text == after
     comments = [item.text for item in parse(text, "t.plan").file.comments]
     assert [item.text for item in parse(after, "t.plan").file.comments] == comments
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_expanded_plan_shows_every_default(path: Path):
-    plan = resolved(expand(resolved(path.read_text("utf-8"), directory=path.parent)), directory=path.parent).plan
+    plan = resolved(expand(resolved(path.read_text("utf-8"), directory=path.parent)).text, directory=path.parent).plan
     assert plan is not None
     for directive in plan.directives():
         span = directive.origin("keyword").span
@@ -67,7 +67,7 @@ def test_expanded_plan_shows_every_default(path: Path):
 
 
 def test_defaults_are_added_where_the_plan_leaves_them_out():
-    text = expand(resolved(HEAD + "compile {\n  layers.* = inductor  # why\n}\n"))
+    text = expand(resolved(HEAD + "compile {\n  layers.* = inductor  # why\n}\n")).text
     assert "  layers.* = inductor(mode = default, fullgraph = true, dynamic = false)  # why\n" in text
     assert "compile (async_tp = false) {\n" in text
     assert text.endswith(
@@ -82,15 +82,24 @@ def test_defaults_are_added_where_the_plan_leaves_them_out():
 
 
 def test_sizes_are_written_with_their_unit():
-    text = expand(resolved(HEAD + "mesh (dp_replicate = 4)\nreplicate on dp_replicate\n"))
+    text = expand(resolved(HEAD + "mesh (dp_replicate = 4)\nreplicate on dp_replicate\n")).text
     assert "replicate on dp_replicate (bucket = 25MiB, optimizer = replicated)\n" in text
+
+
+def test_axes_are_added_in_the_order_of_nesting():
+    text = expand(resolved(HEAD + "mesh (\n  dp_shard = 2  # halves\n  # inside of a host\n  tp = 2\n)\n")).text
+    lines = ["pp = 1", "dp_replicate = 1", "dp_shard = 2", "cp = 1", "tp = 2", "ep = 1"]
+    found = text[text.index("mesh") :].partition(")")[0].splitlines()[1:]
+    assert [" ".join(line.split("#")[0].split()) for line in found if not line.strip().startswith("#")] == lines
+    assert found[2].endswith("# halves")
+    assert found[found.index("  # inside of a host") + 1].split()[0] in ("cp", "tp")
 
 
 def test_holes_and_let_names_stay_as_they_are():
     text = HEAD + "let fast = adam(lr = 1e-3)\nlet n = 2\nmesh (tp = n, pp = auto in [1, 2] -> 2)\noptimizer fast\n"
-    after = expand(resolved(text))
+    after = expand(resolved(text)).text
     assert "let fast = adam(lr = 1e-3)\n" in after
-    assert "tp = n, pp = auto in [1, 2] -> 2, dp_replicate = 1" in after
+    assert "tp = n, pp = auto in [1, 2] -> 2, dp_replicate = 1" in after  # not nested, and left so
     assert "optimizer fast\n" in after
 
 

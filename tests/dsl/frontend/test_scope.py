@@ -131,6 +131,13 @@ def test_units_scale_to_bytes_seconds_and_fractions(unit: str):
     assert evaluate(f"3{unit}") == (pytest.approx(3 * size), dimension)
 
 
+@pytest.mark.parametrize(("unit", "exponent"), [("%", -2), ("ms", -3), ("us", -6), ("KB", 3), ("TB", 12)])
+def test_numbers_with_a_unit_are_those_without_it(unit: str, exponent: int):
+    for tenths in range(1, 1001):
+        for text in (str(tenths), f"{tenths // 10}.{tenths % 10}"):
+            assert evaluate(f"{text}{unit}")[0] == float(f"{text}e{exponent}")
+
+
 @pytest.mark.parametrize(
     ("text", "result"),
     [
