@@ -9,7 +9,7 @@ from typing import Final
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import CONFIG, DTYPES, Folder, listed
 from legoai.runtime.published.whole_model import WholeModel
-from legoai.specs.published.configs import differences
+from legoai.specs.published.configs import differences, ties_embeddings
 from legoai.specs.published.pieces import Pieces, published_shapes
 
 Match = dict[str, Pieces]
@@ -147,7 +147,7 @@ def _check_missing(missing: Mapping[str, str], whole: WholeModel, folder: Folder
         return
     name, published = min(missing.items(), key=lambda item: (item[1], item[0]))
     more = f"; {len(missing) - 1} others are missing too" if len(missing) > 1 else ""
-    ties = published == "lm_head.weight" and folder.config.get("tie_word_embeddings", False)
+    ties = published == "lm_head.weight" and ties_embeddings(folder.config)
     raise RunError(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
         f"{folder.path} has no {published}, which is {name} of the plan's model{more}",
@@ -173,7 +173,8 @@ def _check_left(found: Match, whole: WholeModel, folder: Folder) -> None:
 def _tied_names(whole: WholeModel, taken: Iterable[str], folder: Folder) -> set[str]:
     """Published names of tied tensors, which are not read twice, where the published model ties them too."""
     assert whole.published is not None, "see `check_map`"
-    if folder.config.get("tie_word_embeddings") is False:
+    # A folder without a config is taken for one of the plan's model.
+    if ties_embeddings(folder.config or {"model_type": whole.fields.get("model_type")}) is False:
         return set()
     names = {
         piece.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from torch import nn
 
 from legoai.runtime.published.transformers_names import published_by_transformers
 from legoai.specs.models.configs import ModelConfig
-from legoai.specs.published.configs import NotPublishedError, published_config
+from legoai.specs.published.configs import nearest_config
 from legoai.specs.published.names import has_map, published
 from legoai.specs.published.pieces import Pieces
 
@@ -27,7 +26,7 @@ class WholeModel:
     Attributes:
         kind: the class of the model.
         config: of a built-in model that has a mapping; otherwise None.
-        fields: of the model's config in Hugging Face's format; empty where there is no equivalent model.
+        fields: of the model's config in Hugging Face's format, or of the nearest one; empty where there is none.
         shapes: full shapes of its floating-point tensors by name; for tied ones, of the first.
         tied: the names of tied tensors that are left out, with the one that represents them.
         published: mapping of its tensors to published ones; None where it is not known.
@@ -58,9 +57,7 @@ class WholeModel:
         found: Alternatives | None = None
         fields: dict[str, Any] = {}
         if builtin is not None:
-            found = partial(published, builtin)
-            with contextlib.suppress(NotPublishedError):
-                fields = published_config(builtin)
+            found, fields = partial(published, builtin), nearest_config(builtin)
         elif type(model).__module__.startswith("transformers.") and config is not None:
             found, fields = published_by_transformers(model), config.to_dict()
         return cls(kind=type(model).__name__, config=builtin, fields=fields, shapes=shapes, tied=tied, published=found)

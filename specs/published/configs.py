@@ -21,6 +21,16 @@ def published_config(config: ModelConfig) -> dict[str, Any]:
     Raises:
         NotPublishedError: no class of `transformers` computes the same.
     """
+    _check(config)
+    return nearest_config(config)
+
+
+def nearest_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of the nearest `config.json` for a built-in model, to compare them with those of weights.
+
+    Raises:
+        NotPublishedError: no class of `transformers` computes nearly the same.
+    """
     if isinstance(config, GPTConfig):
         return _gpt(config)
     if isinstance(config, MixtralConfig):
@@ -32,11 +42,38 @@ def published_config(config: ModelConfig) -> dict[str, Any]:
     raise NotPublishedError("no class of transformers is known to compute the same")
 
 
+def _check(config: ModelConfig) -> None:
+    """Check that a class of `transformers` computes the same.
+
+    Raises:
+        NotPublishedError: none does.
+    """
+    if isinstance(config, GPTConfig) and not config.bias:
+        raise NotPublishedError("GPT-2 of transformers has biases, and bias = false leaves them out")
+    if isinstance(config, MixtralConfig):
+        if config.qkv_bias:
+            raise NotPublishedError("no class of transformers has qkv_bias with experts that are not shared")
+        if config.attention_bias and not config.qk_norm:
+            raise NotPublishedError("no class of transformers has attention_bias with experts, but without qk_norm")
+    elif isinstance(config, DeepSeekConfig):
+        if config.normalize_weights and config.scores != "sigmoid":
+            raise NotPublishedError(
+                "DeepSeek-V2 of transformers does not scale weights to sum to one: normalize_weights"
+            )
+        if config.norm_eps != _LATENT_EPS:
+            raise NotPublishedError(
+                f"DeepSeek of transformers adds {_LATENT_EPS} in norms of latents whatever norm_eps is"
+            )
+    elif isinstance(config, LlamaConfig):
+        if (config.qk_norm or config.qkv_bias) and config.mlp_bias:
+            raise NotPublishedError(f"no class of transformers has mlp_bias beside {_norm_or_bias(config)}")
+        if config.qk_norm and config.qkv_bias:
+            raise NotPublishedError(
+                "no class of transformers has qk_norm and qkv_bias, but no bias of the fourth layer"
+            )
+
+
 def _llama(config: LlamaConfig) -> dict[str, Any]:
-    if (config.qk_norm or config.qkv_bias) and config.mlp_bias:
-        raise NotPublishedError(f"no class of transformers has mlp_bias beside {_norm_or_bias(config)}")
-    if config.qk_norm and config.qkv_bias:
-        raise NotPublishedError("no class of transformers has qk_norm and qkv_bias, but no bias of the fourth layer")
     found = {**_decoder(config), "rope_scaling": _rope_scaling(config)}
     if config.qk_norm:
         return {**found, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
@@ -52,26 +89,18 @@ def _norm_or_bias(config: LlamaConfig) -> str:
 
 
 def _mixtral(config: MixtralConfig) -> dict[str, Any]:
-    if config.qkv_bias:
-        raise NotPublishedError("no class of transformers has qkv_bias with experts that are not shared")
     found = {**_decoder(config), "num_experts_per_tok": config.top_k, "rope_scaling": None}
     if config.qk_norm:
         return {**found, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
                 "attention_bias": config.attention_bias, "use_sliding_window": False, "norm_topk_prob": True,
                 "num_experts": config.n_experts, "moe_intermediate_size": config.hidden_dim,
                 "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
-    if config.attention_bias:
-        raise NotPublishedError("no class of transformers has attention_bias with experts, but without qk_norm")
     return {**found, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
             "num_local_experts": config.n_experts, "sliding_window": None}  # fmt: skip
 
 
 def _deepseek(config: DeepSeekConfig) -> dict[str, Any]:
     biased = config.scores == "sigmoid"
-    if config.normalize_weights and not biased:
-        raise NotPublishedError("DeepSeek-V2 of transformers does not scale weights to sum to one: normalize_weights")
-    if config.norm_eps != _LATENT_EPS:
-        raise NotPublishedError(f"DeepSeek of transformers adds {_LATENT_EPS} in norms of latents whatever norm_eps is")
     scaling = None
     if config.rope_scaling > 1:
         scaling = {"rope_type": "yarn", "factor": config.rope_scaling, "mscale": config.rope_mscale,
@@ -163,8 +192,6 @@ def _rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
 
 
 def _gpt(config: GPTConfig) -> dict[str, Any]:
-    if not config.bias:
-        raise NotPublishedError("GPT-2 of transformers has biases, and bias = false leaves them out")
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -179,6 +206,8 @@ def _gpt(config: GPTConfig) -> dict[str, Any]:
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
         "tie_word_embeddings": config.tie_embeddings,
         **_TOKENS,
     }
@@ -209,7 +238,10 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
     "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
     "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
     "rope_interleave": True,
     "n_group": 1,
     "topk_group": 1,
@@ -220,9 +252,15 @@ _DEFAULTS: Final[Mapping[str, object]] = {
 _DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
     "gpt2": {"tie_word_embeddings": True},
-    "qwen3_moe": {"num_experts_per_tok": 8, "norm_topk_prob": False},
-    "deepseek_v2": {"norm_topk_prob": False, "scoring_func": "softmax"},
+    "qwen3_moe": {"num_experts_per_tok": 8, "norm_topk_prob": False, "use_sliding_window": False},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False},
+    "cwm": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": 8192},
+    "deepseek_v2": {"norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy"},
     "deepseek_v3": {
+        "topk_method": "noaux_tc",
         "num_experts_per_tok": 8,
         "scoring_func": "sigmoid",
         "routed_scaling_factor": 2.5,
@@ -231,10 +269,20 @@ _DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
     },
 }
 
+_ALIKE: Final = (
+    frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "cwm"}),
+    frozenset({"mixtral", "qwen3_moe"}),
+    frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"}),
+)
+"""Types of models that differ by compared fields or by tensors; others with the same tensors compute otherwise."""
+
 _STRUCTURE: Final = ("num_attention_heads", "num_key_value_heads", "n_head", "hidden_act", "activation_function",
                      "num_experts_per_tok", "norm_topk_prob", "scoring_func", "n_group", "topk_group",
-                     "routed_scaling_factor", "rope_interleave")  # fmt: skip
+                     "routed_scaling_factor", "rope_interleave", "topk_method")  # fmt: skip
 """Fields without which weights mean something else, though shapes may agree."""
+
+_OF_SCORES: Final = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+"""Such fields that only a plan with a class of `transformers` can change, and then does so on purpose."""
 
 _NUMBERS: Final = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_scaling", "sliding_window")
 """Fields that a training may want to change."""
@@ -253,12 +301,43 @@ def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin
             `transformers` every other number in both configs is compared.
     """
     mine, theirs = _Given(own), _Given(published)
-    compared = [field for field in (*_STRUCTURE, *_NUMBERS) if field in own or field in _OF_ANY]
+    if not _alike(own.get("model_type"), published):
+        yield Difference("model_type", published["model_type"], own["model_type"], True)
+        return
+    structure = (*_STRUCTURE, *_OF_SCORES) if builtin else _STRUCTURE
+    compared = [field for field in (*structure, *_NUMBERS) if field in own or field in _OF_ANY]
     if not builtin:
         compared += sorted(name for name in own.keys() & published.keys() if _counts(name, own[name], published[name]))
     for field in dict.fromkeys(compared):
         if theirs.value(field) != mine.value(field):
-            yield Difference(field, theirs.value(field), mine.value(field), field in _STRUCTURE)
+            yield Difference(field, theirs.value(field), mine.value(field), field in structure)
+
+
+def ties_embeddings(published: Mapping[str, Any]) -> bool | None:
+    """Whether a published model has one tensor for its embedding and its output layer; None where it is not known."""
+    found = published.get("tie_word_embeddings")
+    if found is None and (published.get("model_type") == "gpt2" or _group(published.get("model_type"))):
+        found = _Given(published).value("tie_word_embeddings")
+    return None if found is None else bool(found)
+
+
+def _alike(kind: object, published: Mapping[str, Any]) -> bool:
+    """Whether a model of a type computes what one of the published type, or of one inside of it, does."""
+    others = set(_types(published))
+    return kind is None or not others or kind in others or not others.isdisjoint(_group(kind))
+
+
+def _group(kind: object) -> frozenset[str]:
+    return next((group for group in _ALIKE if kind in group), frozenset())
+
+
+def _types(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the type of a published model, and of the language model in one of several parts."""
+    if isinstance(fields.get("model_type"), str):
+        yield fields["model_type"]
+    for value in fields.values():
+        if isinstance(value, Mapping):
+            yield from _types(value)
 
 
 def _counts(name: str, *values: object) -> bool:
@@ -289,16 +368,33 @@ class _Given:
     def value(self, field: str) -> object:
         """Return the value of a field, or its default where it is omitted."""
         if field == "sliding_window":
-            return self._fields.get(field) if self._fields.get("use_sliding_window", True) else None
+            return self._window()
         if field == "rope_scaling":
             return _scaling(self._rope or self._fields.get(field))
         if field == "rope_theta" and "rope_theta" in self._rope:
             return self._rope["rope_theta"]
+        if field in ("n_group", "topk_group") and self.value("topk_method") == "greedy":
+            return 1
         found = self._fields.get(field)
         if found is None:
-            defaults = {**_DEFAULTS, **_DEFAULTS_OF_TYPE.get(self._kind, {})}
-            found = self.value("num_attention_heads") if field == "num_key_value_heads" else defaults.get(field)
+            found = self._default(field)
+        if found is None and field == "num_key_value_heads":
+            return self.value("num_attention_heads")
+        if found == "group_limited_greedy" and self._fields.get("n_group") in (None, 1):
+            return "greedy"
         return _ACTIVATIONS.get(found, found) if isinstance(found, str) else found
+
+    def _default(self, field: str) -> object:
+        return {**_DEFAULTS, **_DEFAULTS_OF_TYPE.get(self._kind, {})}.get(field)
+
+    def _window(self) -> object:
+        """The length of the window of attention; None where no layer has one."""
+        layers, used = self._fields.get("layer_types"), self._fields.get("use_sliding_window")
+        if used is None:
+            used = self._default("use_sliding_window")
+        if used is False or (isinstance(layers, list) and "sliding_attention" not in layers):
+            return None
+        return self._fields["sliding_window"] if "sliding_window" in self._fields else self._default("sliding_window")
 
 
 def _scaling(given: object) -> dict[str, Any] | None:
@@ -312,8 +408,14 @@ def _scaling(given: object) -> dict[str, Any] | None:
     found.setdefault("rope_type", kind)
     if kind == "yarn":
         found = {"beta_fast": 32.0, "beta_slow": 1.0, **found}
+    neutral = [name for name, value in _NEUTRAL.items() if found.get(name) == value]
+    for name in neutral:
+        del found[name]
     return {name: value for name, value in sorted(found.items()) if name in _SCALING and value is not None}
 
 
 _SCALING: Final = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
-                   "attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings")  # fmt: skip
+                   "attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+                   "truncate", "partial_rotary_factor")  # fmt: skip
+_NEUTRAL: Final = {"truncate": True, "partial_rotary_factor": 1.0}
+"""Values that have no effect."""

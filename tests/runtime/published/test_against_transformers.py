@@ -74,6 +74,77 @@ def test_import_and_export_give_equal_logits_and_weights(name: str, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {"hub", "checkpoint", "exported"}
 
 
+WINDOWED = {"sliding_window": 64, "layer_types": ["full_attention", "full_attention"]}
+ALIKE = {
+    "Mistral": ({"sliding_window": None}, {}),
+    "Ministral": ({**WINDOWED, "head_dim": 8}, {}),
+    "SeedOss": ({"head_dim": 8}, {"qkv_bias": True}),
+    "Cwm": ({**WINDOWED, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_other_types_with_the_same_function_are_read(kind: str, tmp_path: Path):
+    fields, own = ALIKE[kind]
+    case = Case(kind, {**published.SIZES, "rms_norm_eps": 1e-6, **fields}, published._llama(**own))
+    case.published().save_pretrained(tmp_path)
+    model, left, warned = read(tmp_path, case)
+    assert not left and not warned
+    assert_alike(logits_of(model, TOKENS), logits_of(published.loaded(tmp_path), TOKENS), kind)
+
+
+UNLIKE = {
+    "Granite": {"embedding_multiplier": 12.0, "logits_scaling": 16.0},
+    "SmolLM3": {"pad_token_id": 0},
+    "Ernie4_5": {"head_dim": 8},
+    "Helium": {"head_dim": 8},
+    "Ministral3": {"head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_other_types_with_the_same_tensors_are_refused(kind: str, tmp_path: Path):
+    from legoai.runtime import RunError, RunErrorCode
+
+    case = Case(kind, {**published.SIZES, **UNLIKE[kind]}, published._llama())
+    case.published().save_pretrained(tmp_path)
+    assert tensors_of(tmp_path).keys() == _names_of(CASES["llama"], tmp_path / "llama")
+    with pytest.raises(RunError, match=rf"model_type = {kind.lower()}, and the plan's model llama") as caught:
+        read(tmp_path, case)
+    assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
+
+
+def _names_of(case: Case, folder: Path) -> set[str]:
+    case.published().save_pretrained(folder)
+    return set(tensors_of(folder))
+
+
+@pytest.mark.parametrize("field", [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}])
+def test_gpt2_with_other_scores_is_refused(field: dict[str, bool], tmp_path: Path):
+    from legoai.runtime import RunError
+
+    case = CASES["gpt2"]._replace(fields={**published.GPT_SIZES, **field, "reorder_and_upcast_attn": True})
+    case.published().save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=f"{next(iter(field))} = .*the weights mean something else there"):
+        read(tmp_path, case)
+
+
+def test_transformers_model_of_another_type_is_refused(tmp_path: Path):
+    from legoai.runtime import RunError
+    from legoai.specs.models.huggingface import language_model
+
+    CASES["llama"].published().save_pretrained(tmp_path)
+    fields = published.config_of(tmp_path)
+    for kind, legal in (("mistral", True), ("granite", False)):
+        model = language_model({**fields, "model_type": kind, "sliding_window": None})
+        given = (tmp_path, weights(model), WholeModel.of(model))
+        if legal:
+            load_published(*given, others=False, warn=lambda text: None)
+        else:
+            with pytest.raises(RunError, match=r"model_type = llama, and the plan's model granite"):
+                load_published(*given, others=False, warn=lambda text: None)
+
+
 def test_fused_expert_weights_are_read(tmp_path: Path):
     case = CASES["mixtral"]
     model = case.published()

@@ -183,6 +183,23 @@ def test_tied_and_untied_models_do_not_mix(tmp_path: Path, hub: Path):
     refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has not: lm_head\.weight", hub, tied.own())
 
 
+@pytest.mark.parametrize("keep_config", [True, False])
+def test_untied_weights_are_not_dropped_where_the_config_says_nothing(hub: Path, keep_config: bool):
+    fields = json.loads((hub / "config.json").read_text(encoding="utf-8"))
+    del fields["tie_word_embeddings"]
+    (hub / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    if not keep_config:
+        (hub / "config.json").unlink()
+    tied = CASE._replace(config=_llama(tie_embeddings=True)).own()
+    refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has not: lm_head\.weight", hub, tied)
+    assert read(hub) == []
+
+
+def test_config_without_a_type_is_refused(hub: Path):
+    (hub / "config.json").write_text("{}", encoding="utf-8")
+    refused(RunErrorCode.WEIGHTS_CORRUPT, "has no model_type", hub)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantized_weights_are_refused(hub: Path, dtype: torch.dtype):
     with_tensor(hub, Q, torch.zeros(32, 32).to(dtype))

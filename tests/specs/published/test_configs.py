@@ -8,7 +8,13 @@ import pytest
 
 from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig
 from legoai.specs.models.families import resolve_config
-from legoai.specs.published.configs import NotPublishedError, differences, published_config
+from legoai.specs.published.configs import (
+    NotPublishedError,
+    differences,
+    nearest_config,
+    published_config,
+    ties_embeddings,
+)
 
 LLAMA_31 = {
     "model_type": "llama",
@@ -113,6 +119,64 @@ def test_missing_config_fields_take_usual_values():
 )  # fmt: skip
 def test_fields_beyond_shapes_are_compared(changed: dict[str, Any], which: dict[str, bool]):
     assert found(resolve_config("llama3", "8b"), {**LLAMA_31, **changed}) == which
+
+
+MISTRAL = {"model_type": "mistral", "rope_theta": 5e5, "rms_norm_eps": 1e-5, "num_attention_heads": 32}
+FULL = {"layer_types": ["full_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "which"),
+    [
+        (MISTRAL, {"sliding_window": False}),
+        ({**MISTRAL, "sliding_window": None}, {}),
+        ({**MISTRAL, **FULL}, {}),
+        ({**MISTRAL, "layer_types": ["full_attention", "sliding_attention"]}, {"sliding_window": False}),
+        ({**MISTRAL, "model_type": "qwen2", "num_key_value_heads": 8, "sliding_window": 64}, {}),
+        ({**MISTRAL, "model_type": "granite"}, {"model_type": True}),
+        ({**MISTRAL, "model_type": "vision", "text_config": {"model_type": "llama"}, **FULL, "num_key_value_heads": 8},
+         {}),
+    ],
+)  # fmt: skip
+def test_types_have_their_own_defaults(fields: dict[str, Any], which: dict[str, bool]):
+    assert found(resolve_config("llama3", "8b", {"rope_scaling": 1.0}), fields) == which
+
+
+@pytest.mark.parametrize(
+    ("changed", "which"),
+    [
+        ({"topk_method": None, "n_group": 8, "topk_group": 3}, {}),
+        ({"topk_method": "group_limited_greedy"}, {}),
+        ({"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3},
+         {"n_group": True, "topk_group": True, "topk_method": True}),
+        ({"rope_scaling": {**DEEPSEEK_V2_LITE["rope_scaling"], "truncate": False}}, {"rope_scaling": False}),
+        ({"rope_scaling": {**DEEPSEEK_V2_LITE["rope_scaling"], "truncate": True}}, {}),
+    ],
+)  # fmt: skip
+def test_groups_of_experts_count_where_they_are_used(changed: dict[str, Any], which: dict[str, bool]):
+    assert found(resolve_config("deepseek", "v2_lite"), {**DEEPSEEK_V2_LITE, **changed}) == which
+
+
+def test_model_without_an_exact_class_is_compared_too():
+    config = resolve_config("deepseek", "v2_lite", {"normalize_weights": True})
+    [one] = differences(nearest_config(config), DEEPSEEK_V2_LITE, builtin=True)
+    assert (one.field, one.published, one.own) == ("norm_topk_prob", False, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ties"),
+    [
+        ({"model_type": "llama"}, False),
+        ({"model_type": "llama", "tie_word_embeddings": True}, True),
+        ({"model_type": "deepseek_v3"}, False),
+        ({"model_type": "gpt2"}, True),
+        ({"model_type": "gpt2", "tie_word_embeddings": False}, False),
+        ({"model_type": "other"}, None),
+        ({}, None),
+    ],
+)
+def test_default_of_tied_embeddings_depends_on_the_type(fields: dict[str, Any], ties: bool | None):
+    assert ties_embeddings(fields) is ties
 
 
 @pytest.mark.parametrize(
