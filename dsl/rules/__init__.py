@@ -15,6 +15,7 @@ MODULES: Final = (
     "diagnostics.codes.statements",
     "diagnostics.codes.names",
     "rules.model",
+    "rules.updated_buffers",
     "rules.paths",
     "rules.cluster",
     "rules.mesh",

@@ -60,6 +60,7 @@ def computed_manifest(source: ModelSource) -> Manifest:
             "forward": ["images"] if isinstance(config, ViTConfig) else ["tokens", "positions"],
             "flow_error": None,
             "unfilled": [],
+            "updated": [],
             "tied": [["tok_embeddings.weight", "output.weight"]] if tied else [],
             "shared": [],
             "blocks": ["layers"],

@@ -19,7 +19,7 @@ from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, Module
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
 from legoai.specs.models.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
 from legoai.specs.models.shapes import Shape, other_sizes
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, tree_map
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, times_changed, tree_map
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -56,14 +56,14 @@ def describe(
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
     noted = outside_of_blocks(model, blocks) if shapes and isinstance(_reads(model), Tokens) else {}
-    calls, found, flow_error = follow(model, noted)
-    return _Describer(model, calls, found).manifest(source, flow_error, unfilled)
+    calls, found, updated, flow_error = follow(model, noted)
+    return _Describer(model, calls, found).manifest(source, flow_error, unfilled, updated)
 
 
 def follow(
     model: nn.Module, noted: Mapping[str, nn.Module]
-) -> tuple[dict[str, Call], dict[str, tuple[Shape | None, Shape | None]], str | None]:
-    """Record the first call of every module, and why forward could not be followed, if so.
+) -> tuple[dict[str, Call], dict[str, tuple[Shape | None, Shape | None]], list[str], str | None]:
+    """Record the first call of every module, the buffers that forward updates, and why it cannot be followed, if so.
 
     Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
 
@@ -80,14 +80,37 @@ def follow(
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
+                before = _saved_buffers(model)
                 with torch.no_grad(), FlowRecorder(model) as recorder, ShapeRecorder(noted) as shapes:
                     model(*inputs)
-                return recorder.calls, _shapes(model, inputs, noted, shapes), None
+                updated = _changed_buffers(before, _saved_buffers(model))
+                return recorder.calls, _shapes(model, inputs, noted, shapes), updated, None
             except Exception as raised:
                 error = error or raised
     assert error is not None
     advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
-    return {}, {}, f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+    return {}, {}, [], f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+
+
+def _saved_buffers(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return the buffers of the model's state, each with how often it was changed in place.
+
+    Other buffers are tables, of which a forward may compute more.
+    """
+    saved = model.state_dict(keep_vars=True)
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: (buffer, times_changed(buffer)) for name, buffer in buffers if name in saved}
+
+
+def _changed_buffers(
+    before: Mapping[str, tuple[torch.Tensor, int]], after: Mapping[str, tuple[torch.Tensor, int]]
+) -> list[str]:
+    """Return the buffers that were changed in place, or replaced by another tensor."""
+    return [
+        name
+        for name, (buffer, version) in after.items()
+        if name in before and (before[name][0] is not buffer or before[name][1] != version)
+    ]
 
 
 def _shapes(
@@ -174,7 +197,7 @@ class _Describer:
         self.templates: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
-    def manifest(self, source: str, flow_error: str | None, unfilled: list[str]) -> Manifest:
+    def manifest(self, source: str, flow_error: str | None, unfilled: list[str], updated: list[str]) -> Manifest:
         root = self._template(self.model)
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
@@ -192,6 +215,7 @@ class _Describer:
             "forward": list(inspect.signature(self.model.forward).parameters),
             "flow_error": flow_error,
             "unfilled": unfilled,
+            "updated": updated,
             "tied": self._tied(),
             "shared": list(self._shared()),
             "blocks": [self.paths[container] for container in self.block_lists],

@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 8
+FORMAT = 9
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -344,6 +344,8 @@ class Manifest:
             self.unfilled: tuple[str, ...] = tuple(raw["unfilled"])
             """Parameters and buffers that get no first value: the constructor leaves them empty, and no method of
             their module's or of the model's fills them."""
+            self.updated: tuple[str, ...] = tuple(raw["updated"])
+            """Buffers that are saved with the model, and that its forward changes in training."""
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""

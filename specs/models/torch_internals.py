@@ -32,6 +32,11 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return key
 
 
+def times_changed(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return tensor._version
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which this one is a view; None where it is not a view."""
     return tensor._base

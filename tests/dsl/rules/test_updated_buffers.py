@@ -1,0 +1,70 @@
+"""Buffers that forward updates are reported where ranks or recomputation make them differ from one device's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.rule_plans import codes, diagnostics
+
+FACTORY = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("scale", torch.ones(16))
+        self.register_buffer("table", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.table = torch.arange(x.shape[1], device=x.device)
+        {update}
+        return x + self.layer(x - self.mean) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+IN_PLACE = "self.mean.lerp_(x.detach().mean((0, 1)), 0.1)"
+REPLACED = "self.mean = self.mean.lerp(x.detach().mean((0, 1)), 0.1)"
+SHARDS = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
+STAGES = "mesh (pp = 2)\ncluster cpu(devices = 2)\npipeline on pp (schedule = 1F1B)\n"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("update", [IN_PLACE, REPLACED])
+def test_buffers_that_forward_updates_are_reported(tmp_path: Path, update: str):
+    (tmp_path / "net.py").write_text(FACTORY.replace("{update}", update))
+    plan = 'model python("net:Net")\n'
+    [found] = [item for item in diagnostics(plan + SHARDS, tmp_path) if item.code == "LP660"]
+    assert found.severity == "warning"
+    assert found.message == (
+        "forward updates `blocks.0.mean` and 1 more: each rank of `dp_shard` has values of its own"
+    )
+    assert "LP660" not in codes(plan + STAGES, tmp_path)
+    again = diagnostics(f"{plan}{STAGES}checkpoint {{ blocks.1 = full }}\n", tmp_path)
+    [found] = [item for item in again if item.code == "LP660"]
+    assert found.message == "forward updates `blocks.1.mean`, once more when it is recomputed"
+
+
+def test_other_buffers_are_not_reported(tmp_path: Path):
+    (tmp_path / "net.py").write_text(FACTORY.replace("{update}", "pass"))
+    assert "LP660" not in codes(f'model python("net:Net")\n{SHARDS}checkpoint {{ blocks.* = full }}\n', tmp_path)
