@@ -51,6 +51,7 @@ MODULES: Final = (
     "rules.divisibility",
     "rules.layouts",
     "rules.pieces",
+    "rules.draws",
     "rules.fsdp",
     "rules.units",
     "rules.replicate",
