@@ -52,6 +52,7 @@ MODULES: Final = (
     "rules.divisibility",
     "rules.layouts",
     "rules.pieces",
+    "rules.draws",
     "rules.fsdp",
     "rules.units",
     "rules.replicate",

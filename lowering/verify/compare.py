@@ -24,22 +24,26 @@ class Tolerances:
         loss: and gradient norm, relative to their values, in the first step.
         after: the same after an update, which enlarges what rounding has changed.
         gradient: the 2-norm of a difference relative to that of the gradient or, where the gradient is small, to a
-            thousandth of the average for gradients of its size in this model.
+            share of the usual one, which is the average for gradients of its size in this model.
+        small: that share. A gradient that is zero but for rounding, as that of a bias of keys, has no digit in common
+            with itself; with it, its difference may be a rounding of the usual gradient.
         update: root mean square of a parameter's difference after a step, relative to the sum of the learning rates up
-            to it. Where a gradient is pure rounding error, as for biases of keys, Adam's steps have arbitrary signs.
+            to it. Where the gradient is zero but for rounding, Adam's steps have arbitrary signs and lengths, and two
+            opposite steps are allowed.
     """
 
     loss: float
     after: float
     gradient: float
+    small: float
     update: float
 
 
 TOLERANCES: Final = {
-    "fp64": Tolerances(loss=1e-10, after=1e-10, gradient=1e-9, update=1e-6),
-    "fp32": Tolerances(loss=1e-5, after=1e-5, gradient=1e-3, update=5e-2),
-    "fp64, partly fp32": Tolerances(loss=1e-7, after=1e-6, gradient=1e-5, update=1e-3),
-    "bf16": Tolerances(loss=2e-2, after=2e-2, gradient=2e-1, update=1.0),
+    "fp64": Tolerances(loss=1e-10, after=1e-10, gradient=1e-9, small=1e-3, update=1e-6),
+    "fp32": Tolerances(loss=1e-5, after=1e-5, gradient=1e-3, small=1e-3, update=5e-2),
+    "fp64, partly fp32": Tolerances(loss=1e-7, after=1e-6, gradient=1e-5, small=1e-2, update=1e-3),
+    "bf16": Tolerances(loss=2e-2, after=2e-2, gradient=2e-1, small=2e-2, update=1.0),
 }
 """By the dtype of computation. Models from outside LegoAI may compute norms and positions in fp32. Adam's first steps
 depend only on a gradient's sign, so that rounding of gradients near zero shows in updates."""
@@ -68,7 +72,8 @@ def tolerances(plan: Plan) -> Tolerances:
     return replace(found, **{name: max(getattr(found, name), least) for name, least in _BY_MUON.items()})
 
 
-SMALL_GRADIENT: Final = 1e-3
+_EVERY_STEP: Final = 2.5
+"""More than two opposite steps of Adam differ by, in learning rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +95,16 @@ class Difference:
     step: int
 
 
-def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Difference]:
+def differences(own: Mapping[str, Any], reference: Mapping[str, Any], limits: Tolerances) -> list[Difference]:
     """Compare the full tensors that one rank holds with those of one device.
 
     Args:
         own: `gradients`, these `clipped`, `updated` and `trained` of the parameters that the rank holds.
         reference: the same for all parameters, and the learning `rates` of each in every step.
+        limits: of the comparison.
     """
     found = []
+    zero = set[str]()
     fields: tuple[tuple[Kind, str], ...] = (("gradient", "gradients"), ("clipped", "clipped"))
     for kind, field in fields:
         gradients = reference[field]
@@ -108,7 +115,10 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
             scale = 0.0
             if wanted is not None:
                 usual = total * math.sqrt(wanted.numel() / numel)
-                scale = max(float(wanted.double().norm()), SMALL_GRADIENT * usual)
+                norm = float(wanted.double().norm())
+                scale = max(norm, limits.small * usual)
+                if norm <= limits.gradient * limits.small * usual:
+                    zero.add(name)
             size, largest = _difference(gradient, wanted, scale)
             found.append(Difference(kind=kind, name=name, size=size, largest=largest, step=1))
     rates: Mapping[str, Sequence[float]] = reference["rates"]
@@ -117,6 +127,8 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
         for name, parameter in own[state].items():
             wanted = reference[state].get(name)
             scale = math.fsum(rates.get(name, ())[:step]) * math.sqrt(parameter.numel())
+            if name in zero:
+                scale *= max(1.0, _EVERY_STEP / limits.update)
             size, largest = _difference(parameter, wanted, scale)
             found.append(Difference(kind="update", name=name, size=size, largest=largest, step=step))
     return found

@@ -173,9 +173,10 @@ def run(
         clips = plan.clip is not None
         looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
         traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
+        limits = tolerances(plan)
         ranks = {
             f"rank {rank}": _Rank(
-                rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing
+                rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing, limits
             )
             for rank in range(world)
         }
@@ -285,6 +286,7 @@ class _Rank:
     traced: bool
     clips: bool
     drawing: tuple[str, ...]
+    limits: Tolerances
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
@@ -322,7 +324,7 @@ class _Rank:
                 "updated": seen.updated or trained,
                 "trained": trained,
             }
-            found = differences(own, reference)
+            found = differences(own, reference, self.limits)
             rates = wrong_rates(history.training, seen.rates, reference["schedule"])
         return {
             "losses": [record.loss for record in history.steps],

@@ -97,6 +97,31 @@ def build_random(depth: int = 2, dim: int = 16, drop: float = 0.1) -> nn.Module:
     return model
 
 
+class Dropping(nn.Module):
+    """Attention of two heads, and dropout of its weights (`heads`), in its kernel, or of its result (`rest`)."""
+
+    def __init__(self, dim: int, drops: str) -> None:
+        super().__init__()
+        self.norm, self.drops = nn.LayerNorm(dim), drops
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.drop = nn.Dropout(0.5 if drops == "rest" else 0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, width = self.norm(x), self.q.weight.shape[1] // 2
+        q, k, v = (layer(y).view(*x.shape[:2], -1, width).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if self.drops == "heads":
+            mixed = F.dropout((q @ k.mT).softmax(-1), 0.5, self.training) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 * (self.drops == "kernel"))
+        return x + self.drop(self.o(mixed.transpose(1, 2).flatten(2)))
+
+
+def build_dropping(drops: str, depth: int = 2, dim: int = 16) -> nn.Module:
+    model = Decoder(depth, dim)
+    model.blocks = nn.ModuleList([Dropping(dim, drops) for _ in range(depth)])
+    return model
+
+
 def build_unfollowed(depth: int = 2, dim: int = 16) -> nn.Module:
     class Reads(nn.Embedding):
         """Asks for a value, which a tensor on the meta device does not have."""

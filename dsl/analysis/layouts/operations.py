@@ -23,6 +23,7 @@ MismatchKind = Literal[
     "norm_heads",
     "shared",
     "plain",
+    "drawn",
     "result",
 ]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from legoai.dsl.analysis.layouts.draws import drawn_on_pieces
 from legoai.dsl.analysis.layouts.operations import MismatchKind, operation
 from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
 from legoai.specs.directives.base import PathRule
@@ -45,6 +46,7 @@ class Mismatch(Record, kw_only=True):
     | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
     | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
+    | `drawn` | random numbers, as of dropout, are drawn for the shard ``got``, the same on every rank |
     | `result` | the model's output is sharded, or a DTensor |
     """
 
@@ -352,6 +354,8 @@ class Propagation:
                 made.append(self._call(info.child_path(step.name), taken))
             else:
                 made.append(self.operation(info, step, taken))
+        for path, piece in drawn_on_pieces(self.manifest, self.styles, info, made):
+            self._find("drawn", path, piece, rule=self.styles.get(path))
         results = [made[index] for index in info.outputs]
         if not results:
             return UNKNOWN

@@ -61,7 +61,7 @@ def test_update_differences_are_cumulative():
         "gradients": {"w": gradient}, "clipped": {}, "updated": {"w": parameter + 0.1},
         "trained": {"w": parameter + 0.2},
     }  # fmt: skip
-    sizes = {item.step: item.size for item in differences(own, reference) if item.kind == "update"}
+    sizes = {item.step: item.size for item in differences(own, reference, TOLERANCES["fp32"]) if item.kind == "update"}
     assert sizes == {1: pytest.approx(1.0), 2: pytest.approx(1.0)}
 
 
@@ -115,10 +115,32 @@ def test_difference_is_relative_to_the_usual_size():
         "updated": {"a": zero + 0.01},
         "trained": {"a": zero.clone(), "b": zero * float("nan")},
     }
-    sizes = {(item.kind, item.step, item.name): item.size for item in differences(own, reference)}
+    sizes = {(item.kind, item.step, item.name): item.size for item in differences(own, reference, TOLERANCES["fp32"])}
     assert sizes["gradient", 1, "a"] == pytest.approx(0.5)
     assert sizes["gradient", 1, "b"] < 1e-2, "of a thousandth of the usual gradient"
     assert sizes["gradient", 1, "c"] == 0.0
     assert sizes["update", 1, "a"] == pytest.approx(0.1), "a tenth of the rate of the first step"
     assert sizes["update", 2, "b"] == float("inf")
     assert relative(float("nan"), 1.0) == float("inf")
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("fp64", 2**-53), ("fp32", 2**-24), ("bf16", 2**-8)])
+def test_rounding_of_a_gradient_that_is_zero_is_no_difference_and_half_of_a_small_one_is(dtype: str, rounding: float):
+    limits, rate = TOLERANCES[dtype], 0.1
+    ones = torch.ones(64)
+    reference = {
+        "gradients": {"usual": ones, "small": 0.02 * ones, "zero": 1e-3 * rounding * ones},
+        "clipped": {},
+        "updated": {"usual": -rate * ones, "zero": -rate * ones},
+        "trained": {},
+        "rates": {"usual": [rate], "small": [rate], "zero": [rate]},
+    }
+    own = {
+        "gradients": {"usual": ones, "small": 0.01 * ones, "zero": -0.5 * rounding * ones},
+        "clipped": {},
+        "updated": {"usual": rate * ones, "zero": rate * ones},
+        "trained": {},
+    }
+    found = differences(own, reference, limits)
+    wrong = [(it.kind, it.name) for it in found if it.size > getattr(limits, it.kind)]
+    assert wrong == [("gradient", "small"), ("update", "usual")], "a step of the other sign than one device's"
