@@ -46,6 +46,8 @@ class Parsed(Record):
     file: PlanFile
     diagnostics: tuple[Diagnostic, ...]
     damaged: tuple[Span, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    """As :func:`chunks` gives them."""
 
 
 @lru_cache(maxsize=8)
@@ -66,7 +68,7 @@ def parse(text: str, name: str) -> Parsed:
         if mistakes:
             damaged.append(lines.span(start, end))
     file = PlanFile(name, text, tuple(statements), scan.comments)
-    return Parsed(file, tuple(diagnostics), tuple(damaged))
+    return Parsed(file, tuple(diagnostics), tuple(damaged), tuple(scan.chunks))
 
 
 class _FromOffset(LexerThread):

@@ -11,11 +11,12 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.paths import FOREIGN_RANGE, PathError, pattern
 from legoai.dsl.frontend.scope import MEASURES, Scope
-from legoai.dsl.frontend.syntax import Let, PathText
+from legoai.dsl.frontend.syntax import Let, PathText, Value
 from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_HEAD: Final = "let end = "
 
 
 def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
@@ -23,7 +24,7 @@ def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
     text = path.text
     ends = list(_computed(text))
     for offset, end in reversed(ends):
-        place = _part(path.span, offset, len(end))
+        place = part_of(path.span, offset, len(end))
         value = _value(end, place, scope)
         if isinstance(value, Diagnostic):
             return value
@@ -33,9 +34,17 @@ def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
     except PathError as error:
         # The computed text has other offsets than the written one.
         offset = 0 if ends else error.offset
-        place = _part(path.span, offset, len(path.text) - offset)
+        place = part_of(path.span, offset, len(path.text) - offset)
         return MalformedPath.at(place, error.message, label="the path cannot be read")
     return replace(path, text=text).canonical
+
+
+def ends_of(path: PathText) -> Iterator[tuple[int, Value]]:
+    """The ends of ranges that are computed, each with what its spans' offsets lack to be those in the path."""
+    for offset, end in _computed(path.text):
+        value = _parsed(end, path.span.file)
+        if value is not None:
+            yield offset - len(_HEAD), value
 
 
 def _computed(text: str) -> Iterator[tuple[int, str]]:
@@ -51,11 +60,10 @@ def _computed(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _value(text: str, place: Span, scope: Scope) -> int | Diagnostic:
-    parsed = parse(f"let end = {text}", place.file)
-    statements = parsed.file.statements
-    if parsed.diagnostics or len(statements) != 1 or not isinstance(statements[0], Let):
+    node = _parsed(text, place.file)
+    if node is None:
         return MalformedPath.at(place, f"`{text}` is no end of a range", label="not a whole number")
-    quantity = scope.arithmetic(statements[0].value)
+    quantity = scope.arithmetic(node)
     if isinstance(quantity, Diagnostic):
         # Its spans are those of the text that was parsed here.
         return replace(quantity, label=replace(quantity.label, span=place), others=(), fix=None)
@@ -66,7 +74,15 @@ def _value(text: str, place: Span, scope: Scope) -> int | Diagnostic:
     return int(value)
 
 
-def _part(span: Span, offset: int, length: int) -> Span:
+def _parsed(text: str, file: str) -> Value | None:
+    parsed = parse(f"{_HEAD}{text}", file)
+    statements = parsed.file.statements
+    if parsed.diagnostics or len(statements) != 1 or not isinstance(statements[0], Let):
+        return None
+    return statements[0].value
+
+
+def part_of(span: Span, offset: int, length: int) -> Span:
     """Return the span of a part of a path, which is on one line."""
     start, column = span.start + offset, span.column + offset
     return span._replace(start=start, end=start + length, column=column, end_column=column + length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from legoai.dsl.frontend.parse import chunks
@@ -126,9 +126,14 @@ class Token(NamedTuple):
     end: int
 
 
-def parts(text: str) -> Iterator[tuple[Token, Part]]:
-    """Yield the words of a text, each with its part."""
-    for first, last in chunks(text):
+def parts(text: str, statements: Iterable[tuple[int, int]]) -> Iterator[tuple[Token, Part]]:
+    """Yield the words of a text, each with its part.
+
+    Args:
+        text: of a plan.
+        statements: the start of each, and of the next one.
+    """
+    for first, last in statements:
         frames = [_Frame("statement")]
         for token in _tokens(text, first, last, frames):
             if token.kind in (*_WORDS, "string", "comment"):

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parse import Parsed, parse
 from legoai.dsl.frontend.sources import UnreadableError, decoded, read_base
 from legoai.dsl.frontend.syntax import PlanFile, Statement, String
 from legoai.dsl.lint import Announce, Factories, Linted, lint
@@ -59,9 +59,14 @@ class Document:
         return Positions(self.text, self._encoding, mark=self._marked)
 
     @property
+    def parsed(self) -> Parsed:
+        """The text as it is read."""
+        return parse(self.text, self.name)
+
+    @property
     def file(self) -> PlanFile:
         """The syntax tree, without the statements that cannot be read."""
-        return parse(self.text, self.name).file
+        return self.parsed.file
 
     def extended(self) -> Iterator[tuple[String, Path]]:
         """The file names of the plans that this one extends, and the files."""

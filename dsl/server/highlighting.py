@@ -25,18 +25,18 @@ def semantic_tokens(document: Document) -> types.SemanticTokens:
     """Return the words of a document: line and character relative to the previous word, length and type of each."""
     data: list[int] = []
     line = character = 0
+    numbers = {sort: number for number, sort in enumerate(LEGEND)}
     for token, sort in _sorted(document):
-        start, end = (document.positions.position(offset) for offset in (token.start, token.end))
-        same = start.line == line
-        data += [start.line - line, start.character - (character if same else 0), end.character - start.character]
-        data += [LEGEND.index(sort), 0]
-        line, character = start.line, start.character
+        on, start = document.positions.place(token.start)
+        _, end = document.positions.place(token.end)
+        data += (on - line, start - (character if on == line else 0), end - start, numbers[sort], 0)
+        line, character = on, start
     return types.SemanticTokens(data)
 
 
 def _sorted(document: Document) -> Iterator[tuple[Token, types.SemanticTokenTypes]]:
     names = {item.name.text for item in document.file.statements if isinstance(item, Let)}
-    for token, part in parts(document.text):
+    for token, part in parts(document.text, document.parsed.chunks):
         sort = _sort(token, part, document.text, names)
         if sort is not None:
             yield token, sort

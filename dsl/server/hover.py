@@ -6,10 +6,12 @@ from typing import Final
 
 from lsprotocol import types
 
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.expand import written_out
+from legoai.dsl.frontend.ranges import resolved_path
 from legoai.dsl.frontend.suppress import suppressions
-from legoai.dsl.frontend.syntax import Let, Statement
+from legoai.dsl.frontend.syntax import Let, PathText, Statement
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.explain import explain
 from legoai.dsl.rules import rule_of
@@ -17,6 +19,7 @@ from legoai.dsl.server.completion import manifest_of
 from legoai.dsl.server.cursor import Place, word_at
 from legoai.dsl.server.documents import Checked, Checking, Document
 from legoai.dsl.server.module_paths import matching
+from legoai.dsl.server.navigation import use_at
 from legoai.dsl.server.pages import owner_of, page_at, page_of_option
 from legoai.specs.directives import FAMILIES, family
 
@@ -33,7 +36,11 @@ def hover(checked: Checked, offset: int, checking: Checking) -> types.Hover | No
     start = place.start
     if place.part == "comment":
         return _suppressed(document, offset)
-    if place.part == "path":
+    use = use_at(checked, offset) if place.part == "path" else None
+    if use is not None and use.sort == "let":
+        start, end = use.span.start, use.span.end
+        text = _let(use.name, checked)
+    elif place.part == "path":
         text = _path(document.text[start:end], place, checked)
     else:
         text = _word(document.text[start:end], place, checked, offset, checking)
@@ -47,9 +54,8 @@ def _word(word: str, place: Place, checked: Checked, offset: int, checking: Chec
         return ""
     if word == "auto":
         return _hole(checked, offset, place, checking)
-    for item in checked.document.file.statements:
-        if isinstance(item, Let) and item.name.text == word and place.part != "statement":
-            return f"```\n{checked.document.text[item.span.start : item.span.end]}\n```\n"
+    if place.part != "statement" and (defined := _let(word, checked)):
+        return defined
     option = "" if place.option is None else place.option.name
     return (
         _layout(word, place, checked)
@@ -57,6 +63,15 @@ def _word(word: str, place: Place, checked: Checked, offset: int, checking: Chec
         or page_at(word, place.part, owner_of(place), option)
         or ""
     )
+
+
+def _let(name: str, checked: Checked) -> str:
+    """The statement that defines a name: that of the document, else of a plan that it extends."""
+    for file in (checked.document.file, *checked.files.values()):
+        for item in file.statements:
+            if isinstance(item, Let) and item.name.text == name:
+                return f"```\n{file.text[item.span.start : item.span.end]}\n```\n"
+    return ""
 
 
 def _layout(word: str, place: Place, checked: Checked) -> str | None:
@@ -86,8 +101,9 @@ def _path(path: str, place: Place, checked: Checked) -> str:
     linted = checked.linted
     if manifest is None or linted is None or linted.analysis is None:
         return ""
+    computed = resolved_path(PathText(path, linted.resolution.start), linted.resolution.scope)
     parameters = place.keyword in FAMILIES and family(place.keyword).names_parameters
-    names = matching(manifest, path, parameters=parameters)
+    names = [] if isinstance(computed, Diagnostic) else matching(manifest, computed, parameters=parameters)
     if not names:
         return f"`{path}` matches no module of the model.\n"
     said = explain(linted.analysis, names[0] or "root")

@@ -9,11 +9,14 @@ from typing import Literal
 
 from lsprotocol import types
 
+from legoai.dsl.frontend.ranges import ends_of, part_of
 from legoai.dsl.frontend.reserved import reserved_names
 from legoai.dsl.frontend.syntax import (
+    AnyStatement,
     Let,
     Name,
     Node,
+    PathText,
     PlanFile,
     Require,
     Statement,
@@ -25,7 +28,7 @@ from legoai.dsl.frontend.syntax import (
 from legoai.dsl.server.documents import Checked, uri_of
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.models.manifest_cache import find_module_file
-from legoai.specs.record import Record
+from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 
@@ -61,11 +64,20 @@ def _uses(node: Node, names: set[str]) -> Iterator[Use]:
     elif isinstance(node, Name):
         if node.text in names:
             yield Use("let", node.text, node.span, False)
+    elif isinstance(node, PathText):
+        yield from _in_path(node, names)
     else:
         for child in children(node):
             # The name of an argument or a call is the language's own.
             if child is not getattr(node, "name", None):
                 yield from _uses(child, names)
+
+
+def _in_path(path: PathText, names: set[str]) -> Iterator[Use]:
+    """The uses in the ends of ranges: `layers.{0..n - 1}`."""
+    for offset, end in ends_of(path):
+        for use in _uses(end, names):
+            yield replace(use, span=part_of(path.span, offset + use.span.start, use.span.end - use.span.start))
 
 
 def _statement(node: Statement, names: set[str]) -> Iterator[Use]:
@@ -95,8 +107,16 @@ def use_at(checked: Checked, offset: int) -> Use | None:
 
 
 def _let_names(checked: Checked) -> set[str]:
-    files = (checked.document.file, *checked.files.values())
-    return {item.name.text for file in files for item in file.statements if isinstance(item, Let)}
+    return {item.name.text for item in _statements(checked) if isinstance(item, Let)}
+
+
+def _statements(checked: Checked) -> Iterator[AnyStatement]:
+    """The statements of all files, and those in variants."""
+    for file in (checked.document.file, *checked.files.values()):
+        for item in file.statements:
+            yield item
+            if isinstance(item, Variant):
+                yield from item.statements
 
 
 def definition(checked: Checked, offset: int) -> list[types.Location]:
@@ -129,6 +149,10 @@ def renamed(checked: Checked, offset: int, name: str) -> types.WorkspaceEdit:
         raise CannotRenameError(f"`{name}` is a name of the language, or no name")
     if use.sort == "let" and name in _let_names(checked):
         raise CannotRenameError(f"the plan has a `let` of the name `{name}`")
+    if use.sort == "variant" and any(
+        isinstance(item, Variant) and item.name.text == name for item in _statements(checked)
+    ):
+        raise CannotRenameError(f"the plan has a variant of the name `{name}`")
     changes: dict[str, list[types.TextEdit]] = {}
     for place, _ in _like(checked, use):
         changes.setdefault(place.uri, []).append(types.TextEdit(place.range, name))

@@ -34,9 +34,13 @@ class Positions:
 
     def position(self, offset: int) -> types.Position:
         """Return the position of a character; within a line ending, the end of the line."""
+        return types.Position(*self.place(offset))
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Return the line and character of a position: of many at once cheaper than the class of the protocol."""
         line = bisect_right(self._starts, offset) - 1
         start = self._starts[line]
-        return types.Position(line, self._length(start, min(offset, self._ends[line])) + self._lead(line))
+        return line, self._length(start, min(offset, self._ends[line])) + self._lead(line)
 
     def offset(self, position: types.Position) -> int:
         """Return the character at a position; the end of the line or text for a position beyond it."""

@@ -23,9 +23,27 @@ _UNNECESSARY: Final = ("unused-", "idle-", "empty-statement", "empty-variant", "
 """Names or prefixes of rules about text that could be deleted: editors show it faded."""
 
 
+_MOST: Final = 300
+"""Diagnostics that are published: more than anyone reads, and few enough for an editor to draw."""
+
+
 def published(checked: Checked) -> list[types.Diagnostic]:
-    """Return the diagnostics of a document. Those of a base plan are shown at its `extends`."""
-    return [_published(item, checked) for item in checked.diagnostics]
+    """Return the diagnostics of a document. Those of a base plan are shown at its `extends`.
+
+    Of very many only the first are published, errors before warnings, and one diagnostic counts the others.
+    """
+    found = checked.diagnostics
+    if len(found) <= _MOST:
+        return [_published(item, checked) for item in found]
+    first = sorted(found, key=lambda item: list(SEVERITIES).index(item.severity))[:_MOST]
+    left = len(found) - len(first)
+    others = types.Diagnostic(
+        range=range_of(first[-1], checked),
+        message=f"{left} more diagnostics are not shown; `legoai lint` prints all",
+        severity=types.DiagnosticSeverity.Information,
+        source="legoai",
+    )
+    return [*(_published(item, checked) for item in first), others]
 
 
 def _published(item: Diagnostic, checked: Checked) -> types.Diagnostic:

@@ -17,6 +17,7 @@ from pygls.lsp.server import LanguageServer
 
 from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hints
 from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
+from legoai.dsl.server.protocol import PlanProtocol
 from legoai.dsl.server.published import files_beside, published
 from legoai.specs.models.manifest_cache import stop_inspections
 
@@ -56,7 +57,7 @@ class PlanServer(LanguageServer):
     """
 
     def __init__(self, version: str, cost_command: CostCommand) -> None:
-        super().__init__("legoai", version, text_document_sync_kind=types.TextDocumentSyncKind.Full)
+        super().__init__("legoai", version, types.TextDocumentSyncKind.Full, protocol_cls=PlanProtocol)
         self.open: dict[str, _Open] = {}
         self.approved: set[tuple[Path, str]] = set()
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lint")

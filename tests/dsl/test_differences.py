@@ -226,7 +226,7 @@ def test_formatted_and_expanded_plans_have_no_difference(path: Path):
     text = path.read_text(encoding="utf-8")
     plan = resolve(text, path.name, directory=path.parent)
     assert plan.plan is not None
-    for other in (text, format_text(text, path.name).text, expand(plan)):
+    for other in (text, format_text(text, path.name).text, expand(plan).text):
         found = resolve(other, path.name, directory=path.parent).plan
         assert changes(plan.plan, found) == ()
 

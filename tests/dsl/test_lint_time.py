@@ -79,8 +79,12 @@ def test_lint_imports_no_heavy_modules_and_takes_under_a_second(path: Path | Non
         lambda count: [f"let a{number} =" for number in range(count)],
         lambda count: ["checkpoint {", *(f"  layrs.{number} = full" for number in range(count)), "}"],
         lambda count: ["variant v {", *(f"let a{number} = 1" for number in range(count)), "}"],
+        lambda count: [
+            *(f"let a{number} = 1" for number in range(count)),
+            *("variant v {", *(f"unset let a{number}" for number in range(count)), "}"),
+        ],
     ],
-    ids=["unused lets", "a chain of lets", "suppressions", "syntax errors", "unknown paths", "a variant"],
+    ids=["unused lets", "a chain of lets", "suppressions", "syntax errors", "unknown paths", "a variant", "unset"],
 )
 def test_lint_time_is_linear_in_the_length_of_a_plan(statements: Callable[[int], list[str]]):
     """Calls are counted, since times vary. A quadratic part would let a plan of a stranger hold up CI."""

@@ -94,9 +94,13 @@ class Client:
         """Send a request and wait for its answer."""
         return self.answer(self.request(method, params))
 
+    def response(self, number: object) -> dict[str, Any]:
+        """The response to a request, also an error; other messages are stored."""
+        return self._until(lambda message: message.get("id") == number and "method" not in message)
+
     def answer(self, number: int) -> Any:
         """The answer to a request; other messages are stored."""
-        message = self._until(lambda message: message.get("id") == number and "method" not in message)
+        message = self.response(number)
         assert "error" not in message, message["error"]
         return message["result"]
 

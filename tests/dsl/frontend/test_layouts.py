@@ -87,7 +87,7 @@ def test_image_tokens_are_sharded_if_tp_divides_them(image_size: int, fits: bool
 )
 def test_expansion_writes_every_rule_and_preserves_meaning(body: str):
     found = resolution(head() + body)
-    text = expand(found)
+    text = expand(found).text
     again = resolution(text)
     assert found.plan is not None
     assert again.plan is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import BAD, GOOD
-from support.language_client import PATIENCE, client
+from support.language_client import PATIENCE, Client, client
 
 FACTORY = """
 import pathlib
@@ -44,6 +44,42 @@ def test_server_exits_on_end_of_input_and_exit_notification(tmp_path: Path):
         assert server.errors() == ""
     done = started("lsp", "--stdio")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_every_request_is_answered(tmp_path: Path):
+    place = {"textDocument": {"uri": "file:///x.plan"}, "position": {"line": 0, "character": 0}}
+
+    def code(server: Client, method: str, params: object = None) -> object:
+        server.send({"jsonrpc": "2.0", "id": "a", "method": method, **({} if params is None else {"params": params})})
+        answer = server.response("a")
+        return answer["error"]["code"] if "error" in answer else answer["result"]
+
+    with client(tmp_path) as server:
+        assert code(server, "textDocument/hover", place) is None
+        for params in (None, {"foo": 1}, [], {**place, "position": {"line": "0", "character": []}}):
+            assert code(server, "textDocument/hover", params) == -32602
+        assert code(server, "foo/bar") == -32601
+        assert code(server, "initialize", {"processId": None, "rootUri": None, "capabilities": {}}) == -32600
+        assert code(server, "textDocument/hover", place) is None
+        assert code(server, "shutdown") is None
+        assert code(server, "textDocument/hover", place) == -32600
+        server.notify("exit", None)
+        assert server.process.wait(PATIENCE) == 0
+        assert server.notes == []
+
+
+def test_request_before_the_start_is_refused():
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": {}}).encode()
+    done = started("lsp", data=b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert json.loads(done.stdout.partition(b"\r\n\r\n")[2])["error"]["code"] == -32002
+
+
+def test_change_of_a_closed_document_has_no_effect(tmp_path: Path):
+    with client(tmp_path, options={"costs": False}) as server:
+        document = {"uri": server.uri("a.plan"), "version": 1}
+        server.notify("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": BAD}]})
+        assert server.open("b.plan", GOOD) == []
+        assert [note["method"] for note in server.notes] == []
 
 
 def test_position_encoding_follows_the_client(tmp_path: Path):

@@ -125,3 +125,14 @@ def test_factory_with_a_stale_cache_is_not_run(monkeypatch: pytest.MonkeyPatch):
     found = check(Document("untitled:x", 1, text, "utf-16", ROOT), checking)
     assert "LP226" in [item.code for item in found.diagnostics]
     assert announced == []
+
+
+def test_of_very_many_diagnostics_the_first_are_published_and_the_rest_counted():
+    path = ROOT / "many.plan"
+    text = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 4, seq_len = 64)\n'
+    found = checked(path, text + "".join(f"let a{number} = 1\n" for number in range(400)) + "clip (norm = x)\n")
+    assert len(found.diagnostics) == 401
+    sent = published(found)
+    assert len(sent) == 301
+    assert sent[0].severity == types.DiagnosticSeverity.Error
+    assert sent[-1].message == "101 more diagnostics are not shown; `legoai lint` prints all"

@@ -310,6 +310,55 @@ def test_rename_changes_every_use(editor: tuple[Client, str]):
     assert server.at("prepareRename", name, text.replace("micro = n", "mic|ro = n")) is None
 
 
+IN_PATH = (
+    "# 🚀\nplan small\nlet n = 4\n"
+    + GOOD.partition("\n")[2]
+    + "checkpoint { layers.{0..n - 1}.{attention, n} = full, layers.{n - 4..max(n, 2) - 1}.feed_forward = full }\n"
+)
+
+
+def test_names_inside_of_paths_are_renamed_and_followed(editor: tuple[Client, str]):
+    server, name = editor
+    marked = IN_PATH.replace("max(n", "max(|n")
+    [found] = server.at("definition", name, marked)
+    assert found["range"]["start"] == {"line": 2, "character": 4}
+    assert len(server.at("references", name, marked, context={"includeDeclaration": True})) == 4
+    edit = server.at("rename", name, IN_PATH.replace("let n", "let |n"), newName="blocks")
+    after = applied(IN_PATH, edit["changes"][server.uri(name)])
+    for old, new in (
+        ("let n", "let blocks"),
+        ("0..n -", "0..blocks -"),
+        ("{n - 4", "{blocks - 4"),
+        ("(n,", "(blocks,"),
+    ):
+        assert after.count(new) == IN_PATH.count(old) == 1
+    assert after == IN_PATH.replace("let n", "let blocks").replace("0..n", "0..blocks").replace(
+        "{n -", "{blocks -"
+    ).replace("max(n", "max(blocks")
+
+
+def test_hover_inside_of_a_path_shows_the_name_and_around_it_the_modules(editor: tuple[Client, str]):
+    server, name = editor
+    found = server.at("hover", name, IN_PATH.replace("max(n", "max(|n"))
+    assert found["contents"]["value"] == "```\nlet n = 4\n```\n"
+    line = IN_PATH.split("\n").index(next(line for line in IN_PATH.split("\n") if line.startswith("checkpoint")))
+    start = IN_PATH.split("\n")[line].index("n, 2)")
+    assert found["range"] == {
+        "start": {"line": line, "character": start}, "end": {"line": line, "character": start + 1},
+    }  # fmt: skip
+    found = server.at("hover", name, IN_PATH.replace("layers.{n", "lay|ers.{n"))
+    assert "matches 4: `layers.0.feed_forward`" in found["contents"]["value"]
+
+
+def test_variant_is_not_renamed_to_another(editor: tuple[Client, str]):
+    server, name = editor
+    text = GOOD + "variant big { clip (norm = 1.0) }\nvariant small { clip (norm = 2.0) }\n"
+    with pytest.raises(AssertionError, match="the plan has a variant of the name `small`"):
+        server.at("rename", name, text.replace("variant big", "variant b|ig"), newName="small")
+    edit = server.at("rename", name, text.replace("variant big", "variant b|ig"), newName="large")
+    assert applied(text, edit["changes"][server.uri(name)]) == text.replace("big", "large")
+
+
 def test_extends_completes_plan_paths(editor: tuple[Client, str], folder: Path):
     server, name = editor
     (folder / "bases").mkdir()

@@ -190,6 +190,6 @@ def test_expansion_of_a_mixture_names_its_blocks_without_experts(tmp_path: Path)
     [case] = [case for case in cases(tmp_path) if case.name == "qwen2_moe"]
     found = resolve(case.text("mesh (tp = 2)\nshard standard on tp (sequence)\n", 2), "a.plan", directory=tmp_path)
     assert found.diagnostics == []
-    text = expand(found)
+    text = expand(found).text
     assert "model.layers.1.mlp.{gate_proj, up_proj}" in text
     assert resolve(text, "a.plan", directory=tmp_path).plan.digest == found.plan.digest
