@@ -242,7 +242,9 @@ def _take_away(
     if problem is not None:
         diagnostics.append(problem)
         return
-    meant = [key for key, item in held.items() if _means(unset, key, item)]
+    named = ("let", unset.name.text) if unset.what.text == "let" and unset.name is not None else None
+    keys = held if named is None else [named] if named in held else []  # of names a plan may have very many
+    meant = [key for key in keys if _means(unset, key, held[key])]
     beside = next((held[key] for key in meant if is_own(held[key])), None)
     if beside is not None:
         diagnostics.append(
