@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend import merge
 from legoai.dsl.frontend.resolve import resolve
 from legoai.specs.plan import Plan
 from support.resolution import HEAD, codes, plan_of, resolution
@@ -278,3 +279,15 @@ def test_plan_level_statement_in_a_variant_is_reported_at_its_line(inner):
         (diagnostic,) = resolve(text, "test.plan", directory=Path(), variant=variant).diagnostics
         assert diagnostic.code == "LP218"
         assert diagnostic.label.span.line == text.count("\n", 0, text.index(inner)) + 1
+
+
+def test_each_unset_of_a_let_looks_at_one_name(monkeypatch: pytest.MonkeyPatch):
+    looked = []
+    means = merge._means
+    monkeypatch.setattr(merge, "_means", lambda *given: looked.append(given) or means(*given))
+    names = [f"a{number}" for number in range(50)]
+    lines = [*(f"let {name} = 1" for name in names), "variant v {", *(f"  unset let {name}" for name in names), "}"]
+    found = resolve(HEAD + "\n".join(lines), "t.plan", directory=Path(), variant="v")
+    assert found.diagnostics == []
+    assert found.scope.names == {}
+    assert len(looked) == len(names)
