@@ -23,7 +23,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 help:
 	@echo 'make demo      lint plans/tiny.plan, lower it, and train it on 4 local processes'
-	@echo 'make test      run the tests but those marked slow: ten to twenty minutes on two idle cores'
+	@echo 'make test      run the tests but those marked slow: some fifteen minutes on two idle cores'
 	@echo 'make test-all  run all tests: hours'
 	@echo 'make test-oldest-torch  run the tests of torch'"'"'s private names on torch $(OLDEST), which is installed once (gigabytes)'
 	@echo 'make lint      check style, types and import contracts'

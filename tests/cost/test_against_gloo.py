@@ -29,8 +29,8 @@ from support.simulator import in_the_simulator
 TRIAL = (4, "int32")
 """Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""
 
-QUICK = ("tensor and sequence parallel", "pipeline, ZBVZeroBubble")
-"""The families with most kinds of collectives; the others take too long for every run of the tests."""
+QUICK = ("tensor and sequence parallel",)
+"""The family with most kinds of collectives; the others take too long for every run of the tests."""
 
 
 def simulated(text: str, world: int) -> list[list[list[Issued]]]:

@@ -68,6 +68,7 @@ def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, f
     )
 
 
+@pytest.mark.slow
 def test_input_gradient_reduction_overlaps_weight_gradients(plain, overlapped):
     for module in ("layers.*.attention", "layers.*.feed_forward", "output"):
         count, seconds, exposed = backward_of(plain, "reduce_scatter", module)

@@ -100,7 +100,8 @@ def alone_by_muon(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", slow_but(BY_MUON, "stages of which the last has no matrix"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_MUON)
 def test_muon_on_a_mesh_equals_one_process(name: str, gloo, data, alone_by_muon):
     assert_close(together(gloo(4)(train, text_of(BY_MUON[name], MUON), data)), alone_by_muon, TOLERANCE)
 

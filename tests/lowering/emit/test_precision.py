@@ -99,6 +99,7 @@ def test_products_in_fp32_equal_the_float8_kernel(in_fp32: bool):
     assert torch.allclose(model(inputs), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_float8_loss_and_gradients_are_close_to_bf16(gloo, data):
     pytest.importorskip("torchao.float8")
     plain = gloo(4)(train, text_of(BOTH, TWO_BLOCKS), data)[0]

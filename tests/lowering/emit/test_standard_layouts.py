@@ -161,7 +161,8 @@ def test_standard_styles_and_units_equal_one_process(share: str, gloo, data, tmp
     compare([item for case in several for item in with_options(case)], gloo, data, tmp_path)
 
 
-@pytest.mark.parametrize("options", ["sequence", pytest.param("sequence, overlap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["sequence", "sequence, overlap"])
 def test_sequence_layouts_of_hugging_face_models_run_in_stages(options: str, gloo, data, tmp_path: Path):
     [case] = [case for case in cases(tmp_path) if case.name == "qwen3"]
     model = case.model.replace(")", ", tie_word_embeddings = false)")

@@ -248,6 +248,7 @@ def fit(dp_shard: int = 1, **options: Any) -> list[float]:
     return [record.loss for record in trainer.fit(RunOptions(device="cpu", log_every=0, **options)).steps]
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_training_resumes_within_an_epoch_on_another_degree(gloo: Any, tmp_path: Path):
     source, out = saved(tmp_path / "saved", {"text": TEXTS}), tmp_path / "run"

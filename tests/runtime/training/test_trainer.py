@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
 from legoai.runtime.training.batches import Batches
 from support import corpus, programs
-from support.marks import slow_but
 
 data, own_cache = corpus.data, corpus.own_cache
 
@@ -79,7 +78,8 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(MESHES, "fsdp2 x tp2, checkpointed"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
 def test_training_on_a_mesh_equals_one_process(gloo, alone, data, name):
     ranks = gloo(4)(fit, MESHES[name], {"steps": STEPS, "data": data})
     for rank in ranks:
@@ -234,6 +234,7 @@ def test_non_finite_loss_stops_the_run(gloo, data):
     assert caught.value.code == RunErrorCode.NOT_FINITE
 
 
+@pytest.mark.slow
 def test_non_finite_update_can_be_skipped(gloo, data):
     run = gloo(4)(explode, "skip", data)[0]
     assert len(run["loss"]) == STEPS

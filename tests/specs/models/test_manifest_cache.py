@@ -140,11 +140,12 @@ def test_factory_error_is_one_sentence(workplace, target, arguments, kind, words
     assert_error(workplace, target, arguments, kind, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind", "words"),
     [
         ("factories.models:raises", "factory_raised", "ValueError: no such width"),
-        pytest.param("factories.models:vanishes", "inspection_failed", "status 3", marks=pytest.mark.slow),
+        ("factories.models:vanishes", "inspection_failed", "status 3"),
     ],
 )
 def test_factory_error_is_passed_from_its_process(workplace, target, kind, words):

@@ -166,6 +166,7 @@ def issued(text: str) -> list[str]:
     return [item.kind for item in seen if isinstance(item, Collective) and item.kind in KINDS]
 
 
+@pytest.mark.slow
 def test_simulated_rank_issues_the_stage_graph_collectives():
     """A real rank is tested in `tests/cost/test_against_gloo.py`."""
     assert in_the_simulator(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
