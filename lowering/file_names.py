@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
+from legoai.specs.models.manifest_cache import find_module_file
 from legoai.specs.plan import Plan
 
 _PACKAGE: Final = "legoai"
@@ -17,6 +19,12 @@ _ALWAYS: Final = frozenset({_PACKAGE, "numpy", "torch"})
 def factory_module(plan: Plan) -> str:
     """Return the module of the model's Python factory; empty without one."""
     return (plan.model.target or "").partition(":")[0] if plan.model.family == "python" else ""
+
+
+def is_beside(plan: Plan, folder: Path) -> bool:
+    """Whether the module of the model's Python factory is in a folder."""
+    module = factory_module(plan)
+    return bool(module) and find_module_file(module, [str(folder)]) is not None
 
 
 def program_name(plan: Plan) -> str:

@@ -286,7 +286,9 @@ def text_of(value: Any, kind: Kind) -> str:
     if isinstance(value, Hole):
         if isinstance(value.domain, range):
             return f"auto in {value.domain[0]}..{value.domain[-1]}"
-        return "auto" if value.domain is None else f"auto in [{', '.join(value.describe()['auto'])}]"
+        if value.domain is None:
+            return "auto"
+        return f"auto in [{', '.join(value_text(item, kind) for item in value.domain)}]"
     return value_text(value, kind)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Literal, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.precision import gradient_dtype
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.differences.changes import Change
-from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.record import Record
 
 Kind = Literal["training", "dtype", "rounding", "none"]
@@ -126,6 +126,9 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
 
 _ORDER: Final = list(KINDS)
 
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
 _ALIKE: Final = ("unit", "unit(", "first(")
 """How the treatments begin that differ only in when parameters are gathered."""
 
@@ -186,29 +189,32 @@ def numerics(found: Iterable[Change], before: Analysis, after: Analysis) -> tupl
     beside = dict(_beside(before, after))
 
     def of(change: Change) -> Effect:
-        whole, own = beside.get((change.key.field, WHOLE)), effect_of(change)
-        one = whole or beside.get((change.key.field, change.key.names[0] if change.key.names else WHOLE))
-        return own if one is None else min(own, one, key=lambda effect: _ORDER.index(effect[0]))
+        keyword, own = change.key.field, effect_of(change)
+        others = (beside.get((keyword, part), own) for part in (WHOLE, *change.key.names[:1]))
+        return min(own, *others, key=lambda effect: _ORDER.index(effect[0]))
 
     reasons = [Reason(change, *of(change)) for change in found]
     return tuple(sorted((item for item in reasons if item.kind != "none"), key=lambda item: _ORDER.index(item.kind)))
 
 
 def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[tuple[str, str], Effect]]:
-    """Effects of statements and fields beside what the rest of both plans states."""
-    if limited_experts(before) or limited_experts(after):
+    """Effects of statements and fields beside what the rest of both plans states, where that is decided."""
+    if any(_decided(limited_experts, analysis) for analysis in (before, after)):
         drop: Effect = ("training", "experts have a capacity of each rank's micro batch, and drop other tokens")
         yield ("batch", "micro_batch"), drop
         yield ("mesh", "cp"), drop
-    dtypes = [gradient_dtype(analysis) for analysis in (before, after)]
-    if dtypes[0] != dtypes[1] and any(map(_accumulates, (before, after))):
+    dtypes = [_decided(gradient_dtype, analysis) for analysis in (before, after)]
+    accumulate = any(_decided(micro_batches, analysis.plan) != 1 for analysis in (before, after))
+    if None not in dtypes and dtypes[0] != dtypes[1] and accumulate:
         summed: Effect = ("dtype", f"gradients of micro batches are summed in {dtypes[1]}, and not in {dtypes[0]}")
         yield ("comm", WHOLE), summed
         yield ("fsdp", WHOLE), summed
 
 
-def _accumulates(analysis: Analysis) -> bool:
+def _decided(fact: Callable[[Given], Found], given: Given) -> Found | None:
+    """A fact about a plan; None where it depends on a hole."""
     try:
-        return micro_batches(analysis.plan) != 1
+        found = fact(given)
     except Undecided:
-        return True
+        return None
+    return None if isinstance(found, Hole) else found

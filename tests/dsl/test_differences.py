@@ -154,6 +154,12 @@ precision (param = bf16, reduce = bf16)
 shard on ep { layers.*.feed_forward.experts = experts(capacity_factor = 0.75) }
 """
 ROOMY = MIXTURE.replace("(capacity_factor = 0.75)", "")
+OPEN = (
+    ROOMY.replace("experts = experts", "experts = auto in [experts, experts(capacity_factor = 2)]").replace(
+        "reduce = bf16", "reduce = auto in [bf16, fp32]"
+    )
+    + "comm (reduce = auto in [every_micro_batch, last_micro_batch])\n"
+)
 WIDE = MIXTURE.replace("reduce = bf16", "reduce = fp32")
 LAST = "comm (reduce = last_micro_batch)\n"
 """Reduced gradients accumulate in fp32, unreduced ones in the dtype in which they will be reduced."""
@@ -169,10 +175,17 @@ LAST = "comm (reduce = last_micro_batch)\n"
         (MIXTURE + LAST, MIXTURE, "dtype"),
         (MIXTURE.replace("global = 32", "global = 8"), MIXTURE.replace("global = 32", "global = 8") + LAST, "rounding"),
         (WIDE, WIDE + LAST, "rounding"),
+        (OPEN, OPEN.replace("micro = 2", "micro = 1"), "rounding"),
+        (OPEN, MIXTURE.replace("micro = 2", "micro = 1"), "training"),
     ],
 )
 def test_effect_on_numbers_depends_on_the_rest_of_the_plans(before: str, after: str, effect: str):
     assert summary(compared(before, after)).numerics == effect
+
+
+def test_treatments_of_a_domain_are_shown_as_written():
+    [experts] = [line for line in lines(compared(ROOMY, OPEN)) if "experts:" in line]
+    assert experts.endswith("experts → auto in [experts, experts(capacity_factor = 2)]")
 
 
 def test_change_records_both_spans_and_the_let():

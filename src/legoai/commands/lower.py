@@ -20,7 +20,7 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.frontend.sources import replace_file
-from legoai.lowering.file_names import factory_module, needed_module
+from legoai.lowering.file_names import is_beside, needed_module
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ def _note_factory(linted: Linted, arguments: Namespace) -> None:
     """Say how the program finds the model's factory, where that is in the plan's folder and the program is not."""
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None and analysis is not None
-    top, folder, there = factory_module(plan).partition(".")[0], analysis.directory, arguments.output.parent
-    if not top or arguments.launch in _FINDING_FACTORIES or there.resolve() == folder.resolve():
+    folder, there = analysis.directory, arguments.output.parent
+    if arguments.launch in _FINDING_FACTORIES or there.resolve() == folder.resolve():
         return
-    if any((folder / name).exists() for name in (top, f"{top}.py")):
+    if is_beside(plan, folder):
         announce(
             f"the program imports the model's factory from {folder.resolve()}: start it with this folder on PYTHONPATH"
         )

@@ -28,7 +28,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
-from legoai.specs.models.manifest_cache import find_module_file
+from legoai.lowering.file_names import is_beside
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution
@@ -155,9 +155,8 @@ def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None
         source.text, source.name, directory=folder, settings=settings_of(arguments), variant=arguments.variant,
         read=read_base,
     ).plan  # fmt: skip
-    module = (plan.model.target or "").partition(":")[0] if plan.model.family == "python" else ""
-    is_own = bool(module) and find_module_file(module, [str(source.directory)]) is not None
-    if there is None or there.digest != plan.digest or (is_own and find_module_file(module, [str(folder)]) is None):
+    lacks_factory_there = is_beside(plan, source.directory) and not is_beside(plan, folder)
+    if there is None or there.digest != plan.digest or lacks_factory_there:
         raise WrongUsage(
             f"{arguments.output} would not be the same plan: {source.name} names files or a factory by their place "
             f"beside it; write the solution into {source.directory}, or use --in-place"
