@@ -295,17 +295,16 @@ def _uses(value: Any, span: Span) -> Iterator[Use]:
         for item in value.options:
             held = getattr(value, item.field)
             if isinstance(held, Hole):
-                if value.origin(item.field).span == span:
+                if held.span == span:
                     yield value, item.field
             elif isinstance(held, tuple) and any(isinstance(part, Hole) for part in held):
-                whole = value.origin(item.field).span
-                if whole is not None and inside(span, whole):
+                if any(isinstance(part, Hole) and part.span == span for part in held):
                     yield value, item.field
             else:
                 yield from _uses(held, span)
         for rule in value.rules if isinstance(value, Directive) else ():
             if isinstance(rule.treatment, Hole):
-                if rule.origin.span is not None and inside(span, rule.origin.span):
+                if rule.treatment.span == span:
                     yield value, RULES
             else:
                 yield from _uses(rule.treatment, span)
@@ -395,8 +394,7 @@ def _path_of(uses: Sequence[Use], node: Auto) -> str | None:
 
 def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:
     """Return the rule of a statement whose treatment is the hole at ``span``."""
-    undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
-    return next(item for item in undecided if item.origin.span is not None and inside(span, item.origin.span))
+    return next(rule for rule in owner.rules if isinstance(rule.treatment, Hole) and rule.treatment.span == span)
 
 
 def _autos(node: Node) -> Iterator[Auto]:

@@ -140,6 +140,19 @@ def test_existing_answers_are_searched_again():
     assert [item.code for item in answered.candidate([1]).errors] == ["LP301"]
 
 
+def test_a_hole_that_a_name_holds_matters_wherever_the_name_is_used():
+    plan = opened(
+        "let treatment = auto in [full, none]\nlet operator = auto in [matmul, attention]\n"
+        "batch (global = 32, micro = 1, seq_len = 128)\nmesh (pp = auto in [1, 2], dp_shard = rest)\n"
+        "pipeline on pp (schedule = GPipe)\nfsdp blocks on dp_shard\n"
+        "checkpoint { layers.0 = treatment\n layers.1 = selective([operator]) }\n"
+    )
+    assert [hole.what for hole in plan.holes] == ["checkpoint layers.0", "keep", "mesh pp"]
+    without_pipeline = plan.candidate([None, None, 0])
+    assert without_pipeline.plan.idle
+    assert all(plan.matters(hole, without_pipeline) for hole in range(2))
+
+
 def test_candidate_equals_the_plan_with_written_answers():
     """Every candidate has the errors and the identity of the text with its answers."""
     text = HEAD + SEARCHED

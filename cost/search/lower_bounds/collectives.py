@@ -405,7 +405,8 @@ def is_cast(analysis: Analysis) -> bool:
 def _group(analysis: Analysis, axes: Sequence[str]) -> list[int]:
     """The ranks that differ from the first along some axes only."""
     mesh = analysis.plan.mesh
-    steps = [[place * mesh.stride(axis) for place in range(mesh.size(axis))] for axis in axes]
+    ends = ((mesh.size(axis), mesh.stride(axis)) for axis in axes)
+    steps = [range(0, size * stride, stride) for size, stride in ends]
     return [sum(places) for places in itertools.product(*steps)]
 
 
