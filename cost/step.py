@@ -68,11 +68,6 @@ class PipelineStep:
         """The mean of the ranks' bubbles."""
         return sum(rank.bubble for rank in self.ranks) / len(self.ranks)
 
-    @property
-    def worst_bubble(self) -> float:
-        """The largest of the ranks' bubbles."""
-        return max(rank.bubble for rank in self.ranks)
-
 
 def simulate_pipeline(
     program: Program,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.trace.records import CollectiveKind
+from legoai.runtime.torch_internals.collectives import gather_into, scatter_into
 
 
 def collectives(
@@ -114,16 +115,13 @@ def _collective(kind: CollectiveKind, size: int, group: dist.ProcessGroup, devic
     count = size // 4 // ranks * ranks
     whole, part = torch.zeros(count, device=device), torch.zeros(count // ranks, device=device)
     other = torch.zeros(count, device=device)
-    # Torch 2.13 renamed both, and warns of the names that 2.11 has.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     match kind:
         case "all_reduce":
             return lambda: dist.all_reduce(whole, group=group)
         case "all_gather":
-            return lambda: gather(whole, part, group=group)
+            return lambda: gather_into(whole, part, group=group)
         case "reduce_scatter":
-            return lambda: scatter(part, whole, group=group)
+            return lambda: scatter_into(part, whole, group=group)
         case "all_to_all":
             return lambda: dist.all_to_all_single(other, whole, group=group)
         case "broadcast":

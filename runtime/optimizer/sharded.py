@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from legoai.runtime.torch_internals.collectives import gather_into
 from legoai.runtime.torch_internals.meshes import StridedShard
 
 
@@ -97,7 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if whole is not local:
                 mine = local[rank * rows : (rank + 1) * rows]
                 own[: mine.shape[0]] = mine
-            work = dist.all_gather_into_tensor(whole, own, group=mesh.get_group(self.axis), async_op=True)
+            work = gather_into(whole, own, group=mesh.get_group(self.axis), async_op=True)
             pending.append((work, whole, local))
         for work, whole, local in pending:
             assert work is not None
