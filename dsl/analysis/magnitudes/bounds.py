@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.specs.directives.loss import EagerLoss
@@ -59,11 +59,12 @@ def padded_vocabulary(tokens: int, ranks: int) -> int:
 def logits_bytes(analysis: Analysis) -> int | None:
     """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
 
-    An eager loss holds the logits in the dtype of computation or `output`, a copy in fp32 where that is narrower, and
+    An eager loss holds the logits in the dtype of computation, or in `output` where units give that, a copy in fp32 where that is narrower, and
     their logarithms in fp32; other losses at least the first.
     """
     plan, logits = analysis.plan, local_logits(analysis)
-    size = DTYPE_BYTES[plan.precision.output or plan.precision.param]
+    given = plan.precision.output if has_policy(analysis) else None
+    size = DTYPE_BYTES[given or plan.precision.param]
     if isinstance(plan.loss.form, EagerLoss):
         size += max(4, size) + (4 if size < 4 else 0)
     return None if logits is None else logits * size

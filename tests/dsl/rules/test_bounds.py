@@ -36,6 +36,11 @@ def test_logits_size_follows_their_dtypes(text: str, each: int):
     assert logits_bytes(found) == 4 * 1024 * VOCABULARY * each
 
 
+def test_output_of_units_is_no_dtype_of_logits_where_there_are_none():
+    text = "batch (global = 32, micro = 4, seq_len = 1024)\nmesh (tp = 8)\nprecision (param = fp32, output = bf16)\n"
+    assert logits_bytes(analysis(text)) == 4 * 1024 * VOCABULARY * 8
+
+
 def test_logits_are_cut_over_context_and_tensor_parallel_ranks():
     text = "batch (global = 64, micro = 4, seq_len = 1024)\nloss fused\n"
     assert logits_bytes(analysis(text + "mesh (cp = 8)\ncontext on cp\n")) == 4 * 128 * VOCABULARY * 2
