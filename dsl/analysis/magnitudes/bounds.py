@@ -59,8 +59,8 @@ def padded_vocabulary(tokens: int, ranks: int) -> int:
 def logits_bytes(analysis: Analysis) -> int | None:
     """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
 
-    An eager loss holds the logits in the dtype of computation, or in `output` where units give that, a copy in fp32 where that is narrower, and
-    their logarithms in fp32; other losses at least the first.
+    An eager loss holds the logits in the dtype of computation, or in `output` where units give that, a copy in fp32
+    where that is narrower, and their logarithms in fp32; other losses at least the first.
     """
     plan, logits = analysis.plan, local_logits(analysis)
     given = plan.precision.output if has_policy(analysis) else None
