@@ -224,7 +224,7 @@ def test_collectives_are_corrected_by_hosts_and_ranks_per_host(gpus: tuple[Path,
 
     path, parts = gpus
     assert parts["links all_gather of 8"].result == "measured"
-    assert parts["fabric all_reduce of 2 x 8"].result == "measured"
+    assert parts["fabric infiniband_ndr all_reduce of 2 x 8"].result == "measured"
     assert parts["host python"].result == "kept"
     use = ClusterUse(device="h100_sxm", hosts=2, devices=8, fabric="infiniband_ndr")
     ours, base = (machine_of(use, 16, directory=path.parent, override=name) for name in (str(path), None))
@@ -267,6 +267,19 @@ def test_calibrated_device_can_be_the_base(ours: Path, run: Path, tmp_path: Path
     assert found.base == "ours"
     assert len(load(tmp_path / "again.json.gz").sources) == len(profile("cpu").sources) + 2
     assert read_base(str(ours)).document["device"] == "ours"
+
+
+def test_calibrated_base_predicts_with_the_fabric_that_it_measured(
+    gpus: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """The run from which the base was made shows no error of it."""
+    path, _ = gpus
+    found = calibrate_from(tmp_path / "again.toml", [path.parent / "run"], base=str(path), progress=silent)
+    trials = {part.name: part.trial for part in found.parts}
+    trial = trials["fabric infiniband_ndr all_reduce of 2 x 8"]
+    assert trial is not None
+    assert trial.before["median"] < 0.01
+    assert load(tmp_path / "again.json.gz").fabrics == load(path.with_suffix(".json.gz")).fabrics
 
 
 def test_calibration_without_improvement_keeps_the_base(tmp_path: Path) -> None:
