@@ -131,7 +131,7 @@ def _update_model(  # noqa: PLR0917
         models[key] = model
 
 
-def _other_shapes(  # noqa: PLR0917
+def _other_shapes(
     name: str,
     model: Document,
     known: Sequence[tuple[_Model, float]],
