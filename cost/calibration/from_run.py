@@ -20,7 +20,7 @@ from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.cluster import PROFILE_SUFFIX
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.measurements.file import ProfileError, read_document, write_document
-from legoai.cost.profiles import Profile, from_document, profile_names, shipped_file
+from legoai.cost.profiles import Profile, load, profile_names, shipped_file
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
 from legoai.specs.device_file import load_device, text_of
 
@@ -112,12 +112,12 @@ def read_base(name: str) -> Base:
     if name.endswith(".toml"):
         own = load_device(Path(name))
         beside = Path(name).with_suffix(PROFILE_SUFFIX)
-        document, digest = read_document(beside if beside.exists() else shipped_file(own.name))
+        file = beside if beside.exists() else shipped_file(own.name)
     else:
-        own = device(name)
-        document, digest = read_document(shipped_file(name))
+        own, file = device(name), shipped_file(name)
+    base, (document, _) = load(file), read_document(file)
     document.pop("format")
-    return Base(device=own, document=document, profile=from_document(document, digest))
+    return Base(device=own, document=document, profile=base)
 
 
 def _named_base(run: RunFolder) -> str:

@@ -51,8 +51,8 @@ _GLOO: Final = "gloo:"
 class _Seen:
     """One collective on one rank.
 
-    ``group`` identifies its process group equally on all ranks, of a send also the sender. Where several groups of the same size are possible,
-    these are ``either``, and the name is empty.
+    ``group`` identifies its process group equally on all ranks, of a send also the sender. Where several groups of the
+    same size are possible, these are ``either``, and the name is empty.
     """
 
     kind: CollectiveKind

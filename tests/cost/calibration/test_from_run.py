@@ -22,7 +22,7 @@ from legoai.cost.calibration.observed.trace_files import read_trace
 from legoai.cost.capture import capture
 from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.profiles import load, profile
+from legoai.cost.profiles import ProfileError, load, profile, read_document, write_document
 from legoai.cost.report.run import measured, note_cluster
 from legoai.cost.trace.records import Kernel
 from legoai.runtime import RunOptions
@@ -302,6 +302,16 @@ def test_second_calibration_keeps_the_shapes_of_the_first(gpus: tuple[Path, dict
         assert seconds_of(product(*shape), both)[0] == pytest.approx(measured_here, rel=0.02)
     for shape in (*SHAPES[1:], (2304, 1024, 512)):
         assert seconds_of(product(*shape), both) == seconds_of(product(*shape), first), shape
+
+
+def test_incomplete_profile_of_the_base_is_refused(gpus: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, _ = gpus
+    shutil.copy(path, tmp_path / "part.toml")
+    document, _ = read_document(path.with_suffix(".json.gz"))
+    del document["held_out"]
+    write_document(tmp_path / "part.json.gz", document)
+    with pytest.raises(ProfileError, match=r"part\.json\.gz is no complete profile: held_out: Field required"):
+        calibrate_from(tmp_path / "new.toml", [path.parent / "run"], base=str(tmp_path / "part.toml"), progress=silent)
 
 
 def test_calibration_without_improvement_keeps_the_base(tmp_path: Path) -> None:
