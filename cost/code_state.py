@@ -1,4 +1,4 @@
-"""State of the code on which cached results depend: versions and files."""
+"""State of the code and the shipped data on which cached results depend: versions and files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import hashlib
 import importlib.metadata
 import sys
 from pathlib import Path
+from typing import Final
 
 import legoai
+
+_SUFFIXES: Final = frozenset({".py", ".toml", ".gz"})
+"""Endings of the files that count: modules, the catalogue, and profiles."""
 
 
 @functools.cache
@@ -19,7 +23,8 @@ def state_of_code(*folders: str) -> str:
     """
     digest = hashlib.sha256(f"{legoai.__version__} {importlib.metadata.version('torch')} {sys.version}\n".encode())
     for folder in folders:
-        for file in sorted(Path(legoai.__file__).parent.joinpath(folder).resolve().rglob("*.py")):
+        files = Path(legoai.__file__).parent.joinpath(folder).resolve().rglob("*")
+        for file in sorted(file for file in files if file.suffix in _SUFFIXES):
             status = file.stat()
             digest.update(f"{file} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from typing import Final
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
-from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
+from legoai.cost.search.figures_cache import figures_file, identity_of, read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -209,7 +209,7 @@ class _Runs:
         found = machine_of(
             analysis.plan.cluster, analysis.plan.mesh.world_size, directory=analysis.directory, override=self._profile
         )
-        return f"{found.profile.name}@{found.profile.hash}"
+        return identity_of(found)
 
     def figures(self, progress: Progress | None) -> dict[str, Outcome]:
         """Return the outcomes of all programs.

@@ -18,11 +18,10 @@ from legoai.cost.calibration.runs import profile_path, write_text
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.cluster import PROFILE_SUFFIX
-from legoai.cost.machine.collective_time import Network
+from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.measurements.file import ProfileError, read_document, write_document
-from legoai.cost.network.fabric import fabric_model
-from legoai.cost.profiles import Profile, from_document, profile_names, shipped_file
-from legoai.specs.cluster import CatalogueError, Device, device, fabric
+from legoai.cost.profiles import Profile, load, profile_names, shipped_file
+from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
 from legoai.specs.device_file import load_device, text_of
 
 _SHOWN: Final = 6
@@ -73,8 +72,9 @@ def calibrate_from(
     runs = [run_folder(folder) for folder in folders]
     found = read_base(base or _named_base(runs[0]))
     kernels, collectives, seen = KernelTimes(), CollectiveTimes(), _Seen()
+    observed: list[tuple[CollectiveTimes, Network]] = []
     for run in runs:
-        per_host = run.ranks_per_host or found.device.devices_per_host
+        network, of_run = _network(run, found), CollectiveTimes()
         for step, paths in run.traces.items():
             of_step, world = StepCollectives(), 0
             for trace in run.read(step):
@@ -84,13 +84,14 @@ def calibrate_from(
                 of_step.note(trace)
                 seen.note(run, trace)
                 world = max(world, trace.world)
-            collectives.add(collective_times(of_step, devices_per_host=per_host))
+            of_run.add(collective_times(of_step, devices_per_host=network.devices_per_host))
             seen.steps.append(f"{run.path}, step {step or '?'}, {len(paths)} of {world} ranks")
+        collectives.add(of_run)
+        observed.append((of_run, network))
     on_device = found.device.kind != "cpu"
     document = copy.deepcopy(found.document)
     parts = update_kernels(document, found.profile, kernels, on_device=on_device)
-    network = _network(runs, found)
-    parts += update_links(document, found.profile, collectives, network, on_device=on_device)
+    parts += update_links(document, found.profile, observed, on_device=on_device)
     if not parts:
         raise RunFolderError(f"the traces of {runs[0].path} contain no operator that profiles cover")
     _sign(document, path.stem, found, parts, seen, collectives)
@@ -111,12 +112,12 @@ def read_base(name: str) -> Base:
     if name.endswith(".toml"):
         own = load_device(Path(name))
         beside = Path(name).with_suffix(PROFILE_SUFFIX)
-        document, digest = read_document(beside if beside.exists() else shipped_file(own.name))
+        file = beside if beside.exists() else shipped_file(own.name)
     else:
-        own = device(name)
-        document, digest = read_document(shipped_file(name))
+        own, file = device(name), shipped_file(name)
+    base, (document, _) = load(file), read_document(file)
     document.pop("format")
-    return Base(device=own, document=document, profile=from_document(document, digest))
+    return Base(device=own, document=document, profile=base)
 
 
 def _named_base(run: RunFolder) -> str:
@@ -147,17 +148,16 @@ def _check(trace: TraceFile, base: Base) -> None:
         )
 
 
-def _network(runs: Sequence[RunFolder], base: Base) -> Network:
-    """The network of the runs' cluster, with the fabric that a plan names."""
-    per_host = next((run.ranks_per_host for run in runs if run.ranks_per_host), base.device.devices_per_host)
-    name = next((run.cluster["fabric"] for run in runs if run.cluster.get("fabric")), None)
-    if not isinstance(name, str):
-        return Network(devices_per_host=per_host, bandwidth=0.0, fabric=None)
-    try:
-        bandwidth = fabric(name).figure("bandwidth_bytes_per_second")
-        return Network(devices_per_host=per_host, bandwidth=bandwidth, fabric=fabric_model(name))
-    except (CatalogueError, ProfileError):
-        return Network(devices_per_host=per_host, bandwidth=0.0, fabric=None)
+def _network(run: RunFolder, base: Base) -> Network:
+    """The network of a run's cluster as the base predicts it, with the fabric that its plan names."""
+    per_host, name = run.ranks_per_host or base.device.devices_per_host, run.cluster.get("fabric")
+    if isinstance(name, str):
+        try:  # two hosts: a network is the same between any number of them
+            cluster = Cluster(device=base.device, hosts=2, devices_per_host=per_host, fabric=fabric(name))
+            return network_of(cluster, profile=base.profile)
+        except (CatalogueError, ProfileError):
+            pass
+    return Network(devices_per_host=per_host, bandwidth=0.0, fabric=None)
 
 
 class _Seen:

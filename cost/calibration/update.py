@@ -119,26 +119,33 @@ def _update_model(  # noqa: PLR0917
 
     same = repeated(samples, before, typical)
     known = [(work, typical(times)) for work, times in samples]
+    near = _Neighbours(formula, point)
     if same.better:
-        model["observed"] = _Neighbours(formula, point).table(known, _REACH)
+        model["observed"] = near.added(known, model.get("observed"))
         yield Part(name=name, seen=len(samples), result="measured", how="what these shapes took", trial=same)
     else:
         yield Part(name=name, seen=len(samples), result="kept", how=_why_kept(same, "shape"), trial=same)
-    others = _other_shapes(name, model, known, base, _Neighbours(formula, point))
+    others = _other_shapes(name, model, known, base, near, observed=same.better)
     yield others
     if same.better or others.result != "kept":
         models[key] = model
 
 
 def _other_shapes(
-    name: str, model: Document, known: Sequence[tuple[_Model, float]], base: Profile, near: _Neighbours
+    name: str,
+    model: Document,
+    known: Sequence[tuple[_Model, float]],
+    base: Profile,
+    near: _Neighbours,
+    *,
+    observed: bool,
 ) -> Part:
-    """Scale a model for shapes that were not observed, or interpolate between observed neighbours."""
+    """Scale a model for shapes that were not observed, or interpolate between neighbours if these are ``observed``."""
 
     def before(work: _Model) -> float:
         return seconds_of(work, base)[0]
 
-    label, observed = f"{name}, other shapes", model.get("observed")
+    label = f"{name}, other shapes"
     by_factor = left_out(known, before, lambda others: _scaled(others, base))
     by_near = left_out(known, before, lambda others: near.of(others, _scaled(others, base)))
     if len(known) < FEWEST or not (by_factor.better or (observed and by_near.better)):
@@ -148,12 +155,13 @@ def _other_shapes(
             else "neither a factor nor neighbours predict better"
         )
         return Part(name=label, seen=len(known), result="kept", how=few, trial=by_factor)
-    factor = _factor(known, before)
+    factor = _factor(known, _unobserved(base))
     model["scale"] = round(float(model.get("scale", 1.0)) * factor, 6)
-    how, trial = f"{factor:.3g} times the base's", by_factor
+    how, trial, reach = f"{factor:.3g} times the base's", by_factor, _REACH
     if observed and by_near.after["median"] < by_factor.after["median"]:
-        observed["reach"] = _FAR
-        how, trial = f"interpolated between observed ones within {_FAR:g} octaves, else {how}", by_near
+        how, trial, reach = f"interpolated between observed ones within {_FAR:g} octaves, else {how}", by_near, _FAR
+    if observed:
+        model["observed"]["reach"] = reach
     return Part(name=label, seen=len(known), result="scaled", how=how, trial=trial)
 
 
@@ -171,6 +179,18 @@ class _Neighbours:
             "ratios": [math.log(time / self.formula(work)) for work, time in known],
             "reach": reach,
         }
+
+    def added(self, known: Sequence[tuple[Any, float]], base: Document | None) -> Document:
+        """The table's JSON, with the base's points that no new one is near, and as far a reach as the base's."""
+        if base is None:
+            return self.table(known, _REACH)
+        found = self.table(known, base["reach"])
+        new = Table.read(found)
+        for point, ratio in zip(base["points"], base["ratios"], strict=True):
+            if new.distance(point) > _REACH:
+                found["points"].append(point)
+                found["ratios"].append(ratio)
+        return found
 
     def of(self, known: Sequence[tuple[_Model, float]], beyond: Callable[[_Model], float]) -> Callable[[_Model], float]:
         """Return a predictor that interpolates known shapes, and uses another model where none is near."""
@@ -216,7 +236,11 @@ def _factor(known: Sequence[tuple[Any, float]], before: Callable[[Any], float]) 
 
 def _scaled(known: Sequence[tuple[_Model, float]], base: Profile) -> Callable[[_Model], float]:
     """Return the base's prediction with its model scaled."""
-    factor = _factor(known, lambda work: seconds_of(work, base)[0])
+    return _unobserved(base, _factor(known, _unobserved(base)))
+
+
+def _unobserved(base: Profile, factor: float = 1.0) -> Callable[[Any], float]:
+    """Return the base's prediction of shapes that no run observed, with its models scaled."""
 
     def scaled(models: Mapping[Any, Any]) -> Mapping[Any, Any]:
         return {name: replace(model, scale=model.scale * factor, observed=None) for name, model in models.items()}

@@ -32,6 +32,8 @@ _MIRRORED: Final[Mapping[CollectiveKind, CollectiveKind]] = {
     "reduce_scatter": "all_gather",
 }
 """A ring's reduce-scatter moves the same bytes as its all-gather, in the other direction."""
+LINKS_OF_OTHERS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "all_reduce")
+"""Collectives whose curves on one host stand for those of one that was not measured, such as a broadcast."""
 _BARRIER_BYTES: Final = 4
 
 Answer: TypeAlias = tuple[float, str]
@@ -221,9 +223,8 @@ def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profil
 
 
 def _curves(kind: CollectiveKind, profile: Profile) -> tuple[CollectiveKind, Mapping[int, LinkCurve]]:
-    """Curves by number of ranks, and of what; a broadcast that was not measured takes those of an all-gather."""
-    kinds: tuple[CollectiveKind, ...] = (kind, "all_gather", "all_reduce")
-    for name in kinds:
+    """Curves by number of ranks, and of what."""
+    for name in (kind, *LINKS_OF_OTHERS):
         if name in profile.links:
             return name, profile.links[name]
     raise ProfileError(f"the profile of {profile.name} has no measurement of collectives on one host")

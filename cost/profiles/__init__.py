@@ -163,7 +163,7 @@ def load(path: Path) -> Profile:
     try:
         check(document)
         return from_document(document, digest)
-    except ValueError as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ProfileError(f"{path} is no complete profile: {error}") from error
 
 

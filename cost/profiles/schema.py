@@ -6,10 +6,12 @@ numbers (segments in order, arrays of equal length) are checked where each model
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from legoai.cost.kernels.features import ATTENTION_FEATURES, PRODUCT_FEATURES
 from legoai.cost.kernels.work import MovementForm, MovementKind
 from legoai.cost.measurements.file import FORMAT, ProfileError
 
@@ -17,6 +19,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+def _equal(names: tuple[str, ...], found: list[str]) -> list[str]:
+    if tuple(found) != names:
+        raise ValueError(f"expected {', '.join(names)}")
+    return found
 
 
 class _Section(BaseModel):
@@ -29,7 +37,7 @@ class _ProductCurve(_Section):
     efficiency: Positive
     processors: Count
     floor: Seconds
-    split: int
+    split: Count
     tiles: Annotated[list[tuple[Count, Count, Positive]], Field(min_length=1)]
     sustained: Positive | None
 
@@ -40,19 +48,27 @@ class _AttentionCurve(_Section):
     floor: Seconds
     processors: Count
     limits: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d+ (causal|full)$")], tuple[Positive, Finite, Finite]],
+        dict[Annotated[str, Field(pattern=r"^[1-9]\d* (causal|full)$")], tuple[Positive, Finite, Finite]],
         Field(min_length=1),
     ]
 
 
 class _Table(_Section):
-    points: list[list[Finite]]
+    points: list[Any]
     ratios: list[Finite]
     reach: Seconds
 
 
+class _ProductTable(_Table):
+    points: list[tuple[Finite, Finite, Finite, Finite]]
+
+
+class _AttentionTable(_Table):
+    points: list[tuple[Finite, Finite, Finite, Finite, Finite]]
+
+
 class _Forest(_Section):
-    names: list[str]
+    names: Any
     low: list[Finite]
     high: list[Finite]
     feature: list[int]
@@ -61,6 +77,14 @@ class _Forest(_Section):
     right: list[int]
     value: list[Finite]
     roots: list[int]
+
+
+class _ProductForest(_Forest):
+    names: Annotated[list[str], AfterValidator(functools.partial(_equal, PRODUCT_FEATURES))]
+
+
+class _AttentionForest(_Forest):
+    names: Annotated[list[str], AfterValidator(functools.partial(_equal, ATTENTION_FEATURES))]
 
 
 class _Model(_Section):
@@ -79,15 +103,23 @@ class _Model(_Section):
     def _one_of_both(self) -> _Model:
         if (self.curve is None) == (self.like is None):
             raise ValueError("needs `curve`, or `like` and the name of another model")
+        if self.like is not None and not self.derived:
+            raise ValueError("needs `derived` beside `like`: why the other model holds")
         return self
 
 
 class _ProductModel(_Model):
     curve: _ProductCurve | None = None
+    observed: _ProductTable | None = None
+    table: _ProductTable | None = None
+    forest: _ProductForest | None = None
 
 
 class _AttentionModel(_Model):
     curve: _AttentionCurve | None = None
+    observed: _AttentionTable | None = None
+    table: _AttentionTable | None = None
+    forest: _AttentionForest | None = None
 
 
 class _Movement(_Section):
@@ -131,7 +163,10 @@ class _Profile(BaseModel):
     attention: dict[Annotated[str, Field(pattern=r"^\S+ (forward|backward) \S+$")], _AttentionModel]
     movement: dict[str, _Movement]
     arithmetic: dict[str, Positive]
-    links: dict[str, dict[Annotated[str, Field(pattern=r"^\d+$")], _Link]]
+    links: dict[
+        str,
+        Annotated[dict[Annotated[str, Field(pattern=r"^([2-9]|[1-9]\d+)$")], _Link], Field(min_length=1)],
+    ]
     sources: list[dict[str, Any]]
     held_out: dict[str, dict[str, Any]]
     fabrics: dict[str, dict[Annotated[str, Field(pattern=r"^\S+ \d+ \d+$")], list[tuple[Positive, Positive]]]] = {}

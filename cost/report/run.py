@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
+from legoai.runtime.metrics.records import RecordFile
 from legoai.specs.directives.cluster import ClusterUse
 
 _CPU: Final = "cpu"
@@ -148,8 +149,8 @@ def compared(predicted: Predicted, run: Measured) -> Iterator[str]:
 def note(metrics: Path, predicted: Predicted, run: Measured) -> None:
     """Add predicted and measured figures to the metrics of the run."""
     event = {"event": "prediction", "predicted": asdict(predicted), "measured": asdict(run)}
-    with metrics.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
+    with RecordFile(metrics) as file:
+        file.append(event)
 
 
 def note_cluster(metrics: Path, use: ClusterUse, directory: Path) -> None:
@@ -159,6 +160,5 @@ def note_cluster(metrics: Path, use: ClusterUse, directory: Path) -> None:
         "event": "cluster", "device": use.device, "profile": file, "hosts": use.hosts, "devices": use.devices,
         "fabric": use.fabric,
     }  # fmt: skip
-    metrics.parent.mkdir(parents=True, exist_ok=True)
-    with metrics.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(event) + "\n")
+    with RecordFile(metrics) as log:
+        log.append(event)

@@ -1,4 +1,4 @@
-"""On-disk cache of figures and estimates of simulations, invalidated when the code, torch or a profile changes."""
+"""On-disk cache of figures and estimates of simulations, invalidated when the code, torch or a device changes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.code_state import state_of_code
+from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.program import Program
 from legoai.specs.cache import private_cache
 
 _MOST_FILES: Final = 16
-"""Files that are kept of a kind: of figures one for each state of this package, of torch and of a profile."""
+"""Files that are kept of a kind: of figures one for each state of this package, of torch and of a device."""
 _SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
 """Folders of the package that decide what figures a plan has."""
 
@@ -23,17 +24,25 @@ Kept = dict[str, dict[str, Any]]
 """Figures by the key of a program."""
 
 
-def figures_file(profile: str) -> Path | None:
-    """The file of the figures that rest on a profile, by its name and hash; None where nothing can be kept."""
-    return state_file("figures", profile)
+def identity_of(machine: Machine) -> str:
+    """What of a machine's devices decides figures: the name and hash of their profile, and their device file.
+
+    A profile does not contain the device file beside it, whose memory decides which candidates fit.
+    """
+    return f"{machine.profile.name}@{machine.profile.hash} {machine.device!r}"
 
 
-def estimate_file(profile: str, analysis: Analysis, program: Program) -> Path | None:
+def figures_file(devices: str) -> Path | None:
+    """The file of the figures of some devices, by their :func:`identity_of`; None where nothing can be kept."""
+    return state_file("figures", devices)
+
+
+def estimate_file(devices: str, analysis: Analysis, program: Program) -> Path | None:
     """The file of a plan's estimate, whose causes name the plan's lines; None where nothing can be kept."""
     resolution = analysis.resolution
     files = {} if resolution is None else resolution.files
     texts = [part for name, file in sorted(files.items()) for part in (name, file.text)]
-    return state_file("estimates", "\0".join([profile, analysis.plan.digest, program.text, *texts]))
+    return state_file("estimates", "\0".join([devices, analysis.plan.digest, program.text, *texts]))
 
 
 def state_file(name: str, state: str) -> Path | None:

@@ -120,15 +120,21 @@ class CachedResult:
         )
 
 
-def result_file(plan: OpenPlan, profile: str, gap: float | None = None) -> Path | None:
-    """The file of the result for a plan to within a gap, whatever answers it has; None where nothing can be kept."""
+def result_file(plan: OpenPlan, devices: str, gap: float | None = None) -> Path | None:
+    """The file of the result for a plan to within a gap, whatever answers it has; None where nothing can be kept.
+
+    Args:
+        plan: with its holes.
+        devices: on which it runs, by :func:`legoai.cost.search.figures_cache.identity_of`.
+        gap: share by which a better candidate need not be found.
+    """
     if plan.analysis is None:
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
     asked = plan.analysis.plan
     places = list(_places(plan, asked))
     question = json.dumps(
-        [profile, _what_costs(asked), asked.goals(), holes, places, str(installed()), gap], sort_keys=True
+        [devices, _what_costs(asked), asked.goals(), holes, places, str(installed()), gap], sort_keys=True
     )
     return state_file("results", question)
 

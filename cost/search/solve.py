@@ -14,6 +14,7 @@ from legoai.cost.search.baselines import Baseline, baselines
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator
+from legoai.cost.search.figures_cache import identity_of
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import Progress, SearchResult
@@ -169,7 +170,7 @@ def solve(
     deadline = None if time_limit is None else begin + time_limit
     objective = objective_of(plan.resolution.plan.objective if plan.resolution.plan is not None else None)
     bounds = BoundsOf(profile)
-    profile_of(plan, profile)
+    devices_of(plan, profile)
 
     def search(without: Sequence[Span] = (), *, first_feasible: bool = False) -> SearchResult:
         return Search(
@@ -214,8 +215,8 @@ def _file(text: str, name: str) -> PlanFile:
     return parse(text, name).file
 
 
-def profile_of(plan: OpenPlan, profile: str | None) -> str:
-    """Name and hash of the profile of a plan's devices, or of ``profile`` in their place.
+def devices_of(plan: OpenPlan, profile: str | None) -> str:
+    """The :func:`identity_of` a plan's devices, or of ``profile`` in their place.
 
     Raises:
         CannotSolveError: nothing is known of the speed of the devices.
@@ -225,10 +226,9 @@ def profile_of(plan: OpenPlan, profile: str | None) -> str:
     if any(isinstance(value, Hole) for value in (use.hosts, use.devices, use.fabric)):
         use = ClusterUse(device=use.device, profile=use.profile)
     try:
-        found = machine_of(use, 1, directory=plan.directory, override=profile).profile
+        return identity_of(machine_of(use, 1, directory=plan.directory, override=profile))
     except (ProfileError, CatalogueError) as error:
         raise CannotSolveError(str(error)) from error
-    return f"{found.name}@{found.hash}"
 
 
 def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> list[Diagnostic]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from legoai.runtime.metrics.records import RecordFile
 from legoai.runtime.metrics.tensorboard import TensorBoard
 
 GIB = 1024**3
@@ -92,15 +91,10 @@ class MetricsLog:
         self._steps = steps
         self._silent = silent
         self._board = board
-        self._file: FileIO | None = None
-        self._fails = self._is_torn = False
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+", buffering=0)
-            if self._file.seek(0, os.SEEK_END):
-                self._file.seek(-1, os.SEEK_END)
-                self._is_torn = self._file.read() != b"\n"  # by a run that was killed
-            self._append(self._file, {"event": "start", **header})
+        self._file = None if path is None else RecordFile(path)
+        self._fails = False
+        if self._file is not None:
+            self._file.append({"event": "start", **header})
 
     def __enter__(self) -> Self:
         return self
@@ -141,19 +135,12 @@ class MetricsLog:
         if self._file is None:
             return
         try:
-            self._append(self._file, record)
+            self._file.append(record)
             self._fails = False
         except OSError as error:
             if not self._fails:
-                self.say(f"warning: {self._file.name} takes no records: {error.strerror}; the training goes on")
+                self.say(f"warning: {self._file.path} takes no records: {error.strerror}; the training goes on")
             self._fails = True
-
-    def _append(self, file: FileIO, record: dict[str, Any]) -> None:
-        """Append a line; one that was written in part before is ended first."""
-        rest = ("\n" * self._is_torn + json.dumps(_json_safe(record)) + "\n").encode()
-        while rest:
-            rest = rest[file.write(rest) :]
-            self._is_torn = bool(rest)
 
     def _show(self, do: Callable[[TensorBoard], None]) -> None:
         """Do something with the board; one that fails is left, as its writer does not recover."""
@@ -186,11 +173,3 @@ def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:
 def uses_color(stream: TextIO) -> bool:
     """Return whether lines may carry colour: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
-
-
-def _json_safe(record: dict[str, Any]) -> dict[str, Any]:
-    """Write numbers that JSON does not have as strings."""
-    return {
-        key: str(value) if isinstance(value, float) and not (abs(value) < float("inf")) else value
-        for key, value in record.items()
-    }

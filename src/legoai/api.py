@@ -170,15 +170,15 @@ def solved(
     from legoai.cost.search.evaluator import Simulation
     from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
     from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
-    from legoai.cost.search.solve import profile_of, solve
+    from legoai.cost.search.solve import devices_of, solve
 
     plan = opened.resolution.plan
     # The key of a cached result is the program, which does not contain the modules of a factory.
     imports = plan is not None and plan.model.family == "python"
-    device = profile_of(opened, profile)
-    file = None if imports else figures_file(device)
+    devices = devices_of(opened, profile)
+    file = None if imports else figures_file(devices)
     kept = {} if refresh else read_cache(file)
-    results = None if imports else result_file(opened, device, gap)
+    results = None if imports else result_file(opened, devices, gap)
     cached = None if refresh else read_result(results)
     with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import pytest
 
 import legoai.cost.differences as costs
 from legoai.cost.differences import CannotCompareError, cost_difference
+from legoai.cost.profiles import shipped_file
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
+from legoai.specs.cluster import device
+from legoai.specs.device_file import text_of
 from legoai.specs.plan import Plan
 from support import TESTS
 
@@ -119,6 +123,20 @@ def test_parts_and_interaction_sum_to_the_whole_difference(evaluations):
     assert found.interaction.step_time != 0.0
     assert all(part.effect == costs.Effect() for part in found.parts if not part.simulated)
     assert found.whole.peak_reserved == 2 * found.whole.peak_active
+
+
+def test_device_file_is_in_the_key_of_figures(evaluations, tmp_path, monkeypatch):
+    """Equal programs on devices of another memory differ in whether they fit, though their profile is the same."""
+    asked, keys = evaluations(modelled), []
+    monkeypatch.setattr(costs, "figures_file", keys.append)
+    shutil.copy(shipped_file("h100_sxm"), tmp_path / "own.json.gz")
+    text = TEXT.replace("cpu(devices = 4)", 'profile("own.toml", devices = 4)')
+    for capacity in (2**36, 2**35):
+        file = text_of(device("h100_sxm"), name="own", description="own", devices_per_host=4, capacity_bytes=capacity)
+        (tmp_path / "own.toml").write_text(file)
+        cost_difference(Comparison(side(text, tmp_path), side(text.replace("micro = 8", "micro = 4"), tmp_path)))
+    assert len(asked.asked) == 4
+    assert len(set(keys)) == len(keys) == 2
 
 
 def test_equal_programs_are_simulated_once_without_difference(evaluations):

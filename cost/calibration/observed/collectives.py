@@ -3,7 +3,11 @@
 A collective's kernel starts when its own rank has arrived, and ends when all have: on the last rank to arrive it takes
 as long as the collective itself. Collectives of two ranks are matched by their index in the order of their process
 group; of one that several traces show, the minimum is used. Where only one rank was traced, or a trace does not name
-the group, the waiting time is unknown, and the minimum of equal collectives is the best estimate.
+the group, the waiting time is unknown, and the minimum of equal collectives is the best estimate. So it is of a send,
+which has a kernel on its sender only.
+
+Ranks of an all-to-all may send and receive different numbers of bytes, as the experts of a mixture do. It takes as long
+as an even one of the bytes that the busiest rank sends or receives, and counts as one of these.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ _ITEM: Final = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "Bool": 1,
     "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e8m0fnu": 1,
 }  # fmt: skip
+_LARGER: Final = ("all_gather", "reduce_scatter", "all_to_all")
+"""Kinds of which the larger one of input and output counts."""
 _C10D: Final[dict[str, tuple[CollectiveKind, int]]] = {
     "c10d::_allgather_base_": ("all_gather", 0), "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
     "c10d::allreduce_": ("all_reduce", 0), "c10d::broadcast_": ("broadcast", 0),
@@ -45,8 +51,8 @@ _GLOO: Final = "gloo:"
 class _Seen:
     """One collective on one rank.
 
-    ``group`` identifies its process group equally on all ranks. Where several groups of the same size are possible,
-    these are ``either``, and the name is empty.
+    ``group`` identifies its process group equally on all ranks, of a send also the sender. Where several groups of the
+    same size are possible, these are ``either``, and the name is empty.
     """
 
     kind: CollectiveKind
@@ -101,13 +107,19 @@ def collective_times(step: StepCollectives, *, devices_per_host: int) -> Collect
     """Return the times of the collectives of one step; the minimum for those that several ranks show."""
     found = step.found
     for (group, _), seen in step.same.items():
-        if len({(one.kind, one.bytes) for one in seen}) > 1:
+        if len({(one.kind, one.bytes if one.kind != "all_to_all" else 0) for one in seen}) > 1:
             found.unknown["in another order on another rank"] += len(seen)
             continue
         on = placement(group[1], devices_per_host)
         times = found.seconds if len(seen) > 1 else found.waited
-        times[seen[0].kind, on, seen[0].bytes].append(min(one.seconds for one in seen))
+        if (least := min(one.seconds for one in seen)) > 0:
+            times[seen[0].kind, on, max(one.bytes for one in seen)].append(least)
+        else:
+            found.unknown["without a duration"] += len(seen)
     for one in step.unmatched:
+        if one.seconds <= 0:
+            found.unknown["without a duration"] += 1
+            continue
         places = {placement(ranks, devices_per_host) for ranks in one.either}
         if len(places) == 1:
             found.waited[one.kind, places.pop(), one.bytes].append(one.seconds)
@@ -139,8 +151,9 @@ def _of_device(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
                 found.unknown["send in a group of more than two"] += 1
                 continue
         # The whole buffer is the output of an all-gather, and the input of all others.
-        whole = max(counts[0] or 0, counts[1] or 0) if kind in ("all_gather", "reduce_scatter") else counts[0]
-        group = str(said.get("Process Group Name", "")), ranks
+        whole = max(counts[0] or 0, counts[1] or 0) if kind in _LARGER else counts[0]
+        name = str(said.get("Process Group Name", ""))
+        group = f"{name} from {trace.rank}" if kind == "send" else name, ranks
         if whole:
             yield _Seen(kind, whole * item, group, (kernel.end - kernel.start) * MICROSECONDS)
 
@@ -183,6 +196,7 @@ def _of_gloo(trace: TraceFile, found: CollectiveTimes) -> Iterator[_Seen]:
         if len(first) > 1 and item:
             group = ("" if others else groups[first], first)
             either = tuple(groups) if others else ()
+            elements = max(elements, parts) if kind == "all_to_all" else elements
             yield _Seen(kind, elements * item, group, (match.end - match.start) * MICROSECONDS, either)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -200,7 +201,7 @@ def _describe(found: TraceFile, head: Mapping[str, Any]) -> None:
 
 def _keep(found: TraceFile, event: Mapping[str, Any]) -> None:
     start, lasts, said = event.get("ts"), event.get("dur", 0), event.get("args")
-    if not isinstance(start, int | float) or not isinstance(lasts, int | float):
+    if not isinstance(start, int | float) or not isinstance(lasts, int | float) or not math.isfinite(start + lasts):
         return
     said = said if isinstance(said, dict) else {}
     category, name, thread = event.get("cat"), str(event.get("name", "")), (event.get("pid"), event.get("tid"))

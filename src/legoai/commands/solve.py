@@ -243,6 +243,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.document import document
     from legoai.cost.search.figures_cache import estimate_file, read_cache, write_cache
+    from legoai.cost.search.solve import devices_of
     from legoai.cost.search.workers import apart
     from legoai.lowering.program import lower
 
@@ -250,7 +251,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     analysis = solution.plan.candidate(solution.best.choices).analysis
     assert analysis is not None
     program = lower(analysis)
-    path = estimate_file(solution.best.figures.profile, analysis, program)
+    path = estimate_file(devices_of(solution.plan, profile), analysis, program)
     kept = {} if refresh else read_cache(path)
     if _ESTIMATE in kept:
         return kept[_ESTIMATE]

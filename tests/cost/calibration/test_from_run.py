@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from legoai.cost.calibration.observed.trace_files import read_trace
 from legoai.cost.capture import capture
 from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.profiles import load, profile
+from legoai.cost.profiles import ProfileError, load, profile, read_document, write_document
 from legoai.cost.report.run import measured, note_cluster
 from legoai.cost.trace.records import Kernel
 from legoai.runtime import RunOptions
@@ -151,22 +151,29 @@ def test_run_folder_gives_devices_and_ranks_per_host(run: Path) -> None:
     assert [trace.rank for trace in found.read("5")] == [0, 1]
 
 
-def gpu_run(folder: Path, *, factor: float = 1.3, fabric: str | None = "infiniband_ndr") -> Path:
+SHAPES = ((1024, 1024, 512), (2048, 1024, 512), (4096, 4096, 1024), (8192, 1024, 4096), (512, 512, 512))
+"""Rows, columns and depth of the products of a run."""
+
+
+def product(m: int, n: int, k: int) -> Product:
+    return Product(batch=1, m=m, n=n, k=k, rate="bf16", bytes=2 * (m * k + k * n + m * n))
+
+
+def gpu_run(
+    folder: Path,
+    *,
+    factor: float = 1.3,
+    fabric: str | None = "infiniband_ndr",
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+) -> Path:
     """A run of 2 of 16 ranks on H100s whose kernels take ``factor`` times their time in the profile."""
     base = profile("h100_sxm")
     groups = [("0", range(16)), ("1", range(8)), ("2", range(8, 16))]
     for rank in (0, 1):
         trace = GpuTrace(rank, 16, groups)
         for repeat in range(4):
-            for m, n, k in (
-                (1024, 1024, 512),
-                (2048, 1024, 512),
-                (4096, 4096, 1024),
-                (8192, 1024, 4096),
-                (512, 512, 512),
-            ):
-                work = Product(batch=1, m=m, n=n, k=k, rate="bf16", bytes=2 * (m * k + k * n + m * n))
-                took = seconds_of(work, base)[0] * factor * (1 + 0.01 * (repeat % 2))
+            for m, n, k in shapes:
+                took = seconds_of(product(m, n, k), base)[0] * factor * (1 + 0.01 * (repeat % 2))
                 trace.call("aten::mm", [[m, k], [k, n]], ["c10::BFloat16"] * 2, took * 1e6)
             for size in (2**20, 2**22, 2**24, 2**25, 2**26):
                 took = seconds_of(Movement(kind="elementwise", bytes=6 * size, rate="bf16"), base)[0] * 1.2
@@ -201,7 +208,7 @@ def test_observed_shapes_are_measured_and_others_scaled(gpus: tuple[Path, dict[s
     assert parts["products bf16"].trial.before["median"] == pytest.approx(0.24, abs=0.02)
     assert parts["products bf16"].trial.after["median"] < 0.02
     for m, n, k in ((4096, 4096, 1024), (16384, 8192, 16384)):
-        work = Product(batch=1, m=m, n=n, k=k, rate="bf16", bytes=2 * (m * k + k * n + m * n))
+        work = product(m, n, k)
         assert seconds_of(work, found)[0] == pytest.approx(1.3065 * seconds_of(work, base)[0], rel=0.02)
     untouched = Product(batch=1, m=4096, n=4096, k=1024, rate="fp8", bytes=2**22)
     assert seconds_of(untouched, found) == seconds_of(untouched, base)
@@ -224,7 +231,7 @@ def test_collectives_are_corrected_by_hosts_and_ranks_per_host(gpus: tuple[Path,
 
     path, parts = gpus
     assert parts["links all_gather of 8"].result == "measured"
-    assert parts["fabric all_reduce of 2 x 8"].result == "measured"
+    assert parts["fabric infiniband_ndr all_reduce of 2 x 8"].result == "measured"
     assert parts["host python"].result == "kept"
     use = ClusterUse(device="h100_sxm", hosts=2, devices=8, fabric="infiniband_ndr")
     ours, base = (machine_of(use, 16, directory=path.parent, override=name) for name in (str(path), None))
@@ -267,6 +274,44 @@ def test_calibrated_device_can_be_the_base(ours: Path, run: Path, tmp_path: Path
     assert found.base == "ours"
     assert len(load(tmp_path / "again.json.gz").sources) == len(profile("cpu").sources) + 2
     assert read_base(str(ours)).document["device"] == "ours"
+
+
+def test_calibrated_base_predicts_with_the_fabric_that_it_measured(
+    gpus: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """The run from which the base was made shows no error of it."""
+    path, _ = gpus
+    found = calibrate_from(tmp_path / "again.toml", [path.parent / "run"], base=str(path), progress=silent)
+    trials = {part.name: part.trial for part in found.parts}
+    trial = trials["fabric infiniband_ndr all_reduce of 2 x 8"]
+    assert trial is not None
+    assert trial.before["median"] < 0.01
+    assert load(tmp_path / "again.json.gz").fabrics == load(path.with_suffix(".json.gz")).fabrics
+
+
+def test_second_calibration_keeps_the_shapes_of_the_first(gpus: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Of a shape that both runs have, the time of the second counts; of others that of the first."""
+    path, _ = gpus
+    base, first, own = profile("h100_sxm"), load(path.with_suffix(".json.gz")), (3000, 7000, 2000)
+    other = gpu_run(tmp_path / "other", factor=1.6, shapes=(own, SHAPES[0]))
+    found = calibrate_from(tmp_path / "again.toml", [other], base=str(path), progress=silent)
+    assert {part.name: part.result for part in found.parts}["products bf16"] == "measured"
+    both = load(tmp_path / "again.json.gz")
+    for shape in (own, SHAPES[0]):
+        measured_here = 1.6 * seconds_of(product(*shape), base)[0]
+        assert seconds_of(product(*shape), both)[0] == pytest.approx(measured_here, rel=0.02)
+    for shape in (*SHAPES[1:], (2304, 1024, 512)):
+        assert seconds_of(product(*shape), both) == seconds_of(product(*shape), first), shape
+
+
+def test_incomplete_profile_of_the_base_is_refused(gpus: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, _ = gpus
+    shutil.copy(path, tmp_path / "part.toml")
+    document, _ = read_document(path.with_suffix(".json.gz"))
+    del document["held_out"]
+    write_document(tmp_path / "part.json.gz", document)
+    with pytest.raises(ProfileError, match=r"part\.json\.gz is no complete profile: held_out: Field required"):
+        calibrate_from(tmp_path / "new.toml", [path.parent / "run"], base=str(tmp_path / "part.toml"), progress=silent)
 
 
 def test_calibration_without_improvement_keeps_the_base(tmp_path: Path) -> None:

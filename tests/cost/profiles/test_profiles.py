@@ -97,6 +97,14 @@ def test_invalid_profile_file_is_refused(tmp_path: Path, content: bytes, said: s
         load(path)
 
 
+def test_damaged_compression_is_refused(tmp_path: Path) -> None:
+    path, raw = tmp_path / "x.json.gz", (SHIPPED / "cpu.json.gz").read_bytes()
+    for at in range(20, len(raw) - 8, len(raw) // 50):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
+        with pytest.raises(ProfileError, match=r"no profile|cannot be read"):
+            read_document(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot be read"):
         load(tmp_path / "nothing.json.gz")
@@ -132,6 +140,13 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (put("constants.gap", {"value": 1.0}), r"constants\.gap\.source: Field required"),
         (put("speed", 1), "speed: Extra inputs are not permitted"),
         (put("products.bf16.table.ratios", [1.0]), "points and ratios do not match"),
+        (put("products.bf16.table.points", [[1.0, 2.0, 3.0]]), r"products\.bf16\.table\.points\.0\.3: Field required"),
+        (put("products.bf16.curve.split", 0), r"products\.bf16\.curve\.split: Input should be greater than"),
+        (put("products.bf16.forest.names", ["m"]), r"products\.bf16\.forest\.names: .*expected batch, m"),
+        (put("products.fp16.derived", ""), "needs `derived` beside `like`"),
+        (put("links.all_gather", {}), r"links\.all_gather: Dictionary should have at least 1 item"),
+        (put("links.all_gather.1", {}), "should match pattern"),
+        (put("movement.copy.first", None), "no complete profile"),
     ],
 )
 def test_damaged_field_error_names_the_field(

@@ -150,9 +150,12 @@ def test_changed_file_changes_the_code_state(monkeypatch, tmp_path):
     (tmp_path / "cost").mkdir()
     (tmp_path / "cost/one.py").write_text("")
     monkeypatch.setattr(legoai, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "cost/one.json.gz").write_bytes(b"")
     before = state_of_code.__wrapped__("cost")
     (tmp_path / "cost/one.py").write_text("pass\n")
-    assert state_of_code.__wrapped__("cost") != before
+    after = state_of_code.__wrapped__("cost")
+    (tmp_path / "cost/one.json.gz").write_bytes(b"figures")
+    assert len({before, after, state_of_code.__wrapped__("cost")}) == 3
 
 
 def of_text(text: str) -> Variation:

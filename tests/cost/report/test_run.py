@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.report.run import Measured, Predicted, compared, measured, note
+from legoai.cost.report.run import Measured, Predicted, compared, measured, note, note_cluster
+from legoai.specs.directives.cluster import ClusterUse
 
 GIB = 2**30
 PREDICTED = Predicted(
@@ -67,3 +68,12 @@ def test_cpu_comparison_omits_memory_and_names_the_profile(tmp_path: Path):
     added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction"
     assert (added["predicted"]["step_time_s"], added["measured"]["step_time_s"]) == (0.2, 0.4)
+
+
+def test_records_follow_an_incomplete_line(tmp_path: Path):
+    """A killed run leaves a part of a line, after which the devices of the next run are still read."""
+    path = written(tmp_path / "metrics.jsonl", json.dumps({"event": "start"}), '{"event": "step", "st')
+    note_cluster(path, ClusterUse(device="h100_sxm", hosts=2, devices=8, fabric="infiniband_ndr"), tmp_path)
+    note(path, PREDICTED, Measured(steps=3, step_time_s=0.25, peak_memory_bytes=GIB))
+    _, _, *added = path.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["event"] for line in added] == ["cluster", "prediction"]

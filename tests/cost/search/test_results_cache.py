@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 import legoai
 from legoai.cost.estimate import estimate
-from legoai.cost.search.evaluator import Outcome
+from legoai.cost.profiles import shipped_file
+from legoai.cost.search.evaluator import Outcome, Simulation
+from legoai.cost.search.figures_cache import estimate_file
 from legoai.cost.search.joint_memory import JointAnswers, Tried
 from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
-from legoai.cost.search.solve import Solution, solve
+from legoai.cost.search.solve import Solution, devices_of, solve
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
+from legoai.specs.cluster import device
+from legoai.specs.device_file import text_of
 from support.drawn_figures import Drawn, figures
 from support.simulated import in_a_fork
 
@@ -180,6 +185,32 @@ def test_solve_reads_the_cache_unless_refreshed(tmp_path: Path, monkeypatch: pyt
     assert asked[1] is not None
     assert found is not None
     assert json.loads(json.dumps(asked[1].found)) == found.found
+
+
+def test_changed_device_file_is_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A profile says nothing of the memory of its device: figures and results of another device file are not read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own, file = device("h100_sxm"), tmp_path / "own.toml"
+    plan = tmp_path / "test.plan"
+    plan.write_text(TEXT.replace("cpu(devices = 4)", 'profile("own.toml", devices = 4)'), encoding="utf-8")
+    shutil.copy(shipped_file("h100_sxm"), tmp_path / "own.json.gz")
+    solution, asked = stopped_solution(), []
+
+    def fake(opened: OpenPlan, evaluator: Simulation, *, cached: CachedResult | None, **_: object) -> Solution:
+        program = lower(opened.candidate([0] * len(opened.holes)).analysis)
+        path = estimate_file(devices_of(opened, None), opened.analysis, program)
+        asked.append((cached is not None, bool(evaluator.kept), path))
+        evaluator.kept["a program"] = {}
+        return solution
+
+    monkeypatch.setattr("legoai.cost.search.solve.solve", fake)
+    for capacity in (2**36, 2**36, 2**35):
+        text = text_of(own, name="own", description="a test's", devices_per_host=4, capacity_bytes=capacity)
+        file.write_text(text, encoding="utf-8")
+        legoai.solve(plan, time_limit=20.0)
+    assert [seen[:2] for seen in asked] == [(False, False), (True, True), (False, False)]
+    first, again, other = (path for *_, path in asked)
+    assert first == again != other
 
 
 LEARNED = """\

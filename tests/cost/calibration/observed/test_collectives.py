@@ -103,6 +103,44 @@ def test_ranks_with_different_orders_are_skipped(tmp_path: Path) -> None:
     assert [bytes for _, _, bytes in found.seconds] == [8192]
 
 
+def test_uneven_all_to_all_counts_as_an_even_one_of_its_busiest_rank(tmp_path: Path) -> None:
+    """A mixture's experts receive different numbers of tokens."""
+    ranks = [GpuTrace(rank) for rank in range(2)]
+    for trace, counts in zip(ranks, ((1024, 512), (1024, 1536)), strict=True):
+        trace.call(*ADD)
+        trace.collective("all_to_allv", counts, 10.0)
+    found = of(ranks, tmp_path)
+    assert not found.unknown and not found.waited
+    assert set(found.seconds) == {("all_to_all", Placement(2, 1, 2), 4 * 1536)}
+
+
+def test_sends_of_two_ranks_are_two_transfers(tmp_path: Path) -> None:
+    """Stages of a pipeline send activations one way and gradients the other, in one group."""
+    ranks = [GpuTrace(rank) for rank in range(2)]
+    for trace, size, lasts in zip(ranks, (1024, 2048), (10.0, 20.0), strict=True):
+        trace.call(*ADD)
+        trace.collective("allreduce", (512, 512), 10.0)
+        trace.collective("send", (size, size), lasts)
+    found, here = of(ranks, tmp_path), Placement(2, 1, 2)
+    assert not found.unknown and set(found.seconds) == {("all_reduce", here, 2048)}
+    assert found.waited == {
+        ("send", here, 4 * size): [pytest.approx(lasts * 1e-6, abs=1e-8)]
+        for size, lasts in ((1024, 10.0), (2048, 20.0))
+    }
+
+
+@pytest.mark.parametrize("lasts", [0.0, -5.0, float("nan")])
+def test_collective_without_a_duration_is_skipped(lasts: float, tmp_path: Path) -> None:
+    ranks = [GpuTrace(rank) for rank in range(2)]
+    for trace in ranks:
+        trace.call(*ADD)
+        trace.collective("allreduce", (1024, 1024), 10.0)
+        trace.collective("allreduce", (1024, 1024), lasts if trace.rank else 12.0)
+    found = of(ranks, tmp_path)
+    seen = [seconds for times in (*found.seconds.values(), *found.waited.values()) for seconds in times]
+    assert min(seen) == pytest.approx(10e-6, abs=1e-8)
+
+
 def of_gloo(groups: Sequence[tuple[str, tuple[int, ...]]], per_host: int) -> CollectiveTimes:
     """An all-gather of two ranks and an all-reduce, each taken up by one of gloo's threads."""
     floats = ["float", "float", "", "Scalar", "Scalar"]

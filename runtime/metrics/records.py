@@ -1,0 +1,60 @@
+"""Append-only files of records."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class RecordFile:
+    """A JSONL file to which records are appended; one that was written in part, as by a killed run, is ended first.
+
+    Args:
+        path: of the file, which is made with its folders where there is none.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+", buffering=0)
+        self._is_torn = False
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            self._is_torn = self._file.read() != b"\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Append a line.
+
+        Raises:
+            OSError: it cannot be written, or not the whole of it.
+        """
+        rest = ("\n" * self._is_torn + json.dumps(_json_safe(record)) + "\n").encode()
+        while rest:
+            rest = rest[self._file.write(rest) :]
+            self._is_torn = bool(rest)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _json_safe(record: dict[str, Any]) -> dict[str, Any]:
+    """Write numbers that JSON does not have as strings."""
+    return {
+        key: str(value) if isinstance(value, float) and not (abs(value) < float("inf")) else value
+        for key, value in record.items()
+    }
