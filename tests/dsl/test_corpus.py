@@ -38,6 +38,7 @@ ELSEWHERE = {
     "LP108": "found when a file is read",
     "LP226": "found where factories are not run",
     "LP229": "every built-in model has first values",
+    "LP230": "every built-in model returns what its loss takes",
     "LP311": "every built-in model takes positions",
     "LP313": "needs a device's file",
     "LP418": "no built-in model has a fused layer",
