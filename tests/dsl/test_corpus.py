@@ -47,6 +47,7 @@ ELSEWHERE = {
     "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",
     "LP440": "no built-in model draws random numbers",
+    "LP441": "every built-in model is followed",
     "LP659": "no built-in model draws random numbers",
     "LP660": "no built-in model updates its buffers",
 }
