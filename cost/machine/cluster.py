@@ -71,6 +71,8 @@ class Machine:
     def peak(self, dtype: str) -> tuple[float, str]:
         """Floating-point operations per second of dense products of a dtype, and where the figure is from.
 
+        The datasheet's where it has one, whatever runs were measured; else the most that the profile's times allow.
+
         Raises:
             ProfileError: neither the device's datasheet nor its profile has a rate for the dtype.
         """
@@ -80,7 +82,7 @@ class Machine:
             model = self.profile.products.get(dtype)
             if model is None:
                 raise ProfileError(f"neither the catalogue nor the profile has a rate for {dtype}") from None
-            return model.curve.peak, f"profile of {self.profile.name}"
+            return model.peak(dtype), f"profile of {self.profile.name}"
 
 
 def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Machine:

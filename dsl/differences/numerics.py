@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.precision import gradient_dtype
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.differences.changes import Change
-from legoai.specs.directives.hole import Hole, Undecided
+from legoai.dsl.differences.of_model import WHOLE, Place, another_training, decided
 from legoai.specs.record import Record
 
 Kind = Literal["training", "dtype", "rounding", "none"]
@@ -33,7 +33,6 @@ _LEARNED: Final[Effect] = ("training", "the update of parameters is another")
 _DTYPES: Final[Effect] = ("dtype", "numbers are stored, computed or reduced in another dtype")
 
 RULES: Final = "rules"
-WHOLE: Final = ""
 
 EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "model": {WHOLE: ("training", "another model"), "family": ("training", "another model"),
@@ -126,9 +125,6 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
 
 _ORDER: Final = list(KINDS)
 
-Given = TypeVar("Given")
-Found = TypeVar("Found")
-
 _ALIKE: Final = ("unit", "unit(", "first(")
 """How the treatments begin that differ only in when parameters are gathered."""
 
@@ -197,24 +193,17 @@ def numerics(found: Iterable[Change], before: Analysis, after: Analysis) -> tupl
     return tuple(sorted((item for item in reasons if item.kind != "none"), key=lambda item: _ORDER.index(item.kind)))
 
 
-def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[tuple[str, str], Effect]]:
+def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[Place, Effect]]:
     """Effects of statements and fields beside what the rest of both plans states, where that is decided."""
-    if any(_decided(limited_experts, analysis) for analysis in (before, after)):
+    for place, why in another_training(before, after):
+        yield place, ("training", why)
+    if any(decided(limited_experts, analysis) for analysis in (before, after)):
         drop: Effect = ("training", "experts have a capacity of each rank's micro batch, and drop other tokens")
         yield ("batch", "micro_batch"), drop
         yield ("mesh", "cp"), drop
-    dtypes = [_decided(gradient_dtype, analysis) for analysis in (before, after)]
-    accumulate = any(_decided(micro_batches, analysis.plan) != 1 for analysis in (before, after))
+    dtypes = [decided(gradient_dtype, analysis) for analysis in (before, after)]
+    accumulate = any(decided(micro_batches, analysis.plan) != 1 for analysis in (before, after))
     if None not in dtypes and dtypes[0] != dtypes[1] and accumulate:
         summed: Effect = ("dtype", f"gradients of micro batches are summed in {dtypes[1]}, and not in {dtypes[0]}")
         yield ("comm", WHOLE), summed
         yield ("fsdp", WHOLE), summed
-
-
-def _decided(fact: Callable[[Given], Found], given: Given) -> Found | None:
-    """A fact about a plan; None where it depends on a hole."""
-    try:
-        found = fact(given)
-    except Undecided:
-        return None
-    return None if isinstance(found, Hole) else found

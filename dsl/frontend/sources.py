@@ -25,14 +25,20 @@ _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
 _DESCRIPTOR: Final = re.compile(r"/dev/(stdout|stderr|fd/\d+)")
 _ENCODING: Final = "utf-8-sig"
 """UTF-8; a byte-order mark before the text is not part of it."""
+_MARK: Final = "\ufeff"
+"""The byte-order mark."""
 
 
 class Source(Record):
-    """A plan's text; ``name`` is that of its file in diagnostics, ``path`` is None for standard input."""
+    """A plan's text; ``name`` is that of its file in diagnostics, ``path`` is None for standard input.
+
+    ``mark`` is whether the file starts with a byte-order mark, which is not part of the text.
+    """
 
     name: str
     text: str
     path: Path | None
+    mark: bool = False
 
     @property
     def directory(self) -> Path:
@@ -43,6 +49,10 @@ class Source(Record):
     def rewritable(self) -> Path | None:
         """The file that a changed text replaces; None for standard input and other streams."""
         return None if self.path is None or is_stream(self.path) else self.path
+
+    def content(self, text: str) -> str:
+        """The content of the file with another text."""
+        return f"{_MARK}{text}" if self.mark else text
 
 
 class UnreadableError(Exception):
@@ -127,7 +137,7 @@ def read_source(argument: str, standard_input: str | None = None) -> Source:
         data = _read_standard_input() if path is None else _read_bytes(path)
     except (OSError, ValueError) as error:
         raise _cannot_read(name, error) from error
-    return Source(name, decoded(data, name), path)
+    return Source(name, decoded(data, name), path, data.startswith(_MARK.encode()))
 
 
 def read_base(path: Path) -> str:

@@ -124,6 +124,9 @@ def _place(span: Span) -> dict[str, Any]:
     }
 
 
+_IN_NO_FILE: Final = ("--set ", "<stdin>")
+"""How the names begin of what is no file: a value from the command line, and standard input."""
+
 _GITHUB: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "advice": "notice"}
 
 
@@ -132,14 +135,11 @@ def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str
     rows = []
     for item in diagnostics:
         span = item.label.span
-        properties = {
-            "title": f"{item.code} {item.slug}",
-            "file": span.file,
-            "line": span.line,
-            "endLine": span.end_line,
-        }
-        if span.line == span.end_line:
-            properties |= {"col": span.column, "endColumn": span.end_column}
+        properties: dict[str, str | int] = {"title": f"{item.code} {item.slug}"}
+        if not span.file.startswith(_IN_NO_FILE):
+            properties |= {"file": span.file, "line": span.line, "endLine": span.end_line}
+            if span.line == span.end_line:
+                properties |= {"col": span.column, "endColumn": span.end_column}
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
         text = f"{span}: {item.code} {message_of(item)}"
         rows.append(f"::{_GITHUB[item.severity]} {listed}::{_github_data(text)}\n")

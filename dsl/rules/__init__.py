@@ -53,6 +53,7 @@ MODULES: Final = (
     "rules.layouts",
     "rules.pieces",
     "rules.draws",
+    "rules.unfollowed",
     "rules.fsdp",
     "rules.units",
     "rules.replicate",

@@ -238,13 +238,13 @@ class NoAttention(Check):
 
     ## Example
     ```
-    model python("torch.nn:Identity")
+    model python("torch.nn:Embedding", num_embeddings = 256, embedding_dim = 256)
     attention flash
     ```
 
     ## Use instead
     ```
-    model python("torch.nn:Identity")
+    model python("torch.nn:Embedding", num_embeddings = 256, embedding_dim = 256)
     ```
     """
 

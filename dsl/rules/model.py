@@ -78,6 +78,39 @@ class NoFirstValue(Check):
         )
 
 
+class UnfitResult(Check):
+    """A factory's model whose forward returns what its loss cannot be computed from.
+
+    The loss is computed outside of the model, by what the model's `reads` states: from logits of every token, or of
+    every image, or from the similarities of texts and images. Forward must return them as one tensor; a model that
+    returns a loss beside them needs a forward without it. `docs/factories.md` says what is expected.
+
+    ## Example
+    ```
+    model python("torch.nn:Identity")
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    ```
+    """
+
+    code = "LP230"
+    slug = "unfit-result"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, model = analysis.manifest, analysis.plan.model
+        if manifest is None or manifest.unfit_result is None:
+            return
+        yield self.at(
+            analysis.place(model, "target"),
+            manifest.unfit_result,
+            label="a training would fail at its first loss",
+            help=["return what the model's `reads` states, as one tensor; without `reads`, a model predicts tokens"],
+        )
+
+
 class UnalignedVocabulary(Check):
     """A vocabulary whose logits are computed by slower kernels.
 

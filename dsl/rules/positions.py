@@ -22,7 +22,7 @@ class PositionsNotTaken(Check):
 
     ## Example
     ```
-    model   python("torch.nn:Identity")
+    model   python("torch.nn:Embedding", num_embeddings = 256, embedding_dim = 256)
     cluster h100_sxm
     mesh    (dp_shard = 4, cp = 2)
     fsdp on dp_shard, cp { root = unit }

@@ -108,8 +108,8 @@ class Optimizer(Directive):
     A rule names parameters (`**.bias`), or modules, and then means all parameters inside of them. A parameter follows
     the rule that names it most closely: itself before a module around it, and an inner module before an outer one. A
     pattern that matches at several depths, such as `layers.**`, is as close as the outermost of what it matches.
-    `group` without arguments takes parameters out of a wider rule. A tied parameter is one, whichever of its places a
-    rule names.
+    `group` without arguments takes parameters out of a wider rule. A tied parameter is one, and rules that name it must
+    name all of its places.
     """
 
     keyword: ClassVar[str] = "optimizer"

@@ -59,6 +59,7 @@ def computed_manifest(source: ModelSource) -> Manifest:
             "max_seq_len": getattr(config, "max_seq_len", None),
             "forward": ["images"] if isinstance(config, ViTConfig) else ["tokens", "positions"],
             "flow_error": None,
+            "unfit_result": None,
             "unfilled": [],
             "updated": [],
             "tied": [["tok_embeddings.weight", "output.weight"]] if tied else [],

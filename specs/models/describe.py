@@ -6,7 +6,8 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
+from legoai.specs.models.result import unfit_result
 from legoai.specs.models.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
 from legoai.specs.models.shapes import Shape, other_sizes
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, times_changed, tree_map
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, tree_map
+from legoai.specs.models.updated_buffers import UpdatedBuffers
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -56,14 +59,27 @@ def describe(
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
     noted = outside_of_blocks(model, blocks) if shapes and isinstance(_reads(model), Tokens) else {}
-    calls, found, updated, flow_error = follow(model, noted)
-    return _Describer(model, calls, found).manifest(source, flow_error, unfilled, updated)
+    return _Describer(model, follow(model, noted)).manifest(source, unfilled)
 
 
-def follow(
-    model: nn.Module, noted: Mapping[str, nn.Module]
-) -> tuple[dict[str, Call], dict[str, tuple[Shape | None, Shape | None]], list[str], str | None]:
-    """Record the first call of every module, the buffers that forward updates, and why it cannot be followed, if so.
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """One forward of a model on the meta device."""
+
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    """The first call of every module, by its path."""
+    shapes: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
+    """What the noted modules take and give, in samples and tokens."""
+    updated: Sequence[str] = ()
+    """The buffers that forward updates."""
+    unfit: str | None = None
+    """Why the loss cannot be computed from what forward returned, or None."""
+    error: str | None = None
+    """Why forward cannot be followed, or None."""
+
+
+def follow(model: nn.Module, noted: Mapping[str, nn.Module]) -> Followed:
+    """Run a model's forward, and note what happens in it.
 
     Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
 
@@ -80,37 +96,25 @@ def follow(
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
-                before = _saved_buffers(model)
-                with torch.no_grad(), FlowRecorder(model) as recorder, ShapeRecorder(noted) as shapes:
-                    model(*inputs)
-                updated = _changed_buffers(before, _saved_buffers(model))
-                return recorder.calls, _shapes(model, inputs, noted, shapes), updated, None
+                with (
+                    torch.no_grad(),
+                    UpdatedBuffers(model) as updated,
+                    FlowRecorder(model) as recorder,
+                    ShapeRecorder(noted) as shapes,
+                ):
+                    result = model(*inputs)
+                reads = _reads(model)
+                return Followed(
+                    calls=recorder.calls,
+                    shapes=_shapes(model, inputs, noted, shapes),
+                    updated=updated.names,
+                    unfit=None if reads is None else unfit_result(reads, inputs, result),
+                )
             except Exception as raised:
                 error = error or raised
     assert error is not None
     advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
-    return {}, {}, [], f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
-
-
-def _saved_buffers(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return the buffers of the model's state, each with how often it was changed in place.
-
-    Other buffers are tables, of which a forward may compute more.
-    """
-    saved = model.state_dict(keep_vars=True)
-    buffers = model.named_buffers(remove_duplicate=False)
-    return {name: (buffer, times_changed(buffer)) for name, buffer in buffers if name in saved}
-
-
-def _changed_buffers(
-    before: Mapping[str, tuple[torch.Tensor, int]], after: Mapping[str, tuple[torch.Tensor, int]]
-) -> list[str]:
-    """Return the buffers that were changed in place, or replaced by another tensor."""
-    return [
-        name
-        for name, (buffer, version) in after.items()
-        if name in before and (before[name][0] is not buffer or before[name][1] != version)
-    ]
+    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}")
 
 
 def _shapes(
@@ -185,19 +189,16 @@ _UNTOLD = object()
 
 
 class _Describer:
-    def __init__(
-        self, model: nn.Module, calls: dict[str, Call], shapes: dict[str, tuple[Shape | None, Shape | None]]
-    ) -> None:
+    def __init__(self, model: nn.Module, followed: Followed) -> None:
         self.model = model
-        self.calls = calls
-        self.shapes = shapes
+        self.followed = followed
         self.paths = {module: path for path, module in model.named_modules()}
         self.block_lists = _block_lists(model)
         self.blocks = {child for container in self.block_lists for child in container.children()}
         self.templates: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
-    def manifest(self, source: str, flow_error: str | None, unfilled: list[str], updated: list[str]) -> Manifest:
+    def manifest(self, source: str, unfilled: list[str]) -> Manifest:
         root = self._template(self.model)
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
@@ -213,9 +214,10 @@ class _Describer:
             # Relative positions reach any distance, whatever length a config names.
             "max_seq_len": None if _relative(config) else _integer(_MAX_SEQ_LEN, self.model, config),
             "forward": list(inspect.signature(self.model.forward).parameters),
-            "flow_error": flow_error,
+            "flow_error": self.followed.error,
+            "unfit_result": self.followed.unfit,
             "unfilled": unfilled,
-            "updated": updated,
+            "updated": list(self.followed.updated),
             "tied": self._tied(),
             "shared": list(self._shared()),
             "blocks": [self.paths[container] for container in self.block_lists],
@@ -233,7 +235,7 @@ class _Describer:
             if child is not None and self.paths[child] == path:
                 _append_child(children, name, self._template(child))
         kind = self._kind(module)
-        call = self.calls.get(self.paths[module], Call(inputs=(), keyword_inputs=()))
+        call = self.followed.calls.get(self.paths[module], Call(inputs=(), keyword_inputs=()))
         followed = not (kind in _WITHOUT_FLOW and not children)
         raw: dict[str, Any] = {
             "class": type(module).__name__,
@@ -249,7 +251,7 @@ class _Describer:
         }
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
-        for name, shape in zip(("takes", "gives"), self.shapes.get(self.paths[module], ()), strict=False):
+        for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):
             if shape is not None:
                 raw[name] = shape
         text = json.dumps(raw)
@@ -342,7 +344,7 @@ class _Describer:
 
     def _embedded_vocabulary(self) -> int | None:
         """Size of the embedding that the model's first input goes to."""
-        call = self.calls.get("")
+        call = self.followed.calls.get("")
         for step in call.flow if call is not None else ():
             if step.op == "call" and step.inputs == (0,):
                 module = self.model.get_submodule(step.name)

@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 9
+FORMAT = 10
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -355,6 +355,8 @@ class Manifest:
             """Names of the parameters of the model's forward, without `self`."""
             self.flow_error: str | None = raw["flow_error"]
             """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
+            self.unfit_result: str | None = raw["unfit_result"]
+            """Why the loss cannot be computed from what forward returns, or None."""
             self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])
             """Containers of repeated blocks, outermost only, in order."""
         except (KeyError, TypeError, IndexError) as error:

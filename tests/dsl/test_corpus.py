@@ -38,6 +38,7 @@ ELSEWHERE = {
     "LP108": "found when a file is read",
     "LP226": "found where factories are not run",
     "LP229": "every built-in model has first values",
+    "LP230": "every built-in model returns what its loss takes",
     "LP311": "every built-in model takes positions",
     "LP313": "needs a device's file",
     "LP418": "no built-in model has a fused layer",
@@ -46,6 +47,7 @@ ELSEWHERE = {
     "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",
     "LP440": "no built-in model draws random numbers",
+    "LP441": "every built-in model is followed",
     "LP659": "no built-in model draws random numbers",
     "LP660": "no built-in model updates its buffers",
 }

@@ -102,3 +102,23 @@ def test_fmt_expand_of_a_folder_prints_its_only_plan(capsys: pytest.CaptureFixtu
     Path("only").mkdir()
     Path("good.plan").rename("only/good.plan")
     assert called(capsys, "fmt", "--expand", "only")[1] == called(capsys, "fmt", "--expand", "only/good.plan")[1] != ""
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize(
+    "words", [("lint", "--fix", "--unsafe-fixes"), ("fmt",), ("solve", "--in-place", "--top", "1")], ids=lambda w: w[0]
+)
+def test_a_rewritten_file_keeps_its_byte_order_mark(
+    words: tuple[str, ...], mark: bytes, capsys: pytest.CaptureFixture[str]
+):
+    text = {
+        "lint": BAD,
+        "fmt": GOOD.replace("mesh    (", "mesh  ("),
+        "solve": GOOD.replace("micro = 4", "micro = auto in [4]"),
+    }[words[0]]
+    path = Path("marked.plan")
+    path.write_bytes(mark + text.encode())
+    called(capsys, words[0], "marked.plan", *words[1:])
+    after = path.read_bytes()
+    assert after != mark + text.encode()
+    assert after.startswith(mark) and after.count(b"\xef\xbb\xbf") == len(mark) // 3

@@ -133,6 +133,15 @@ def _contract(analysis: Analysis) -> Iterator[Unsupported]:
         given = (*info.inputs, *info.keyword_inputs)
         if is_routed(info) or len(given) == _ROWS:
             continue
+        if analysis.manifest.flow_error is not None:
+            yield Unsupported(
+                analysis.rule_span(rule),
+                f"the model could not be followed, so how `{path}` is called is not known: "
+                f"{analysis.manifest.flow_error}",
+                "the call of experts is not known",
+                ("let forward read no values of tensors, as `counts.tolist()` does",),
+            )
+            return
         calls = f"is called with {listed(given)}" if given else "was not seen to be called"
         yield Unsupported(
             analysis.rule_span(rule),

@@ -124,7 +124,7 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
     elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
-        replace_file(source.rewritable, text)
+        replace_file(source.rewritable, source.content(text))
 
 
 def _difference(source: Source, text: str) -> Iterator[str]:

@@ -91,7 +91,7 @@ def _lint(source: Source, arguments: Namespace, choice: Configuration) -> Linted
 
     text, linted = fixed(source, linted, again, lambda item: reported(item, choice), unsafe=arguments.unsafe_fixes)
     if text != source.text:
-        replace_file(source.rewritable, text)
+        replace_file(source.rewritable, source.content(text))
         if not arguments.quiet:
             print(f"{source.name}: fixed", file=sys.stderr)
     return linted

@@ -171,6 +171,7 @@ def _write_in_place(source: Source, text: str) -> int:
         is_changed = read_source(str(path)).text != source.text
     except UnreadableError:
         is_changed = True
+    text = source.content(text)
     if not is_changed:
         write(path, text)
         return 0

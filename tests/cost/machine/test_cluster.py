@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.kernels.table import Table
+from legoai.cost.kernels.work import Product
 from legoai.cost.machine import collective_time, kernel_time
 from legoai.cost.machine.cluster import Machine, cluster_of, machine_of
 from legoai.cost.machine.op_costs import OpCosts
@@ -128,3 +130,21 @@ def test_peak_comes_from_datasheet_or_profile():
     assert machine().peak("bf16") == (989.4e12, "datasheet of h100_sxm")
     rate, source = machine(ClusterUse(device="cpu"), 1).peak("fp32")
     assert rate > 1e9 and source == "profile of cpu"
+
+
+@pytest.mark.parametrize(("scale", "observed", "factor"), [(2.0, None, 0.5), (0.25, None, 4.0), (1.0, -1.5, 4.4817)])
+def test_peak_of_a_profile_is_that_of_its_times(scale: float, observed: float | None, factor: float):
+    cpu = machine(ClusterUse(device="cpu"), 1)
+    model = cpu.profile.products["fp32"]
+    large = Product(batch=1, m=4096, n=4096, k=4096, rate="fp32", bytes=12 * 4096**2)
+    table = None
+    if observed is not None:
+        table = Table(points=((0.0, 12.0, 12.0, 12.0),), ratios=(observed,), reach=0.25)
+        factor *= large.flops / model.curve.seconds(large) / model.curve.peak
+    changed = dataclasses.replace(model, scale=scale, observed=table)
+    profile = dataclasses.replace(cpu.profile, products={"fp32": changed}, answers={})
+    rate, _ = dataclasses.replace(cpu, profile=profile).peak("fp32")
+    assert rate == pytest.approx(model.curve.peak * factor, rel=1e-4)
+    assert large.flops / kernel_time.seconds_of(large, profile)[0] <= rate * 1.001
+    with_datasheet = dataclasses.replace(machine(), profile=profile)
+    assert with_datasheet.peak("fp32") == machine().peak("fp32")

@@ -220,6 +220,12 @@ def test_github_commands_escape_messages_and_file_names():
     )
 
 
+@pytest.mark.parametrize("name", ["--set ranks", "<stdin>"])
+def test_github_annotates_no_file_for_what_is_in_none(name: str):
+    shown = render("github", [made(Label(at("tp = 8", TEXT, name)))], {})
+    assert shown == f"::error title=LP301 some-slug::{name}:2:21: LP301 what is wrong\n"
+
+
 def test_github_omits_columns_for_multi_line_spans():
     span = Lines(TEXT, "t.plan").span(0, len(TEXT))
     assert ",col=" not in render("github", [made(Label(span))], {})

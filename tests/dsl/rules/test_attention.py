@@ -72,6 +72,7 @@ def test_memory_efficient_kernel_refuses_grouped_heads() -> None:
 
 
 def test_a_kernel_for_a_model_without_attention_has_no_effect() -> None:
-    assert "LP634" in codes('model python("torch.nn:Identity")\nattention flash')
-    assert "LP634" not in codes('model python("torch.nn:Identity")\nattention default')
+    bigrams = 'model python("torch.nn:Embedding", num_embeddings = 256, embedding_dim = 256)\n'
+    assert "LP634" in codes(f"{bigrams}attention flash")
+    assert "LP634" not in codes(f"{bigrams}attention default")
     assert "LP634" not in codes("attention flash")

@@ -68,3 +68,24 @@ def test_buffers_that_forward_updates_are_reported(tmp_path: Path, update: str):
 def test_other_buffers_are_not_reported(tmp_path: Path):
     (tmp_path / "net.py").write_text(FACTORY.replace("{update}", "pass"))
     assert "LP660" not in codes(f'model python("net:Net")\n{SHARDS}checkpoint {{ blocks.* = full }}\n', tmp_path)
+
+
+NORMALISED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(256, 16), nn.BatchNorm1d(16), nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2))
+"""
+
+
+def test_running_statistics_of_batch_normalisation_are_reported(tmp_path: Path):
+    (tmp_path / "net.py").write_text(NORMALISED)
+    plan = 'model python("net:Net")\nmesh (dp_shard = 8)\nfsdp on dp_shard { head = unit }\n'
+    [found] = [item for item in diagnostics(plan, tmp_path) if item.code == "LP660"]
+    assert "`norm.running_mean` and 2 more" in found.message

@@ -1,0 +1,89 @@
+"""A model whose forward cannot be followed is reported where a statement needs its flow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.rule_plans import codes, diagnostics
+
+FACTORY = """
+import torch
+from torch import nn
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(4, 16, 16))
+
+    def forward(self, rows, counts):
+        return torch.cat([part @ w for part, w in zip(rows.split(counts.tolist()), self.w)])
+
+
+class Block(nn.Module):
+    def __init__(self, routed):
+        super().__init__()
+        self.up, self.down, self.routed = nn.Linear(16, 32), nn.Linear(32, 16), routed
+        if routed:
+            self.experts = Experts()
+
+    def forward(self, x):
+        if self.routed:
+            rows = x.flatten(0, 1)
+            x = self.experts(rows, torch.full((4,), len(rows) // 4, device=x.device)).view_as(x)
+        return x + self.down(self.up(x))
+
+
+class Net(nn.Module):
+    def __init__(self, guarded, routed):
+        super().__init__()
+        self.embed, self.head, self.guarded = nn.Embedding(256, 16), nn.Linear(16, 256), guarded
+        self.blocks = nn.ModuleList(Block(routed) for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        if self.guarded and x.isnan().any():
+            x = x.nan_to_num()
+        return self.head(x)
+
+
+def net(guarded=False, routed=False):
+    return Net(guarded, routed)
+"""
+WRONG = "shard on tp { blocks.*.up = colwise }\n"
+EXPERTS = """\
+mesh (dp_shard = 8, ep = 2)
+fsdp on dp_shard { blocks.* = unit, root = unit }
+shard on ep { blocks.*.experts = experts }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(FACTORY)
+    return tmp_path
+
+
+def test_layouts_that_cannot_be_checked_are_reported(folder: Path):
+    model = 'model python("net:net", guarded = {})\n'
+    [found] = [
+        item
+        for item in diagnostics(f"{model.format('true')}mesh (dp_shard = 4, tp = 2)\n{WRONG}", folder)
+        if item.code == "LP441"
+    ]
+    assert found.severity == "warning" and "forward failed on the meta device" in found.message
+    assert "LP441" not in codes(f"{model.format('true')}mesh (dp_shard = 8)\n{WRONG}", folder)
+    assert codes(f"{model.format('false')}mesh (dp_shard = 4, tp = 2)\n{WRONG}", folder) & {"LP411", "LP441"} == {
+        "LP411"
+    }
+
+
+def test_experts_that_were_not_seen_are_reported_with_the_reason(folder: Path):
+    found = diagnostics(f'model python("net:net", routed = true)\n{EXPERTS}', folder)
+    [message] = [item.message for item in found if "is called is not known" in item.message]
+    assert message.startswith("the model could not be followed, so how `blocks.0.experts` is called is not known: ")
