@@ -117,7 +117,7 @@ class Solution:
 
         Args:
             choices: of the candidate.
-            pinned: write plain values in the place of holes, and no line of the solver.
+            pinned: write plain values in the place of the holes that were searched, and no line of the solver.
             record: write the solver's line.
         """
         file = self.plan.resolution.file
@@ -128,7 +128,13 @@ class Solution:
         }
         text = edit.write_answers(file, answers)
         if pinned:
-            return edit.without_solved(_file(edit.pin(_file(text, file.name)), file.name))
+            written, searched = _file(text, file.name), {hole.span for hole in self.plan.holes}
+            spans = [
+                hole.span
+                for hole, before in zip(edit.holes(written), edit.holes(file), strict=True)
+                if before.span in searched and hole.answer is not None
+            ]
+            return edit.without_solved(_file(edit.pin(written, spans), file.name))
         if not record or self.best is None:
             return text
         solved = Solved(

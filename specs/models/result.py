@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from legoai.specs.models.reads import Images, ImagesWithTexts, Reads
+from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, TwoTexts
 
 
 def unfit_result(reads: Reads, inputs: Sequence[Any], result: Any) -> str | None:
@@ -19,7 +19,9 @@ def unfit_result(reads: Reads, inputs: Sequence[Any], result: Any) -> str | None
         inputs: of the forward.
         result: what it returned for them.
     """
-    given = next((item for item in inputs if isinstance(item, torch.Tensor)), None)
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    # The second of two texts is the predicted one, and in `example_inputs` may have a length of its own.
+    given = next(iter(tensors[1:] if isinstance(reads, TwoTexts) else tensors), None)
     if not isinstance(result, torch.Tensor):
         return f"forward returns {_words(result)}, and the loss takes one tensor"
     if not result.is_floating_point():

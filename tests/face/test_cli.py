@@ -193,7 +193,7 @@ def test_unreadable_file_is_a_diagnostic(name: str, command: list[str], capsys: 
     assert "error[" not in other and "Traceback" not in found + other
 
 
-def test_byte_order_mark_is_ignored(capsys: pytest.CaptureFixture[str]):
+def test_byte_order_mark_is_no_part_of_the_text(capsys: pytest.CaptureFixture[str]):
     plain = Path("good.plan").read_bytes()
     Path("mark.plan").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
     Path("over.plan").write_bytes(b'\xef\xbb\xbfplan over\nextends "mark.plan"\nclip (nrm = 1.0)\n')
@@ -201,7 +201,7 @@ def test_byte_order_mark_is_ignored(capsys: pytest.CaptureFixture[str]):
     assert "over.plan:3:7: error[LP204]" in called(capsys, "lint", "over.plan", "--format", "concise")[1]
     assert called(capsys, "lower", "mark.plan")[0] == 0
     assert called(capsys, "fmt", "mark.plan")[0] == 0
-    assert Path("mark.plan").read_bytes() == plain
+    assert Path("mark.plan").read_bytes() == b"\xef\xbb\xbf" + plain
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,13 @@ def test_pinned_answers_are_plain_values():
     )
 
 
+def test_holes_of_a_variant_are_not_pinned_with_those_of_the_plan():
+    batch = "batch (global = 64, micro = auto in [2, 4] -> 4, seq_len = 128)"
+    solution = solved(f"{TEXT}variant wide {{ {batch} }}\n")
+    text = solution.text(solution.best.choices, pinned=True)
+    assert text.count("auto") == 1 and batch in text
+
+
 def test_rule_of_thumb_takes_least_degrees_and_largest_micro_batch():
     solution = solve(opened(), Priced(1))
     ruled = next(item for item in solution.baselines if item.name == "rule of thumb").found

@@ -28,6 +28,7 @@ MATCHED = ImagesWithTexts(channels=3, height=4, width=4, vocabulary=16, end=0)
         (Tokens(), (IDS,), torch.zeros(()), "float32 [] for int64 [2, 8], and the loss takes logits"),
         (Tokens(), (IDS,), torch.zeros(2, 16), "[samples, tokens, vocabulary]"),
         (TwoTexts(start=0), (IDS, IDS), torch.zeros(2, 8, 16), None),
+        (TwoTexts(start=0), (IDS, IDS[:, :4]), torch.zeros(2, 4, 16), None),
         (TwoTexts(start=0), (IDS, IDS), torch.zeros(2, 4, 16), "[samples, tokens, vocabulary]"),
         (IMAGES, (PIXELS,), torch.zeros(2, 10), None),
         (IMAGES, (PIXELS,), torch.zeros(2, 1, 12), None),
