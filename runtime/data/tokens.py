@@ -21,7 +21,10 @@ SEPARATOR: Final = b"\x00"
 """Ends a document of bytes; it does not occur in text."""
 
 FILE: Final = "tokenizer.json"
-"""Hugging Face's name of a tokenizer's file; `tokenizer_config.json` beside it names the end token."""
+"""Hugging Face's name of a tokenizer's file."""
+
+CONFIG: Final = "tokenizer_config.json"
+"""The file beside it, which names the end token."""
 
 _ENDS: Final = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[SEP]")
 """Default end tokens, for tokenizers whose configuration names none."""
@@ -72,7 +75,7 @@ class Tokenized:
     unit = "token"
 
     def __init__(self, path: Path) -> None:
-        file = path / FILE if path.is_dir() else path
+        file = file_of(path)
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -114,8 +117,13 @@ class Tokenized:
         raise RunError(
             RunErrorCode.TOKENIZER,
             f"nothing ends a text in {file}: it has none of {', '.join(names)}",
-            help="name the token as `eos_token` in tokenizer_config.json beside it",
+            help=f"name the token as `eos_token` in {CONFIG} beside it",
         )
+
+
+def file_of(path: Path) -> Path:
+    """Return a tokenizer's file, given it or its folder."""
+    return path / FILE if path.is_dir() else path
 
 
 def tokens_of(tokenizer: str) -> Tokens:
@@ -130,7 +138,7 @@ def tokens_of(tokenizer: str) -> Tokens:
 def _configured_end(file: Path) -> str | None:
     """Return the end token from the configuration beside a tokenizer's file, if there is one."""
     try:
-        found = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+        found = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))["eos_token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     found = found.get("content") if isinstance(found, dict) else found
