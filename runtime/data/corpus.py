@@ -22,6 +22,7 @@ from legoai.runtime.data import parquet, token_counts
 from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.directives.run import HF_DATASET
 
@@ -104,10 +105,10 @@ def open_corpus(
     """
     tokens, digest = tokens_of(tokenizer), built
     folder = (cache or cache_folder()) / "corpora"
-    if not digest or not all(part.exists() for part in _parts(folder, digest)):
+    if not digest or not _is_complete(folder, digest, tokens):
         identities, documents = _read(source, field)
         digest = _digest(identities, field, tokens)
-        if not all(part.exists() for part in _parts(folder, digest)):
+        if not _is_complete(folder, digest, tokens):
             _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
     train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
     return Corpus(
@@ -119,6 +120,16 @@ def open_corpus(
         unit=tokens.unit,
         vocabulary=tokens.count,
     )
+
+
+def _is_complete(folder: Path, digest: str, tokens: Tokens) -> bool:
+    """Whether a corpus is in the cache, with as many tokens as were counted when it was built."""
+    try:
+        sizes = [part.stat().st_size for part in _parts(folder, digest)]
+        lengths = token_counts.lengths(_counts_file(folder, digest))
+    except FileNotFoundError:
+        return all(part.exists() for part in _parts(folder, digest))
+    return sizes == [length * tokens.dtype.itemsize for length in lengths]
 
 
 def _parts(folder: Path, digest: str) -> list[Path]:
@@ -286,6 +297,8 @@ def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: 
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         written = [_open_tokens(draft, tokens) for draft in drafts]
         token_counts.save(folder / counts.name, token_counts.count(written, tokens.count))
+        for draft in drafts:
+            sync(draft)
         for file in (counts, *parts):
             (folder / file.name).replace(file)
 

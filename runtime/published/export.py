@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, cause
-from legoai.runtime.checkpoint.folder import sync
 from legoai.runtime.checkpoint.safe_metadata import SafeReader
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.beside import Beside
 from legoai.runtime.published.folder import CONFIG, INDEX, SINGLE, check_installed

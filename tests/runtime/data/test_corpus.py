@@ -145,6 +145,33 @@ def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
     assert not corpus.counts.exists()
 
 
+@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize("length", [100, 0])
+@pytest.mark.parametrize("by_digest", [False, True])
+def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest):
+    source = str(write(tmp_path / "a.txt", "abcd" * 5000))
+    corpus = open_corpus(source, cache=tmp_path)
+    whole = corpus.train.tobytes(), corpus.validation.tobytes()
+    [file] = (tmp_path / "corpora").glob(f"*.{part}.bin")
+    file.unlink()  # the first corpus still maps it
+    file.write_bytes(whole[part == "validation"][:length])
+    again = open_corpus(source, cache=tmp_path, built=corpus.digest if by_digest else "")
+    assert (again.train.tobytes(), again.validation.tobytes()) == whole
+
+
+def test_corpus_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = set()
+
+    def record(path):
+        synced.add(path.name)
+        assert path.stat().st_size > 0 and "building-" in str(path)
+
+    monkeypatch.setattr(token_counts, "sync", record)
+    monkeypatch.setattr("legoai.runtime.data.corpus.sync", record)
+    open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
+    assert synced == {file.name for file in (tmp_path / "corpora").iterdir()} and len(synced) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
