@@ -196,13 +196,26 @@ def _local_files(source: Path) -> list[_SourceFile]:
     if source.is_file():
         paths = [source]
     else:
-        paths = [path for path in source.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+        paths = [path for path in _within(source) if path.suffix in TEXT_SUFFIXES and path.is_file()]
     base = source.parent if source.is_file() else source
     files = []
     for path in paths:
         status, relative = path.stat(), path.relative_to(base).as_posix()
         files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
     return sorted(files, key=lambda file: file.name)
+
+
+def _within(source: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of those within it, also behind links; of several ways to a folder only one."""
+    seen = set()
+    for folder, folders, names in os.walk(source, followlinks=True):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders.sort()
+        yield from (Path(folder, name) for name in names)
 
 
 def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
@@ -256,7 +269,7 @@ def _check_text(path: Path, content: bytes) -> None:
 def _json_text(line: str, field: str, place: str) -> bytes:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(RunErrorCode.DATA_FORMAT, f"{place}: not a JSON object ({error})") from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
@@ -281,8 +294,28 @@ def _encoded(text: str, line: str) -> bytes:
         return text.encode("utf-8", errors="surrogateescape")
 
 
+def _without_separators(texts: Iterable[bytes], source: str) -> Iterator[bytes]:
+    """Yield texts that are written one behind the other.
+
+    Raises:
+        RunError: one has a zero byte, which would divide it.
+    """
+    for number, text in enumerate(texts, start=1):
+        zero = text.find(SEPARATOR)
+        if zero >= 0:
+            before = text[max(0, zero - 40) : zero].decode("utf-8", errors="replace")
+            raise RunError(
+                RunErrorCode.DATA_FORMAT,
+                f"{source}: text {number} has a zero byte, which ends a text, at offset {zero} (behind {before!r})",
+                help="remove it, or train on the tokens of a tokenizer",
+            )
+        yield text
+
+
 def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: str, tokens: Tokens) -> None:
     """Write all files under temporary names and rename them, the parts last; two builders write the same bytes."""
+    if tokens.unit == Bytes.unit:
+        documents = _without_separators(documents, source)
     with building(counts.parent) as folder:
         drafts = [folder / part.name for part in parts]
         number = 0

@@ -90,6 +90,15 @@ def test_last_tokens_of_one_text_are_the_validation_split(tmp_path: Path):
     assert tokenizer.decode(whole[:-1].tolist()) == " ".join(WORDS)
 
 
+def test_zero_byte_is_text_to_a_tokenizer(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one \0 two"}), encoding="utf-8")
+    folder = made(tmp_path / "bpe", size=400)
+    found = open_corpus(str(tmp_path / "a.jsonl"), tokenizer=str(folder), cache=tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole = np.concatenate([found.train, found.validation])
+    assert tokenizer.decode(whole[:-1].tolist()) == "one \0 two"
+
+
 @pytest.mark.parametrize("section", ["truncation", "padding"])
 def test_truncation_and_padding_of_a_tokenizer_are_ignored(section: str, tmp_path: Path):
     plain, other = (made(tmp_path / name, size=400) for name in ("plain", section))
