@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, State, cause, checksum, verified_meta
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 
@@ -391,12 +392,3 @@ def _write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's directory entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,6 +22,7 @@ from legoai.runtime.data import parquet, token_counts
 from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.directives.run import HF_DATASET
 
@@ -104,10 +105,10 @@ def open_corpus(
     """
     tokens, digest = tokens_of(tokenizer), built
     folder = (cache or cache_folder()) / "corpora"
-    if not digest or not all(part.exists() for part in _parts(folder, digest)):
+    if not digest or not _is_complete(folder, digest, tokens):
         identities, documents = _read(source, field)
         digest = _digest(identities, field, tokens)
-        if not all(part.exists() for part in _parts(folder, digest)):
+        if not _is_complete(folder, digest, tokens):
             _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
     train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
     return Corpus(
@@ -119,6 +120,16 @@ def open_corpus(
         unit=tokens.unit,
         vocabulary=tokens.count,
     )
+
+
+def _is_complete(folder: Path, digest: str, tokens: Tokens) -> bool:
+    """Whether a corpus is in the cache, with as many tokens as were counted when it was built."""
+    try:
+        sizes = [part.stat().st_size for part in _parts(folder, digest)]
+        lengths = token_counts.lengths(_counts_file(folder, digest))
+    except FileNotFoundError:
+        return all(part.exists() for part in _parts(folder, digest))
+    return sizes == [length * tokens.dtype.itemsize for length in lengths]
 
 
 def _parts(folder: Path, digest: str) -> list[Path]:
@@ -185,13 +196,26 @@ def _local_files(source: Path) -> list[_SourceFile]:
     if source.is_file():
         paths = [source]
     else:
-        paths = [path for path in source.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+        paths = [path for path in _within(source) if path.suffix in TEXT_SUFFIXES and path.is_file()]
     base = source.parent if source.is_file() else source
     files = []
     for path in paths:
         status, relative = path.stat(), path.relative_to(base).as_posix()
         files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
     return sorted(files, key=lambda file: file.name)
+
+
+def _within(source: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of those within it, also behind links; of several ways to a folder only one."""
+    seen = set()
+    for folder, folders, names in os.walk(source, followlinks=True):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders.sort()
+        yield from (Path(folder, name) for name in names)
 
 
 def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
@@ -245,7 +269,7 @@ def _check_text(path: Path, content: bytes) -> None:
 def _json_text(line: str, field: str, place: str) -> bytes:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(RunErrorCode.DATA_FORMAT, f"{place}: not a JSON object ({error})") from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
@@ -270,8 +294,28 @@ def _encoded(text: str, line: str) -> bytes:
         return text.encode("utf-8", errors="surrogateescape")
 
 
+def _without_separators(texts: Iterable[bytes], source: str) -> Iterator[bytes]:
+    """Yield texts that are written one behind the other.
+
+    Raises:
+        RunError: one has a zero byte, which would divide it.
+    """
+    for number, text in enumerate(texts, start=1):
+        zero = text.find(SEPARATOR)
+        if zero >= 0:
+            before = text[max(0, zero - 40) : zero].decode("utf-8", errors="replace")
+            raise RunError(
+                RunErrorCode.DATA_FORMAT,
+                f"{source}: text {number} has a zero byte, which ends a text, at offset {zero} (behind {before!r})",
+                help="remove it, or train on the tokens of a tokenizer",
+            )
+        yield text
+
+
 def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: str, tokens: Tokens) -> None:
     """Write all files under temporary names and rename them, the parts last; two builders write the same bytes."""
+    if tokens.unit == Bytes.unit:
+        documents = _without_separators(documents, source)
     with building(counts.parent) as folder:
         drafts = [folder / part.name for part in parts]
         number = 0
@@ -286,6 +330,8 @@ def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: 
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         written = [_open_tokens(draft, tokens) for draft in drafts]
         token_counts.save(folder / counts.name, token_counts.count(written, tokens.count))
+        for draft in drafts:
+            sync(draft)
         for file in (counts, *parts):
             (folder / file.name).replace(file)
 

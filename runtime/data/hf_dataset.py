@@ -81,7 +81,7 @@ class HFDataset:
         """Yield the texts of a column, in the order of the rows.
 
         Raises:
-            RunError: there is no such column, or a row of it has no text.
+            RunError: there is no such column, a row of it has no text, or the dataset is damaged.
         """
         parquet.check_column(self._source, column, self._rows.features.arrow_schema)
         batches = self._rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS)

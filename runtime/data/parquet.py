@@ -35,24 +35,33 @@ def column_texts(path: Path, column: str) -> Iterator[bytes]:
             check_column(str(path), column, file.schema_arrow)
             batches = file.iter_batches(batch_size=_ROWS, columns=[column])
             yield from texts_of(str(path), column, (batch.column(0) for batch in batches))
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        said = " ".join(str(error).split())[:200]
-        raise RunError(RunErrorCode.DATA_FORMAT, f"{path} is damaged, or no Parquet file: {said}") from None
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _damaged(f"{path} is damaged, or no Parquet file", error) from None
 
 
 def texts_of(source: str, column: str, pieces: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the texts of a column that is given in pieces.
+    """Yield the texts of a column that is given in pieces, which are read as they are needed.
 
     Raises:
-        RunError: a row has no text.
+        RunError: a row has no text, or a piece is damaged.
     """
+    import pyarrow
+
     number = 0
-    for piece in pieces:
-        for text in piece.to_pylist():
-            number += 1
-            if text is None:
-                raise RunError(RunErrorCode.DATA_FORMAT, f"{source}: row {number} has no text in {column!r}")
-            yield text.encode("utf-8", errors="surrogateescape")
+    try:
+        for piece in pieces:
+            for text in piece.to_pylist():
+                number += 1
+                if text is None:
+                    raise RunError(RunErrorCode.DATA_FORMAT, f"{source}: row {number} has no text in {column!r}")
+                yield text.encode("utf-8", errors="surrogateescape")
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise _damaged(f"{source} is damaged behind row {number}", error) from None
+
+
+def _damaged(what: str, error: Exception) -> RunError:
+    said = " ".join(str(error).split())[:200]
+    return RunError(RunErrorCode.DATA_FORMAT, f"{what}: {said}")
 
 
 def check_column(source: str, column: str, schema: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legoai.runtime.data.building import building
+from legoai.runtime.durable import sync
 
 Parts = Sequence[NDArray[Any]]
 """The tokens of each part of a corpus."""
@@ -32,9 +33,10 @@ def count(parts: Parts, vocabulary: int) -> Counts:
 
 
 def save(file: Path, counts: Counts) -> None:
-    """Write the file."""
+    """Write the file, durably."""
     with file.open("wb") as binary:  # numpy adds a suffix to a path
         np.save(binary, counts, allow_pickle=False)
+    sync(file)
 
 
 def stored(file: Path, parts: Parts, vocabulary: int) -> Counts:
@@ -50,6 +52,18 @@ def stored(file: Path, parts: Parts, vocabulary: int) -> Counts:
             save(folder / file.name, counts)
             (folder / file.name).replace(file)
     return counts
+
+
+def lengths(file: Path) -> list[int]:
+    """Return the lengths of the parts of which a file has the counts; none where it is damaged.
+
+    Raises:
+        FileNotFoundError: it is missing.
+    """
+    if not file.exists():
+        raise FileNotFoundError(file)
+    counts = _loaded(file)
+    return [] if counts is None else counts.sum(axis=-1).reshape(-1).tolist()
 
 
 def _loaded(file: Path) -> Counts | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from legoai.runtime.data.encoding import encoded
 from legoai.runtime.errors import RunError, RunErrorCode
 
 VOCABULARY: Final = 256
@@ -21,15 +21,13 @@ SEPARATOR: Final = b"\x00"
 """Ends a document of bytes; it does not occur in text."""
 
 FILE: Final = "tokenizer.json"
-"""Hugging Face's name of a tokenizer's file; `tokenizer_config.json` beside it names the end token."""
+"""Hugging Face's name of a tokenizer's file."""
+
+CONFIG: Final = "tokenizer_config.json"
+"""The file beside it, which names the end token."""
 
 _ENDS: Final = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[SEP]")
 """Default end tokens, for tokenizers whose configuration names none."""
-
-_AT_ONCE: Final = 512
-"""Texts that are encoded together, beside each other."""
-_LONGEST: Final = 1 << 20
-"""Length in characters from which on a text is encoded in chunks of whole lines."""
 
 
 class Tokens(Protocol):
@@ -77,7 +75,7 @@ class Tokenized:
     unit = "token"
 
     def __init__(self, path: Path) -> None:
-        file = path / FILE if path.is_dir() else path
+        file = file_of(path)
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -98,17 +96,17 @@ class Tokenized:
         self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.count <= 1 << 16 else np.uint32)
         self._end = self._end_of_text(file)
         self.identity = f"{hashlib.sha256(content).hexdigest()}:{self._end}"
+        if self._tokenizer.truncation is not None or self._tokenizer.padding is not None:
+            # Both are for batches of a model's inputs; a corpus has whole texts, and nothing else.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self.identity += ":whole"
 
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """As of :class:`Tokens`."""
         texts = (document.decode("utf-8", errors="replace") for document in documents)
-        while several := list(itertools.islice(texts, _AT_ONCE)):
-            pieces = [_pieces(text) for text in several]
-            encoded = self._tokenizer.encode_batch([one for text in pieces for one in text], add_special_tokens=False)
-            found = iter(encoded)
-            for text in pieces:
-                ids = [number for one in itertools.islice(found, len(text)) for number in one.ids]
-                yield np.array([*ids, self._end], dtype=self.dtype)
+        for ids in encoded(self._tokenizer, texts, self.dtype):
+            yield np.append(ids, self.dtype.type(self._end))
 
     def _end_of_text(self, file: Path) -> int:
         names = [name for name in (_configured_end(file), *_ENDS) if name is not None]
@@ -119,8 +117,13 @@ class Tokenized:
         raise RunError(
             RunErrorCode.TOKENIZER,
             f"nothing ends a text in {file}: it has none of {', '.join(names)}",
-            help="name the token as `eos_token` in tokenizer_config.json beside it",
+            help=f"name the token as `eos_token` in {CONFIG} beside it",
         )
+
+
+def file_of(path: Path) -> Path:
+    """Return a tokenizer's file, given it or its folder."""
+    return path / FILE if path.is_dir() else path
 
 
 def tokens_of(tokenizer: str) -> Tokens:
@@ -135,18 +138,8 @@ def tokens_of(tokenizer: str) -> Tokens:
 def _configured_end(file: Path) -> str | None:
     """Return the end token from the configuration beside a tokenizer's file, if there is one."""
     try:
-        found = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+        found = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))["eos_token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     found = found.get("content") if isinstance(found, dict) else found
     return found if isinstance(found, str) else None
-
-
-def _pieces(text: str) -> list[str]:
-    """Split a long text after ends of lines."""
-    found, start = [], 0
-    while len(text) - start > _LONGEST:
-        stop = text.rfind("\n", start, start + _LONGEST) + 1 or start + _LONGEST
-        found.append(text[start:stop])
-        start = stop
-    return [*found, text[start:]]

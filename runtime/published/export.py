@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,23 +17,16 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, cause
-from legoai.runtime.checkpoint.folder import sync
 from legoai.runtime.checkpoint.safe_metadata import SafeReader
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.published.beside import Beside
 from legoai.runtime.published.folder import CONFIG, INDEX, SINGLE, check_installed
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.pieces import Piece, published_shapes
 
 DRAFT: Final = ".tmp"
 """Ends the name of a folder in which another is being written."""
-
-BESIDE: Final = (
-    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja"),
-)
-"""Files that published weights have beside them, which training does not change."""
-
-_TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +46,7 @@ def export(
     *,
     dtype: torch.dtype | None = None,
     most_bytes: int = 5 * 10**9,
-    beside: tuple[Path, ...] = (),
+    beside: Beside | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
     """Write the weights of a checkpoint as a folder that `transformers` can load.
@@ -69,7 +61,7 @@ def export(
         fields: of the model's config.
         dtype: of the weights; None keeps the checkpoint's dtypes.
         most_bytes: limit of one file, unless a single tensor is larger.
-        beside: folders with further files of published weights, such as a tokenizer; the first match is used.
+        beside: sources of further files of published weights, such as a tokenizer.
         say: called with a message for each file that is written.
 
     Raises:
@@ -85,7 +77,8 @@ def export(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _draft_beside(folder) as draft:
             exported = _write_weights(source, draft, most_bytes, say)
-            _write_config(draft, fields, source.common_dtype(), beside)
+            ids = {} if beside is None else beside.copy(draft)
+            _write_config(draft, {**fields, **ids}, source.common_dtype())
             draft.rename(folder)
     except OSError as error:
         raise RunError(
@@ -229,20 +222,9 @@ def _write_weights(source: _Source, draft: Path, most_bytes: int, say: Callable[
     return Exported(len(placed), total, len(files))
 
 
-def _write_config(draft: Path, fields: Mapping[str, Any], dtype: torch.dtype, beside: tuple[Path, ...]) -> None:
-    """Write the config, and copy further files of published weights."""
-    tokens: dict[str, Any] = {}
-    for folder in reversed(beside):
-        for name in BESIDE:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, draft / name)
-        try:
-            found = json.loads((folder / CONFIG).read_bytes())
-            tokens |= {name: found[name] for name in _TOKENS if found.get(name) is not None}
-        except (OSError, ValueError, AttributeError):
-            continue
+def _write_config(draft: Path, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
     # Every release of transformers reads `torch_dtype`; the newest calls it `dtype`.
-    config = {**fields, **tokens, "torch_dtype": str(dtype).removeprefix("torch.")}
+    config = {**fields, "torch_dtype": str(dtype).removeprefix("torch.")}
     config.pop("dtype", None)
     config.pop("transformers_version", None)
     (draft / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -14,7 +14,14 @@ HF_DATASET: Final = "hf:"
 class Data(Directive):
     r"""Training data. `--data`, `--data-field` and `--tokenizer` override them.
 
-    Text is UTF-8. Half of a surrogate pair that JSON escapes, as `"\ud83d"` alone does, is read as U+FFFD.
+    Text is UTF-8. Half of a surrogate pair that JSON escapes, as `"\ud83d"` alone does, is read as U+FFFD. Folders are
+    read with those within them, also behind symbolic links, each once.
+
+    Texts are read whole: the sections `truncation` and `padding` of a tokenizer's file are ignored. Without a tokenizer
+    a zero byte ends a text, and a text that has one is refused.
+
+    Tokens are cached under `$XDG_CACHE_HOME/legoai/corpora`, by default `~/.cache/legoai/corpora`. Files with the same
+    names, sizes and times of change are taken for the same, wherever they are.
     """
 
     keyword: ClassVar[str] = "data"

@@ -61,6 +61,17 @@ def test_exported_checkpoint_of_two_ranks_equals_transformers(gloo, here, capsys
     assert [file.name for file in Path("half").glob("*.safetensors")] == ["model.safetensors"]
     assert config_of(Path("half"))["torch_dtype"] == "bfloat16"
 
+    Path("tokenizers").mkdir()
+    tokenized = f'{text}data (source = "text.txt", tokenizer = "tokenizers/mine.json")\n'
+    Path("tokenized.plan").write_text(tokenized, encoding="utf-8")
+    export = ("export", "tokenized.plan", "--checkpoint", "runs/small", "-o")
+    _, _, err = called(capsys, *export, "without")
+    assert "warning: the tokenizer of small is not added, as there is no file tokenizers/mine.json" in err
+    Path("tokenizers/mine.json").write_text("mine", encoding="utf-8")
+    Path("tokenizers/tokenizer.json").write_text("another", encoding="utf-8")
+    assert called(capsys, *export, "with")[0] == 0
+    assert Path("with/tokenizer.json").read_text(encoding="utf-8") == "mine"
+
     other = text.replace('"tiny"', '"tiny", hidden_dim = 256')
     Path("other.plan").write_text(other, encoding="utf-8")
     status, _, err = called(capsys, "export", "other.plan", "-o", "other", "--checkpoint", "runs/small")

@@ -23,6 +23,7 @@ from legoai.specs.units import UNITS, format_bytes
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
+    from legoai.runtime.published.beside import Beside
     from legoai.runtime.published.whole_model import WholeModel
     from legoai.specs.plan import Plan
 
@@ -156,15 +157,17 @@ def _fields(plan: Plan, analysis: Analysis, whole: WholeModel) -> dict[str, Any]
         raise RunError(RunErrorCode.NO_WEIGHT_MAP, f"the model of {plan.name} cannot be published: {error}") from None
 
 
-def _beside(plan: Plan) -> tuple[Path, ...]:
-    """Folders with other files to publish: the tokenizer of the training, and the initial weights."""
-    found = []
+def _beside(plan: Plan) -> Beside:
+    """Sources of other files to publish: the tokenizer of the training, and the initial weights."""
+    from legoai.runtime.data.tokens import file_of
+    from legoai.runtime.published.beside import Beside
+
+    tokenizer = None
     if plan.data is not None and plan.data.tokenizer:
-        tokenizer = Path(plan.data.tokenizer)
-        found.append(tokenizer.parent if tokenizer.is_file() else tokenizer)
-    if plan.weights is not None:
-        found.append(Path(plan.weights.huggingface))
-    return tuple(found)
+        tokenizer = file_of(Path(plan.data.tokenizer))
+        if not tokenizer.is_file():
+            announce(f"warning: the tokenizer of {plan.name} is not added, as there is no file {tokenizer}")
+    return Beside(tokenizer, None if plan.weights is None else Path(plan.weights.huggingface))
 
 
 def _size(text: str) -> int:

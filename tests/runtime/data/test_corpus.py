@@ -69,6 +69,18 @@ def test_folder_is_split_by_whole_documents(tmp_path):
     )
 
 
+def test_folders_behind_links_are_read_once(tmp_path):
+    for name in ("data/own/a", "data/b", "elsewhere/deep/c"):
+        write(tmp_path / f"{name}.txt", f"document {name[-1]}")
+    (tmp_path / "data" / "link").symlink_to("../elsewhere")
+    (tmp_path / "data" / "link again").symlink_to(tmp_path / "elsewhere" / "deep")
+    (tmp_path / "data" / "own" / "loop").symlink_to("..")
+    (tmp_path / "data" / "broken").symlink_to("nowhere")
+    corpus = open_corpus(str(tmp_path / "data"), cache=tmp_path / "cache")
+    text = corpus.train.tobytes() + corpus.validation.tobytes()
+    assert sorted(text.split(b"\0")) == [b"", b"document a", b"document b", b"document c"]
+
+
 def test_json_lines_are_read_by_field(tmp_path):
     lines = "\n".join(json.dumps({"body": f"café {n}", "id": n}) for n in range(30))
     corpus = open_corpus(str(write(tmp_path / "a.jsonl", lines)), field="body", cache=tmp_path)
@@ -145,6 +157,33 @@ def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
     assert not corpus.counts.exists()
 
 
+@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize("length", [100, 0])
+@pytest.mark.parametrize("by_digest", [False, True])
+def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest):
+    source = str(write(tmp_path / "a.txt", "abcd" * 5000))
+    corpus = open_corpus(source, cache=tmp_path)
+    whole = corpus.train.tobytes(), corpus.validation.tobytes()
+    [file] = (tmp_path / "corpora").glob(f"*.{part}.bin")
+    file.unlink()  # the first corpus still maps it
+    file.write_bytes(whole[part == "validation"][:length])
+    again = open_corpus(source, cache=tmp_path, built=corpus.digest if by_digest else "")
+    assert (again.train.tobytes(), again.validation.tobytes()) == whole
+
+
+def test_corpus_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = set()
+
+    def record(path):
+        synced.add(path.name)
+        assert path.stat().st_size > 0 and "building-" in str(path)
+
+    monkeypatch.setattr(token_counts, "sync", record)
+    monkeypatch.setattr("legoai.runtime.data.corpus.sync", record)
+    open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
+    assert synced == {file.name for file in (tmp_path / "corpora").iterdir()} and len(synced) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
@@ -153,6 +192,11 @@ def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
         ("a.jsonl", "{]", RunErrorCode.DATA_FORMAT, r"a\.jsonl:1: not a JSON object"),
         ("a.jsonl", '{"text": "x"}\n{"txt": "y"}', RunErrorCode.DATA_FORMAT, r"a\.jsonl:2: no text in field 'text'"),
         ("a.jsonl", "[1]", RunErrorCode.DATA_FORMAT, "no text in field"),
+        ("a.jsonl", "[" * 200_000, RunErrorCode.DATA_FORMAT, r"a\.jsonl:1: not a JSON object"),
+        (
+            *("a.jsonl", '{"text": "x"}\n{"text": "one \\u0000 two"}', RunErrorCode.DATA_FORMAT),
+            r"text 2 has a zero byte, which ends a text, at offset 4 \(behind 'one '\)",
+        ),
         ("folder/image.png", "x", RunErrorCode.DATA_EMPTY, "has no text files"),
     ],
 )

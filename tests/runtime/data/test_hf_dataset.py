@@ -178,6 +178,27 @@ def test_non_text_column_is_refused(tmp_path: Path):
 
 
 @needs_datasets
+def test_damaged_text_of_a_dataset_is_reported(tmp_path: Path):
+    import datasets
+    import pyarrow
+
+    offsets = pyarrow.py_buffer(np.array([0, 3, 6], dtype=np.int32))
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, offsets, pyarrow.py_buffer(b"ab\xffcde")])
+    datasets.Dataset(pyarrow.table({"text": texts})).save_to_disk(str(tmp_path / "a"))
+    with pytest.raises(RunError, match="is damaged behind row 0: 'utf-8' codec") as caught:
+        open_corpus(f"hf:{tmp_path}/a", cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.DATA_FORMAT
+
+
+@needs_datasets
+def test_zero_byte_in_a_row_is_refused(tmp_path: Path):
+    source = saved(tmp_path / "a", {"text": ["one", "two \0 three"]})
+    with pytest.raises(RunError, match="text 2 has a zero byte") as caught:
+        open_corpus(source, cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.DATA_FORMAT and "tokenizer" in caught.value.help
+
+
+@needs_datasets
 @pytest.mark.parametrize(
     "raised, code, cure",
     [

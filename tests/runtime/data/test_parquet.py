@@ -102,7 +102,7 @@ def test_non_text_column_is_refused(tmp_path: Path):
     (tmp_path / "e.parquet").write_bytes(whole[: len(whole) // 2])
     refused(tmp_path / "e.parquet", "e.parquet is damaged, or no Parquet file")
     (tmp_path / "f.parquet").write_bytes(whole[:100] + bytes(500) + whole[600:])
-    refused(tmp_path / "f.parquet", "f.parquet is damaged, or no Parquet file")
+    refused(tmp_path / "f.parquet", "f.parquet is damaged behind row 0")
     assert not list((tmp_path / "cache" / "corpora").iterdir()), "nothing is left half built"
 
 

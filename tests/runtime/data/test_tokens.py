@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import sys
@@ -89,13 +90,30 @@ def test_last_tokens_of_one_text_are_the_validation_split(tmp_path: Path):
     assert tokenizer.decode(whole[:-1].tolist()) == " ".join(WORDS)
 
 
-def test_long_text_is_encoded_in_chunks_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("legoai.runtime.data.tokens._LONGEST", 50)
-    tokens = Tokenized(made(tmp_path / "bpe", size=400))
-    text = "\n".join(WORDS) + "x" * 120
-    [found] = tokens.of([text.encode()])
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bpe" / "tokenizer.json"))
-    assert tokenizer.decode(found[:-1].tolist()) == text
+def test_zero_byte_is_text_to_a_tokenizer(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one \0 two"}), encoding="utf-8")
+    folder = made(tmp_path / "bpe", size=400)
+    found = open_corpus(str(tmp_path / "a.jsonl"), tokenizer=str(folder), cache=tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole = np.concatenate([found.train, found.validation])
+    assert tokenizer.decode(whole[:-1].tolist()) == "one \0 two"
+
+
+@pytest.mark.parametrize("section", ["truncation", "padding"])
+def test_truncation_and_padding_of_a_tokenizer_are_ignored(section: str, tmp_path: Path):
+    plain, other = (made(tmp_path / name, size=400) for name in ("plain", section))
+    tokenizer = tokenizers.Tokenizer.from_file(str(other / "tokenizer.json"))
+    if section == "truncation":
+        tokenizer.enable_truncation(max_length=3)
+    else:
+        tokenizer.enable_padding(pad_id=1)
+    tokenizer.save(str(other / "tokenizer.json"))
+    texts = [text.encode() * count for count, text in enumerate(WORDS, 1)]
+    whole, found = (Tokenized(folder) for folder in (plain, other))
+    for one, same in zip(whole.of(texts), found.of(texts), strict=True):
+        assert np.array_equal(one, same)
+    content = (other / "tokenizer.json").read_bytes()
+    assert found.identity != f"{hashlib.sha256(content).hexdigest()}:{tokenizer.token_to_id(END)}", "of an older cache"
 
 
 def trimmed(folder: Path, *, end: int) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -201,19 +200,6 @@ def test_older_config_fields_are_understood(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({**fields, "rope_scaling": None}), encoding="utf-8")
     [warning] = read(tmp_path, case)[2]
     assert "rope_scaling = none" in warning
-
-
-def test_files_beside_the_weights_are_copied(tmp_path: Path):
-    case, hub = CASES["llama"], tmp_path / "hub"
-    case.published().save_pretrained(hub)
-    (hub / "tokenizer.json").write_text("{}", encoding="utf-8")
-    fields = {**published.config_of(hub), "eos_token_id": [7, 9]}
-    (hub / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    model, _, _ = read(hub, case)
-    written(model, tmp_path / "checkpoint", tmp_path / "exported", beside=(tmp_path / "nothing", hub))
-    assert published.config_of(tmp_path / "exported")["eos_token_id"] == [7, 9]
-    assert (tmp_path / "exported" / "tokenizer.json").read_text(encoding="utf-8") == "{}"
-    shutil.rmtree(tmp_path / "exported")
 
 
 def test_transformers_model_is_compared_with_the_published_config(tmp_path: Path):
