@@ -183,7 +183,7 @@ def run(capture: Capture, pieces: Pieces, record: Callable[[Work], None]) -> Non
         pieces: of the operator.
         record: takes the record of a kernel.
     """
-    ranks, axis = capture.group(pieces.group)
+    ranks, axis, _ = capture.group(pieces.group)
     here = ranks.index(dist.get_rank())
     main, side = backend.current, _side_of(capture)
     side.wait_stream(main)

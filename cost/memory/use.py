@@ -9,7 +9,7 @@ from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import MemoryReport, memory
-from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.records import POINT_TO_POINT, Collective, Kernel
 from legoai.cost.trace.trace import Trace
 
 
@@ -91,23 +91,35 @@ def _workspace(trace: Trace, machine: Machine) -> int:
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is created when its group first communicates."""
-    groups: dict[tuple[int, ...], int] = {}
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
     each = trace.once_each(translated=True)
     calls = (item for item in each if isinstance(item, Collective) and item.kind != "peer_copy")
-    for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
-        if len(ranks) > 1:
-            ends = tuple(sorted(ranks))  # a pair of ranks shares one communicator for both directions
-            groups[ends] = max(groups.get(ends, 0), _peers(kind, len(ends)))
+    alike = {(id(item.ranks), item.kind, item.axis, item.communicator, item.members): item for item in calls}
+    for item in alike.values():
+        name, members = _group(item)
+        if len(members) > 1:
+            groups[name, members] = max(groups.get((name, members), 0), _peers(item.kind, len(members)))
     found = {"cuda_context": int(machine.constant("context_bytes") or 0)}
-    buffers = sum(_buffer(machine, len(ranks)) for ranks in groups)
+    buffers = sum(_buffer(machine, len(ranks)) for _, ranks in groups)
     peer = machine.constant("nccl_all_to_all_peer_bytes") or 0.0
     per_host = machine.network.devices_per_host
-    for ranks, peers in groups.items():
+    for (_, ranks), peers in groups.items():
         here = sum(rank // per_host == trace.rank // per_host for rank in ranks)
         buffers += int(peer * min(peers, max(0, here - 1)))
     if buffers:
         found["nccl"] = buffers
     return {name: size for name, size in found.items() if size}
+
+
+def _group(record: Collective) -> tuple[str, tuple[int, ...]]:
+    """Return the name and the ranks of a communicator.
+
+    NCCL runs sends and receives of a batch on the communicator of their group, and others on one of the two ranks
+    (`ProcessGroupNCCL::pointToPoint`), which serves both directions.
+    """
+    if record.kind in POINT_TO_POINT and not record.members:
+        return "between", tuple(sorted(record.ranks))
+    return record.communicator or record.axis, tuple(sorted(record.members or record.ranks))
 
 
 def _peers(kind: str, ranks: int) -> int:

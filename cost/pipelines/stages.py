@@ -361,8 +361,8 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
     if isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
     recorder.locate()
-    members, axis = recorder.group(operation.group.group_name)
-    here, there = dist.get_rank(), members[operation.group_peer]
+    group = recorder.group(operation.group.group_name)
+    here, there = dist.get_rank(), group.ranks[operation.group_peer]
     sends = operation.op is dist.isend
     work = recorder.work_count
     recorder.work_count += 1
@@ -372,7 +372,7 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
             stream=current_stream(),
             kind="send" if sends else "receive",
             ranks=(here, there) if sends else (there, here),
-            axis=axis,
+            axis=group.axis,
             bytes=tensor.numel() * tensor.itemsize,
             dtype=type_of(tensor).dtype,
             module=recorder.module,
@@ -408,7 +408,9 @@ def hooked_schedules(hooks: PipelineHooks) -> Iterator[None]:
 
     def in_batch(operations: list[dist.P2POp]) -> list[dist.Work]:
         recorder.record(Mark(BATCH))
+        recorder.in_batch = True
         works = batch(operations)
+        recorder.in_batch = False
         recorder.record(Mark(END_BATCH))
         return works
 

@@ -20,7 +20,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import RECORDS, HostKernel, Kernel, Record, TensorType
 from legoai.cost.trace.segments import Segment
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the format; files of other versions are rejected."""
 
 _KINDS: Final = {name: index for index, name in enumerate(RECORDS)}
@@ -79,7 +79,7 @@ class _Writer:
                 value = self.tensors(value)
             elif name == "attributes":
                 value = self.attributes(value)
-            elif name == "ranks":
+            elif name in {"ranks", "members"}:
                 value = self.tables["ranks"].index(value, value, functools.partial(list, value))
             row.append(value)
         return row
@@ -196,6 +196,7 @@ class _Reader:
             fields["attributes"] = self.attributes[fields["attributes"]]
         elif "ranks" in fields:
             fields["ranks"] = self.ranks[fields["ranks"]]
+            fields["members"] = self.ranks[fields["members"]]
         if "calls" in fields:
             fields["calls"] = tuple(map(tuple, fields["calls"]))
         made: Record = kind(**fields)

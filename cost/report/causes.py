@@ -40,20 +40,20 @@ class Causes:
 
     def of_collective(self, cost: CollectiveCost) -> Cause | None:
         """Return the statement that makes ranks communicate; None where no statement does."""
-        return self.of_communication(cost.axis, cost.kind, cost.phase, cost.first)
+        return self.of_communication(cost.axis, cost.kind, cost.phase, cost.first, of_parameters=cost.of_parameters)
 
-    def of_communication(self, axis: str, kind: str, phase: Phase, module: str) -> Cause | None:
+    def of_communication(self, axis: str, kind: str, phase: Phase, module: str, *, of_parameters: bool) -> Cause | None:
         """As :meth:`of_collective`, for one collective of a module."""
         plan, axes = self.plan, frozenset(axis.split("+"))
-        if "pp" in axes and plan.pipeline is not None:
-            return self._statement(plan.pipeline, "pipeline on pp")
         if phase == "optimizer" and kind == "all_reduce" and plan.clip is not None:
             return self._statement(plan.clip, "clip")
+        if "pp" in axes and plan.pipeline is not None:
+            return self._statement(plan.pipeline, "pipeline on pp")
         if axes == {"tp"}:
             return self._sharded("tp", module)
         if axes == {"ep"}:
             return self._sharded("ep", module)
-        if axes == {"cp"} and plan.context is not None:
+        if axes == {"cp"} and plan.context is not None and not of_parameters:
             return self._statement(plan.context, "context on cp")
         if axes <= _DATA and plan.fsdp is not None:
             return self._nearest(plan.fsdp, _title(plan.fsdp), module)

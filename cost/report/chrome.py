@@ -102,18 +102,22 @@ class Lines:
 
     def __init__(self, causes: Causes) -> None:
         self.causes = causes
-        self.known: dict[tuple[str, ...], str] = {}
+        self.known: dict[tuple[str | bool, ...], str] = {}
 
     def of(self, record: Timed) -> str:
         """Return file and line; empty where no statement of the plan causes the operation."""
         if isinstance(record, Collective):
-            key: tuple[str, ...] = (record.axis, record.kind, record.phase, record.module)
+            key: tuple[str | bool, ...] = (
+                record.axis, record.kind, record.phase, record.module, record.of_parameters,
+            )  # fmt: skip
         else:
             key = ("copy" if isinstance(record, Copy) else record.op, record.module)
         if key not in self.known:
             if isinstance(record, Collective):
-                cause = self.causes.of_communication(record.axis, record.kind, record.phase, record.module)
+                cause = self.causes.of_communication(
+                    record.axis, record.kind, record.phase, record.module, of_parameters=record.of_parameters
+                )
             else:
-                cause = self.causes.of_kernel(key[0], record.module)
+                cause = self.causes.of_kernel("copy" if isinstance(record, Copy) else record.op, record.module)
             self.known[key] = cause.place if cause is not None else ""
         return self.known[key]

@@ -32,10 +32,12 @@ from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
     EACH,
+    POINT_TO_POINT,
     UNDER_POLICY,
     Categorise,
     Category,
     Collective,
+    CollectiveKind,
     Copy,
     HostKernel,
     HostWaitStream,
@@ -59,6 +61,9 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 
 c10d = torch.ops.c10d
 
+
+_OF_PARAMETERS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
+"""Collectives that hooks issue for parameters and gradients; where the step is no graph, others are functional."""
 
 _ON_GIVEN_TENSORS: Final = frozenset(
     {c10d._allgather_base_.default, c10d._reduce_scatter_base_.default, c10d.allreduce_.default}
@@ -309,8 +314,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         capture = self.capture
         kind = "permute" if permutes(known, args) else known.collective
         assert kind is not None
-        ranks, axis = capture.group(args[known.group])
-        here = dist.get_rank()
+        group = capture.group(args[known.group])
+        ranks, axis = group.ranks, group.axis
+        if kind == "all_to_all" and capture.module in capture.experts:
+            axis = "ep"  # also where one group serves several axes
+        here, members = dist.get_rank(), ranks if capture.in_batch and kind in POINT_TO_POINT else ()
         if known.name == "c10d.send":
             ranks = _pair(here, ranks[args[2]])
         elif known.name == "c10d.recv_":
@@ -338,6 +346,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 phase=capture.phase,
                 issuer=capture.issuer,
                 calls=capture.take_calls(),
+                members=members,
+                communicator=group.communicator if group.communicator != axis else "",
+                of_parameters=capture.moves_parameters(issued and kind in _OF_PARAMETERS),
             )
         )
         if issued:

@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import functools
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 import torch
@@ -27,6 +27,7 @@ from legoai.cost.simulated.device import (
     SimulationError,
     current_stream,
 )
+from legoai.cost.simulated.groups import Group, group_of
 from legoai.cost.simulated.operators import UnknownCollective
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
@@ -116,9 +117,13 @@ class Capture(Recorder):
         self.makes: Makes = ""
         self.compiled = False
         """Whether a compiled graph is running."""
+        self.in_batch = False
+        """Whether sends and receives are issued as one batch."""
         self.calls: dict[Call, int] = {}
         """Calls of the host since the last operation that it issued."""
-        self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
+        self.groups: dict[str, Group] = {}
+        self.experts: set[str] = set()
+        """Modules of which different ranks hold different experts."""
         self.mesh: DeviceMesh | None = None
 
     def record(self, record: Record) -> None:
@@ -302,7 +307,10 @@ class Capture(Recorder):
         for part in training.parts:
             for path, parameter in part.named_parameters():
                 category: Category = "sharded_parameter" if isinstance(parameter, DTensor) else "parameter"
-                self._adopt(parameter, category, plain_path(path).rpartition(".")[0])
+                module = plain_path(path).rpartition(".")[0]
+                self._adopt(parameter, category, module)
+                if isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ()):
+                    self.experts.add(module)
             for path, buffer in part.named_buffers():
                 self._adopt(buffer, "other", plain_path(path).rpartition(".")[0])
         for tensor in training.staged.given.values() if training.staged is not None else ():
@@ -382,29 +390,24 @@ class Capture(Recorder):
         if not self.closed:
             self.record(Free(ref.number))
 
-    def group(self, value: Any) -> tuple[tuple[int, ...], str]:
-        """Return the global ranks of a process group, and the mesh axes that it spans."""
+    def moves_parameters(self, by_hooks: bool) -> bool:
+        """Whether a collective gathers parameters or reduces gradients.
+
+        Args:
+            by_hooks: whether it does where the step is no graph.
+        """
+        return by_hooks if self.of_node is None else self.of_node.of_unit
+
+    def group(self, value: Any) -> Group:
+        """Return a process group of the program, given as such or by its name."""
         group = resolve_process_group(GroupName(value)) if isinstance(value, str) else dist.ProcessGroup.unbox(value)
         known = self.groups.get(group.group_name)
         if known is None:
-            ranks = tuple(dist.get_process_group_ranks(group))
-            ranks = next((same for same, _ in self.groups.values() if same == ranks), ranks)
-            known = self.groups[group.group_name] = ranks, self._axes(ranks, group)
+            assert self.mesh is not None
+            found = group_of(group, self.mesh)
+            same = next((other.ranks for other in self.groups.values() if other.ranks == found.ranks), found.ranks)
+            known = self.groups[group.group_name] = found._replace(ranks=same)
         return known
-
-    def _axes(self, ranks: Sequence[int], group: dist.ProcessGroup) -> str:
-        """Return the axes of the program's mesh along which the ranks differ."""
-        assert self.mesh is not None
-        names, shape = self.mesh.mesh_dim_names or (), self.mesh.shape
-        varying, size, stride = [], 1, self.mesh.size()
-        for name, length in zip(names, shape, strict=True):
-            stride //= length
-            if len({rank // stride % length for rank in ranks}) > 1:
-                varying.append(name)
-                size *= length
-        if size == len(ranks):
-            return "+".join(varying)
-        return group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
 
 
 def locals_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -53,6 +53,7 @@ class CollectiveCost:
         pattern: the modules' path, with numbers written as `*`.
         first: the path of one of them.
         phase: of the step.
+        of_parameters: whether they gather parameters or reduce gradients.
         count: number of collectives.
         bytes: of all, as :class:`~legoai.cost.trace.records.Collective` counts them.
         seconds: of all.
@@ -65,6 +66,7 @@ class CollectiveCost:
     pattern: str
     first: str
     phase: Phase
+    of_parameters: bool
     count: int
     bytes: int
     seconds: float
@@ -220,16 +222,17 @@ def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
     for (_, segment), seconds in zip(intervals.segments, exposed_seconds(intervals), strict=True):
         _, times, before = alone.get(id(segment), (segment, 0, 0.0))
         alone[id(segment)] = segment, times + 1, before + seconds
-    groups: defaultdict[tuple[str, str, int, str, Phase], list[tuple[Interval, int, float]]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, int, str, Phase, bool], list[tuple[Interval, int, float]]] = defaultdict(list)
     for segment, times, seconds in alone.values():
         for place, bare in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
             item = segment.intervals[place]
             record = item.record
             assert isinstance(record, Collective)
-            key = record.kind, record.axis, len(record.ranks), pattern_of(record.module), record.phase
+            pattern, of_parameters = pattern_of(record.module), record.of_parameters
+            key = record.kind, record.axis, len(record.ranks), pattern, record.phase, of_parameters
             groups[key].append((item, times, bare))
     costs = []
-    for (kind, axis, ranks, pattern, phase), items in groups.items():
+    for (kind, axis, ranks, pattern, phase, of_parameters), items in groups.items():
         records = [(item.record, times) for item, times, _ in items if isinstance(item.record, Collective)]
         costs.append(
             CollectiveCost(
@@ -239,6 +242,7 @@ def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
                 pattern=pattern,
                 first=intervals.path(records[0][0].module),
                 phase=phase,
+                of_parameters=of_parameters,
                 count=sum(times for _, times in records),
                 bytes=sum(record.bytes * times for record, times in records),
                 seconds=sum((item.end - item.start) * times for item, times, _ in items),

@@ -129,7 +129,8 @@ def unfinished(nodes: Iterable[Node]) -> list[Node]:
 
 def communicator_name(record: Collective) -> str:
     """Return the name of the queue of a collective's communicator."""
-    return _communicator(record.axis, () if record.axis else record.ranks)
+    name = record.communicator or record.axis
+    return _communicator(name, () if name else record.ranks)
 
 
 def pair_name(record: Collective) -> str:
@@ -138,5 +139,5 @@ def pair_name(record: Collective) -> str:
 
 
 @functools.cache
-def _communicator(axis: str, ranks: tuple[int, ...]) -> str:
-    return f"communicator {axis or ','.join(map(str, ranks))}"
+def _communicator(name: str, ranks: tuple[int, ...]) -> str:
+    return f"communicator {name or ','.join(map(str, ranks))}"

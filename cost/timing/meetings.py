@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from legoai.cost.timing.nodes import Meeting, Participant
-from legoai.cost.trace.records import Collective
-
-POINT_TO_POINT: Final = ("send", "receive")
+from legoai.cost.trace.records import POINT_TO_POINT, Collective
 
 
 class Meetings:

@@ -9,7 +9,7 @@ from typing import Final
 
 from legoai.cost.timing.dependencies import StreamDependencies, communicator_name, pair_name, unfinished
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
-from legoai.cost.timing.meetings import POINT_TO_POINT, Meetings
+from legoai.cost.timing.meetings import Meetings
 from legoai.cost.timing.nodes import NEVER, Node, Participant, stream_name
 from legoai.cost.timing.operations import Operation
 from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline
@@ -17,6 +17,7 @@ from legoai.cost.timing.runs import Run, RunNode, RunTimes
 from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline, left_by
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import (
+    POINT_TO_POINT,
     Collective,
     Copy,
     HostKernel,

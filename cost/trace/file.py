@@ -41,8 +41,9 @@ def _records(lines: Iterable[str]) -> Iterator[Record]:
         for name in ("inputs", "outputs"):
             if name in fields:
                 fields[name] = tuple(TensorType(tuple(item["shape"]), item["dtype"]) for item in fields[name])
-        if "ranks" in fields:
-            fields["ranks"] = tuple(fields["ranks"])
+        for name in ("ranks", "members"):
+            if name in fields:
+                fields[name] = tuple(fields[name])
         if "calls" in fields:
             fields["calls"] = tuple(map(tuple, fields["calls"]))
         yield record(**fields)

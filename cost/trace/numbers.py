@@ -57,6 +57,9 @@ _RENUMBERED: Final[dict[type, Callable[[Any, int], Record]]] = {
         phase=r.phase,
         issuer=r.issuer,
         calls=r.calls,
+        communicator=r.communicator,
+        members=r.members,
+        of_parameters=r.of_parameters,
     ),
 }
 """Functions that change the number of a record, faster than `dataclasses.replace`."""

@@ -26,6 +26,8 @@ CollectiveKind = Literal[
 """In a `permute` each rank sends all of its buffer to one other, and receives as much from one, as in a ring.
 `peer_copy` is a read of another rank's memory by this rank's copy engine; the other rank issues nothing."""
 
+POINT_TO_POINT: Final[tuple[CollectiveKind, ...]] = ("send", "receive")
+
 Category = Literal[
     "parameter",
     "sharded_parameter",
@@ -165,6 +167,11 @@ class Collective:
         phase: of the step.
         issuer: as of a :class:`Kernel`.
         calls: as of a :class:`Kernel`.
+        communicator: name of the group's communicator, where `axis` does not name it: several groups may have the same
+            ranks, and one group may serve several axes.
+        members: of a send or receive in a batch, the global ranks of its group, whose communicator runs it; otherwise
+            empty.
+        of_parameters: whether it gathers parameters or reduces gradients, as `fsdp` and `replicate` do.
     """
 
     work: int
@@ -178,6 +185,9 @@ class Collective:
     phase: Phase
     issuer: Issuer = "node"
     calls: Calls = ()
+    communicator: str = ""
+    members: tuple[int, ...] = ()
+    of_parameters: bool = False
 
 
 @pickled_by_position

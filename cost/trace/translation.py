@@ -76,7 +76,8 @@ class Translation:
             ranks: tuple[int, ...] = (first + self.shift, second + self.shift)
         else:
             ranks = self.ranks(record.ranks)
-        return dataclasses.replace(record, ranks=ranks, module=self.path(record.module))
+        members = self.ranks(record.members)
+        return dataclasses.replace(record, ranks=ranks, members=members, module=self.path(record.module))
 
 
 def in_module(record: Record, path: str) -> Record:

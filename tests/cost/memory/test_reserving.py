@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_each_group_has_an_nccl_communicator():
     assert found.outside["nccl"] == (544 + 688) * MIB
     assert found.total == found.reserved + sum(found.outside.values())
     assert "nccl" not in memory_use(trace(), machine()).outside
+
+
+def test_groups_of_the_same_ranks_have_a_communicator_each():
+    shard, expert = (replace(collective((0, 1, 2, 3)), axis=axis) for axis in ("dp_shard", "ep"))
+    assert memory_use(trace(shard, shard, expert), machine()).outside["nccl"] == 2 * 688 * MIB
+    shared = replace(expert, communicator="dp_shard")
+    assert memory_use(trace(shard, shared), machine()).outside["nccl"] == 688 * MIB
+
+
+def test_batched_transfers_use_the_communicator_of_their_group():
+    sent, received = collective((0, 1), "send"), collective((1, 0), "receive")
+    batched = [replace(item, members=(0, 1, 2, 3)) for item in (sent, received)]
+    assert memory_use(trace(sent, received), machine()).outside["nccl"] == 544 * MIB
+    assert memory_use(trace(sent, received, *batched), machine()).outside["nccl"] == (544 + 688) * MIB
+    of_two = [replace(item, members=(0, 1)) for item in (sent, received)]
+    assert memory_use(trace(sent, received, *of_two), machine()).outside["nccl"] == 2 * 544 * MIB
 
 
 def test_all_to_all_needs_buffers_for_each_peer():

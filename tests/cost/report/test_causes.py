@@ -1,0 +1,113 @@
+"""Lines that cause communication where several of them communicate between the same ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.report.causes import Causes
+from legoai.cost.report.document import document
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.lowering.program import lower
+from support.plans import manifest_of, resolved
+from support.simulator import in_the_simulator
+
+MIB = 2**20
+PEER = 3.28e9 / 7
+"""Buffers of an all-to-all for one peer."""
+
+IN_CONTEXT = """\
+plan context
+model   llama3("tiny")
+cluster h100_sxm
+batch   (global = 1, micro = 1, seq_len = 128)
+mesh    (cp = 8)
+fsdp on cp{backend} {{ layers.* = unit, layers.*.attention = unit }}
+context on cp{rotate}
+"""
+
+EXPERTS = """\
+plan experts
+model   mixtral("tiny", n_experts = 8)
+cluster h100_sxm
+batch   (global = 8, micro = 1, seq_len = 64)
+mesh    ({mesh})
+fsdp blocks on {axes}
+shard standard on ep
+clip    (norm = 1.0)
+"""
+
+PIPELINE = """\
+plan stages
+model   llama3("tiny")
+cluster h100_sxm(devices = 4)
+batch   (global = 8, micro = 1, seq_len = 64)
+mesh    (pp = 2, dp_shard = 2)
+fsdp blocks on dp_shard
+pipeline on pp (schedule = {schedule})
+"""
+
+
+def figures(text: str) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+    """The collectives of a plan with their causes, its exposed communication by axis, and the memory of NCCL."""
+    plan = resolved(text)
+    analysis = Analysis(plan, manifest_of(plan.model.source()))
+    assert analysis.manifest is not None
+    found = estimate(lower(analysis), analysis.plan, analysis.manifest)
+    whole = document(found, Causes(analysis))
+    return whole["collectives"], whole["exposed_communication_by_axis"], found.ranks[0].use.outside["nccl"]
+
+
+def words(item: dict[str, Any]) -> str:
+    return item["cause"]["statement"].partition(":")[0]
+
+
+@pytest.mark.parametrize("backend", ["", pytest.param(" (backend = graph)", marks=pytest.mark.slow)])
+def test_parameters_on_the_axis_of_the_context_are_those_of_fsdp(backend: str):
+    found, _, _ = in_the_simulator(figures, IN_CONTEXT.format(backend=backend, rotate=""))
+    kinds = {(words(item), item["kind"], item["phase"]) for item in found if item["phase"] != "optimizer"}
+    assert {item["axis"] for item in found} == {"cp"}
+    assert kinds == {
+        ("fsdp on cp", "all_gather", "forward"),
+        ("fsdp on cp", "all_gather", "backward"),
+        ("fsdp on cp", "reduce_scatter", "backward"),
+        ("context on cp", "all_gather", "forward"),
+        ("context on cp", "all_gather", "backward"),
+        ("context on cp", "reduce_scatter", "backward"),
+    }
+
+
+def test_experts_of_all_sharding_ranks_have_their_own_axis_and_communicator():
+    mesh, axes = "dp_replicate = 2, dp_shard = 4, ep = {ep}", "dp_replicate, dp_shard"
+    (all_ranks, exposed, large), (some, _, small) = (
+        in_the_simulator(figures, EXPERTS.format(mesh=mesh.format(ep=ep), axes=axes)) for ep in (4, 2)
+    )
+    for found in (all_ranks, some):
+        exchanged = [item for item in found if item["kind"] == "all_to_all"]
+        assert {(item["axis"], words(item)) for item in exchanged} == {("ep", "shard on ep")}
+    assert "ep" in exposed
+    # The world, `dp_shard`, `ep` and `dp_replicate`; then also `dp_shard_mod_ep`, and the last three are pairs.
+    assert large == pytest.approx((3 * 688 + 544) * MIB + 3 * PEER, rel=0.001)
+    assert small == pytest.approx((2 * 688 + 3 * 544) * MIB + PEER, rel=0.001)
+
+
+def test_experts_of_the_whole_world_share_its_communicator():
+    found, exposed, nccl = in_the_simulator(figures, EXPERTS.format(mesh="dp_shard = 8, ep = 8", axes="dp_shard"))
+    exchanged = {(item["axis"], words(item)) for item in found if item["kind"] == "all_to_all"}
+    assert exchanged == {("ep", "shard on ep")}
+    assert {item["axis"] for item in found} == {"ep", "dp_shard"} and "ep" in exposed
+    assert nccl == pytest.approx(688 * MIB + 7 * PEER, rel=0.001)
+
+
+def test_norm_over_stages_is_caused_by_the_clipping():
+    found, _, _ = in_the_simulator(figures, PIPELINE.format(schedule="GPipe") + "clip (norm = 1.0)\n")
+    assert {words(item) for item in found if item["phase"] == "optimizer"} == {"clip"}
+    assert {words(item) for item in found if item["kind"] in ("send", "receive")} == {"pipeline on pp"}
+
+
+def test_batches_of_sends_and_receives_need_the_communicator_of_their_group():
+    *_, apart = in_the_simulator(figures, PIPELINE.format(schedule="GPipe"))
+    *_, mixed = in_the_simulator(figures, PIPELINE.format(schedule="1F1B"))
+    assert mixed - apart == 544 * MIB
