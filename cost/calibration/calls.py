@@ -7,6 +7,7 @@ those of a process group without other processes, and tensors so small that only
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import warnings
 from collections import Counter
@@ -46,6 +47,8 @@ _MEASURED: Final[dict[Call, str]] = {
     "reduction": "what an FSDP unit adds to a backward that keeps its parameters",
     "reduced parameter": "what a further parameter adds to a backward of an FSDP unit",
 }
+_PARTS: Final = 25
+"""Parts that are timed one after another."""
 _RANKS: Final = 2
 _FEATURES: Final = 16
 _UNITS: Final = 10
@@ -277,7 +280,7 @@ class CallTimer:
         return torch.ones(_RANKS, _RANKS * 2, _FEATURES, device=self.device, requires_grad=True)
 
     def _passes(self, model: nn.Module, x: torch.Tensor, *, backward: bool = True) -> tuple[_Pass, _Pass]:
-        """Time a forward and a backward pass of a chain, and count what they issue."""
+        """Time a forward and a backward pass of a chain, and count what they issue; 0 seconds for no backward pass."""
 
         def loss() -> torch.Tensor:
             model.zero_grad()
@@ -291,7 +294,7 @@ class CallTimer:
 
         run(loss())
         forward = self.timer.least(lambda: None, lambda _: model(x))
-        back = self.timer.least(loss, run)
+        back = self.timer.least(loss, run) if backward else 0.0
         with _counting() as first:
             model(x)
         total = loss()
@@ -300,15 +303,18 @@ class CallTimer:
         return _Pass(forward, first), _Pass(back, second)
 
 
-def call_constants(device: str) -> dict[str, dict[str, Any]]:
-    """Return a profile's constants for the host time of calls; the process must belong to no process group."""
+def call_constants(device: str, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
+    """Return a profile's constants for the host time of calls, measured within about some seconds.
+
+    The process must belong to no process group.
+    """
     kernel = python_seconds(device)
     with uncollected(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of collectives that torch itself calls
-        seconds = CallTimer(host_timer(device), device, kernel).seconds()
+        found = CallTimer(host_timer(device, seconds / _PARTS), device, kernel).seconds()
     return {
         call_constant(call): {"value": each, "source": f"measured here: {_MEASURED[call]}"}
-        for call, each in seconds.items()
+        for call, each in found.items()
     }
 
 

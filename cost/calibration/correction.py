@@ -76,7 +76,11 @@ class Trial:
 
     @property
     def better(self) -> bool:
-        """Whether the fit has the smaller median error."""
+        """Whether the fit has the smaller median error.
+
+        Mean and 90th percentile do not count. The error of a prediction that is too low is at most 1, and that of one
+        that is too high has no limit, so that both are least for a base that predicts next to nothing.
+        """
         return bool(self.after["rows"] and self.after["median"] < self.before["median"])
 
 

@@ -34,6 +34,8 @@ SMALL: Final = {"dim": 16, "n_layers": 8, "n_heads": 4, "hidden_dim": 32, "vocab
 """Dimensions of a decoder that computes next to nothing."""
 _DEPTH: Final = 50
 _TIMES: Final = 60
+_FEWEST: Final = 5
+"""Most and fewest repetitions of a part."""
 
 
 class _Kernels(TorchDispatchMode):
@@ -104,10 +106,12 @@ class HostTimer:
     Attributes:
         clock: seconds.
         settle: waits until a device that computes concurrently is idle.
+        budget: seconds after which the repetitions of a part end, if these are not too few.
     """
 
     clock: Callable[[], float] = time.perf_counter
     settle: Callable[[], object] = lambda: None
+    budget: float = math.inf
 
     def forward(self, model: nn.Module, x: torch.Tensor, *, records: bool = True) -> float:
         """Seconds of a kernel in a forward pass, with autograd's records as in training, or without."""
@@ -167,7 +171,12 @@ class HostTimer:
 
     def least(self, prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
         """Least seconds of many repetitions of a part, each with a preparation that is not timed."""
-        return min(self._once(prepare(), run) for _ in range(_TIMES))
+        least, end = math.inf, self.clock() + self.budget
+        for count in range(_TIMES):
+            if count >= _FEWEST and self.clock() > end:
+                break
+            least = min(least, self._once(prepare(), run))
+        return least
 
     def _once(self, prepared: Any, run: Callable[[Any], object]) -> float:
         self.settle()
@@ -178,9 +187,9 @@ class HostTimer:
         return seconds
 
 
-def host_timer(device: str) -> HostTimer:
-    """Return a timer of the host's work beside a device."""
-    return HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None)
+def host_timer(device: str, budget: float = math.inf) -> HostTimer:
+    """Return a timer of the host's work beside a device, with a budget of seconds for each part."""
+    return HostTimer(settle=torch.cuda.synchronize if device == "cuda" else lambda: None, budget=budget)
 
 
 def issued_kernels(function: Callable[[], object]) -> int:

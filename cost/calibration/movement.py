@@ -57,7 +57,7 @@ def movements(
 ) -> tuple[float, dict[str, Any], dict[str, Any]]:
     """Return the bandwidth of the largest size, a three-segment line for each kind, and errors on every other size."""
     budget = Budget.of(seconds)
-    largest = 2**24 if timer.device == "cpu" else 2**28
+    largest = _LARGEST[timer.device]
     curves: dict[str, Any] = {}
     held: dict[str, Any] = {}
     kinds = _cpu_kinds() if timer.device == "cpu" else _gpu_kinds(timer.device)
@@ -102,6 +102,8 @@ def _following(moving: Moving) -> Callable[[], object]:
     return run
 
 
+_LARGEST: Final = {"cpu": 2**24, "cuda": 2**28}
+"""Elements of the largest kernel, by device."""
 _MOST_SETS: Final = 512
 _WIDTH: Final = 4096
 """Features of a token."""
@@ -118,9 +120,10 @@ def _movement_seconds(curve: dict[str, Any], moved: float) -> float:
 def _cpu_kinds() -> Mapping[str, Callable[[int], Moving]]:
     """Return for each kind a kernel over a number of elements, in fp32."""
     item = ITEM_BYTES["float32"]
+    drawn = torch.randn(_LARGEST["cpu"])  # once: that takes ten times as long as a copy
 
     def noise(size: int) -> torch.Tensor:
-        return torch.randn(size)
+        return drawn[:size].clone()
 
     def rows(size: int) -> torch.Tensor:
         return noise(size).view(-1, min(size, 1024))
@@ -140,14 +143,14 @@ def _cpu_kinds() -> Mapping[str, Callable[[int], Moving]]:
         "normalisation": moving(2, lambda size: [rows(size)], lambda held: F.layer_norm(held[0], held[0].shape[-1:])),
         "embedding": moving(2, table, lambda held: F.embedding(held[0], held[1])),
         "fill": moving(1, lambda size: [noise(size)], lambda held: torch.zeros(held[0].shape)),
-        "optimizer": moving(7, lambda size: _state(size, "cpu", torch.float32), _update),
+        "optimizer": moving(7, lambda size: _state(size, noise), _update),
     }
 
 
-def _state(size: int, device: str, dtype: torch.dtype) -> Tensors:
+def _state(size: int, noise: Callable[[int], torch.Tensor]) -> Tensors:
     """Return a parameter, its gradient, its moments and the number of steps."""
-    values = [torch.randn(size, device=device).to(dtype) for _ in range(4)]
-    return [*values[:3], values[3].abs(), torch.ones((), device=device)]
+    values = [noise(size) for _ in range(4)]
+    return [*values[:3], values[3].abs_(), torch.ones((), device=values[3].device)]
 
 
 def _update(held: Tensors) -> None:
@@ -261,7 +264,7 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
         "embedding": embedding,
         "embedding backward": embedding_backward,
         "fill": alone(1, half, lambda size: [noise(size)], lambda held: torch.zeros_like(held[0])),
-        "optimizer": alone(7, full, lambda size: _state(size, device, torch.float32), _update),
+        "optimizer": alone(7, full, lambda size: _state(size, lambda size: noise(size, torch.float32)), _update),
     }  # fmt: skip
 
 

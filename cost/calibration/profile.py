@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
 from legoai.runtime.device import processor_name
+
+SHARE_OF_CALLS: Final = 0.25
+"""Share of the time of a calibration in which the host's calls are measured."""
 
 
 def calibrate(
@@ -30,6 +33,8 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measure ``device`` (`cpu` or `cuda`) for about ``seconds`` seconds; the result is a profile's JSON object.
 
+    What is measured is repeated a few times in any case, and its operands are allocated besides.
+
     With a process ``group`` the collectives among its ranks are measured too, and all its ranks must call this; only
     rank 0's result is whole. The ranks of a cpu share its cores and its memory: all measure every kernel at the same
     time, and the profile states the speed of one of as many ranks while the others work too.
@@ -40,11 +45,13 @@ def calibrate(
         seconds: to take, about.
         progress: called with a description of what is being measured.
         group: the ranks on this machine.
-        calls: constants of the host's calls, measured before the process joined the group; None without a group.
+        calls: constants of the host's calls, measured before the process joined the group in their share of the
+            seconds; None without a group.
     """
     if calls is None:
         progress("host time of calls")
-        calls = call_constants(device)
+        calls = call_constants(device, seconds * SHARE_OF_CALLS)
+    seconds *= 1 - SHARE_OF_CALLS
     rank = dist.get_rank(group) if group is not None else 0
     links: dict[str, dict[str, Any]] = {}
     if group is not None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from legoai.cost.calibration.calls import call_constants
-from legoai.cost.calibration.profile import calibrate
+from legoai.cost.calibration.profile import SHARE_OF_CALLS, calibrate
 from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
@@ -88,7 +88,7 @@ def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> N
         torch.cuda.set_device(rank)
     said = _report if rank == 0 else _silent
     said("host time of calls")
-    calls = call_constants(device)
+    calls = call_constants(device, seconds * SHARE_OF_CALLS)
     backend = "gloo" if device == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
     try:

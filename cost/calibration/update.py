@@ -1,9 +1,9 @@
 """Update of a profile by the measurements of a run, as far as the fit predicts held-out measurements.
 
-Each part of the profile is updated on its own: where the fit does not predict held-out measurements better than the
-base, the base's figures stay. Observed products and attentions get their measured times. For other shapes, the base's
-times are scaled by one factor, or interpolated between observed neighbours, whichever predicts left-out shapes better.
-Memory-bound kernels and collectives are corrected by size.
+Each part of the profile is updated on its own: where the fit has no smaller median error on held-out measurements than
+the base, the base's figures stay. Observed products and attentions get their measured times. For other shapes, the
+base's times are scaled by one factor, or interpolated between observed neighbours, whichever predicts left-out shapes
+better. Memory-bound kernels and collectives are corrected by size.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def corrected(
 def _why_kept(trial: Trial, what: str) -> str:
     if not trial.after["rows"]:
         return f"each {what} was measured once, so that nothing could be held out"
-    return "the fit does not predict held-out measurements better"
+    return "the fit has no smaller median error on held-out measurements"
 
 
 def _host_parts(document: Document, found: KernelTimes, *, on_device: bool) -> Iterator[Part]:

@@ -23,7 +23,7 @@ version, and the error on measurements that were not used.
 Other work on the machine disturbs a calibration. Of repeated measurements the median counts.
 
 With --from nothing is measured here: the profiled steps of runs on your own cluster update the profile of the
-plan's device. A part of it changes only if the new one predicts held-out measurements better than the base.
+plan's device. A part of it changes only if the new one has a smaller median error on held-out measurements.
 """
 
 _EXAMPLES = """\
@@ -43,7 +43,8 @@ def configure(parser: ArgumentParser) -> None:
                         help="the device file; its profile is written beside it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
     parser.add_argument("--seconds", type=_seconds, metavar="S",
-                        help=f"time to take, about (default: {_SECONDS:g})")  # fmt: skip
+                        help="how long to measure, about; on a CPU, allocating operands takes up to a minute more "
+                        f"(default: {_SECONDS:g})")  # fmt: skip
     parser.add_argument("--processes", type=_processes, metavar="N",
                         help="processes among which collectives are measured (default: none are)")  # fmt: skip
     parser.add_argument("--from", dest="runs", metavar="RUN", action="append", type=Path, default=[],

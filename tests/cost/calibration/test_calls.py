@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from legoai.cost.calibration import calls
 from legoai.cost.calibration.calls import call_constants
+from legoai.cost.calibration.host import HostTimer
 from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.records import CALLS
 
@@ -20,3 +22,16 @@ def test_every_call_has_a_time_on_this_processor() -> None:
     assert seconds["functional collective"] > 2 * seconds["conversion"] > 2 * seconds["function"]
     assert seconds["gather"] > 2 * seconds["gathered parameter"] > 0
     assert not dist.is_initialized()
+
+
+def test_parts_share_the_seconds_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[float] = []
+
+    def least(timer: HostTimer, *_: object) -> float:
+        budgets.append(timer.budget)
+        return 1.0
+
+    monkeypatch.setattr(HostTimer, "least", least)
+    monkeypatch.setattr(calls, "python_seconds", lambda device: 1e-6)
+    assert set(call_constants("cpu", 5.0)) == {call_constant(call) for call in CALLS}
+    assert sum(budgets) == pytest.approx(5.0)

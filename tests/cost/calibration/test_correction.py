@@ -43,6 +43,12 @@ def test_trial_uses_held_out_times() -> None:
     assert (trial.before["median"], trial.after["median"]) == (1.0, 0.0)
 
 
+def test_fit_with_the_smaller_median_error_is_better_than_a_base_that_predicts_next_to_nothing() -> None:
+    trial = Trial.of([1.0] * 5, [0.05] * 5, [1.1, 0.9, 1.0, 1.2, 8.0])
+    assert trial.after["mean"] > trial.before["mean"]
+    assert trial.better
+
+
 def test_correction_is_applied_only_if_it_reduces_the_error() -> None:
     def base(size: float) -> float:
         return 1e-6 + size / 1e9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 
@@ -87,6 +88,13 @@ def test_result_is_released_outside_of_the_timed_region() -> None:
     timer = HostTimer(clock=clock, settle=lambda: order.append("settled"))
     assert timer._once(None, lambda _: Result()) == pytest.approx(1.0)
     assert order == ["settled", "clock", "clock", "released"]
+
+
+@pytest.mark.parametrize(("budget", "repetitions"), [(0.0, 5), (19.0, 10), (math.inf, 60)])
+def test_repetitions_end_with_the_budget(budget: float, repetitions: int) -> None:
+    runs: list[None] = []
+    assert HostTimer(clock=lambda: 2.0 * len(runs), budget=budget).least(lambda: None, runs.append) == 2.0
+    assert len(runs) == repetitions
 
 
 def test_function_time_is_limited_by_observed_module_time() -> None:
