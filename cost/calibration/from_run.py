@@ -219,8 +219,8 @@ def _of_collectives(found: CollectiveTimes) -> str:
         )
     if alone:
         said.append(
-            f"{alone} that one trace alone shows or whose group is not known, whose times include waiting for others, "
-            "so that the least of equal ones is used"
+            f"{alone} that one trace alone shows, as sends, or whose group is not known, whose times include waiting "
+            "for others, so that the least of equal ones is used"
         )
     return "; ".join(said)
 

@@ -53,7 +53,7 @@ def update_links(
         elif on.short:
             parts.append(one.kept("over hosts with different numbers of its ranks, for which there are no tables"))
         elif not fabric:
-            parts.append(one.kept("over several hosts, between which no fabric is known"))
+            parts.append(one.kept("over several hosts, whose fabric the run does not state, or no model is of"))
         else:
             parts.append(_between(document, base, one, networks[fabric]))
     return parts
