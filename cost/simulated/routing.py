@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 
 from legoai.cost.simulated.device import SIM, read_from_device
 from legoai.lowering.graph.step.places import place_of, set_place
@@ -36,8 +35,9 @@ def even_routing() -> Iterator[None]:
             return exchanged(counts, rows)
         _read(counts.numel() * counts.itemsize)
         sent = even_parts(rows, counts.shape[1])
-        # Every rank of the group sends the same counts; this one receives what each sends to its index in the group.
-        return [sent, [sent[dist.get_rank() % len(sent)]] * len(sent)]
+        # Every rank of the group sends the same counts. One rank stands for all, so it receives what the first does, to
+        # which each sends the most.
+        return [sent, sent[:1] * len(sent)]
 
     def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
         if place.device.type != SIM:
