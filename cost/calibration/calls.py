@@ -30,6 +30,7 @@ from legoai.cost.simulated.operators import operator
 from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Call, Record
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_world import FakeStore, forget_meshes
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 
@@ -293,10 +294,12 @@ class CallTimer:
                 total.backward()  # type: ignore[no-untyped-call]
 
         run(loss())
-        forward = self.timer.least(lambda: None, lambda _: model(x))
+        left: list[torch.Tensor] = []
+        forward = self.timer.least(lambda: _wait(left), lambda _: left.append(model(x)))
         back = self.timer.least(loss, run) if backward else 0.0
         with _counting() as first:
-            model(x)
+            left.append(model(x))
+        _wait(left)
         total = loss()
         with _counting() as second:
             run(total)
@@ -316,6 +319,14 @@ def call_constants(device: str, seconds: float = math.inf) -> dict[str, dict[str
         call_constant(call): {"value": each, "source": f"measured here: {_MEASURED[call]}"}
         for call, each in found.items()
     }
+
+
+def _wait(results: list[torch.Tensor]) -> None:
+    """Wait for results and forget them: torch warns at exit of collectives that nothing has waited for."""
+    for result in results:
+        if isinstance(result, AsyncCollectiveTensor):
+            result.trigger_wait()  # type: ignore[no-untyped-call]
+    results.clear()
 
 
 @contextlib.contextmanager

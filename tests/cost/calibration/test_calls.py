@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import _get_work_registry_size
 
 from legoai.cost.calibration import calls
 from legoai.cost.calibration.calls import call_constants
@@ -33,5 +34,7 @@ def test_parts_share_the_seconds_of_the_calls(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(HostTimer, "least", least)
     monkeypatch.setattr(calls, "python_seconds", lambda device: 1e-6)
+    unwaited = _get_work_registry_size()
     assert set(call_constants("cpu", 5.0)) == {call_constant(call) for call in CALLS}
     assert sum(budgets) == pytest.approx(5.0)
+    assert _get_work_registry_size() == unwaited, "torch warns of these when the process ends"
