@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from legoai.specs.models.random_operators import is_random, seed_generators
 from legoai.specs.models.torch_internals import (
     IS_META,
-    TorchDispatchMode,
+    OperatorMode,
     import_compiler,
     storage_key,
     tree_leaves,
@@ -167,10 +167,8 @@ class FirstValues:
         return kept[::-1], overwritten
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     """Records the operators that allocate or write tensors on the meta device."""
-
-    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -178,11 +176,6 @@ class _Recorder(TorchDispatchMode):
         self.storages: dict[int, torch.UntypedStorage] = {}
         """Keeps the tensors alive, so that their keys stay unique."""
         self._draws = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else the first operator imports the compiler.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from legoai.specs.models.torch_internals import OpOverload, TorchDispatchMode
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload
 
 
 def is_random(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
@@ -37,19 +37,12 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed_all(seed)
 
 
-class RandomOperators(TorchDispatchMode):
+class RandomOperators(OperatorMode):
     """Calls a function, while active, for each operator that draws random numbers."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, note: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note = note
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise the first operator would import the compiler, whose definitions this and other modes would observe.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

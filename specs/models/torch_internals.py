@@ -18,6 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Base class of modes that observe operators, also those of higher order."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise the first operator would import the compiler, whose definitions this and other modes would observe.
+        return False
+
+
 def import_compiler() -> None:
     """Import torch's compiler, as the first meta operator that is written in Python would.
 
@@ -50,9 +61,10 @@ __all__ = [
     "BatchNorm",
     "Dropout",
     "OpOverload",
-    "TorchDispatchMode",
+    "OperatorMode",
     "import_compiler",
     "storage_key",
+    "times_changed",
     "tree_leaves",
     "tree_map",
     "whole_of",

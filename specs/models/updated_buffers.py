@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from legoai.specs.models.torch_internals import OpOverload, TorchDispatchMode, times_changed
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, times_changed
 
 _STATISTICS: Final = ("running_mean", "running_var")
 
@@ -43,22 +43,15 @@ class UpdatedBuffers:
         return before is not buffer or times_before != times or id(buffer) in self._statistics
 
 
-class _BatchNorms(TorchDispatchMode):
+class _BatchNorms(OperatorMode):
     """Calls a function, while active, for each running statistic that batch normalisation updates.
 
     Its kernels update them beside their results, without counting it as a change of the tensor.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note = note
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise the first operator would import the compiler, whose definitions this and other modes would observe.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
