@@ -120,6 +120,9 @@ _RATES: Final = {
     "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64",
 }  # fmt: skip
 
+_STORED_AS: Final = {"tf32": "fp32", "mxfp8": "fp8"}
+"""Rates of products whose elements are stored in the dtype of another rate."""
+
 _PRODUCTS: Final = {
     "mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_scaled_mm": (0, 1), "_int_mm": (0, 1),
     "_grouped_mm": (0, 1), "_scaled_grouped_mm": (0, 1), "linear": (0, 1), "matmul": (0, 1), "mv": (0, 1),
@@ -141,6 +144,16 @@ _KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
 _PATTERNS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 _OPS: Final = 4096
 """Size of the cache of operator classes: there are some hundreds of operators, and fused groups."""
+
+
+def element_bytes(rate: str) -> int:
+    """Return the bytes of an element of a product's operands, by the product's rate.
+
+    >>> element_bytes("bf16"), element_bytes("tf32"), element_bytes("mxfp8")
+    (2, 4, 1)
+    """
+    stored = _STORED_AS.get(rate, rate)
+    return next(ITEM_BYTES[dtype] for dtype, name in _RATES.items() if name == stored)
 
 
 def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:

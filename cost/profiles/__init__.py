@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import MovementForm, MovementKind, Product, Work
+from legoai.cost.kernels.work import MovementForm, MovementKind, Product, Work, element_bytes
 from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
@@ -25,9 +25,6 @@ __all__ = [
 
 SUFFIX: Final = ".json.gz"
 T = TypeVar("T")
-
-_ELEMENT_BYTES: Final[Mapping[str, int]] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1}
-"""Size of the elements of a product by its rate, where it is not 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +58,15 @@ class ProductModel:
         Args:
             rate: the name of its rate, such as `bf16`.
         """
-        return max((self.curve.peak / self.scale, *self._observed_rates(_ELEMENT_BYTES.get(rate, 2), rate)))
+        return max((self.curve.peak / self.scale, *self._observed_rates(rate)))
 
-    def _observed_rates(self, size: int, rate: str) -> Iterator[float]:
-        """Yield the operations per second of each observed shape, of elements of `size` bytes."""
+    def _observed_rates(self, rate: str) -> Iterator[float]:
+        """Yield the operations per second of each observed shape."""
         if self.observed is None:
             return
         for point, ratio in zip(self.observed.points, self.observed.ratios, strict=True):
             batch, m, n, k = (round(2**value) for value in point)
-            moved = size * batch * (m * k + k * n + m * n)
+            moved = element_bytes(rate) * batch * (m * k + k * n + m * n)
             product = Product(batch=batch, m=m, n=n, k=k, rate=rate, bytes=moved)
             yield product.flops / (self.curve.seconds(product) * math.exp(ratio))
 
