@@ -36,6 +36,8 @@ $(STAMP): pyproject.toml
 	@echo 'setting up $(VENV) with $(PYTHON) (some minutes the first time)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check -qq install -e '.[dev]'
+	@# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each command would compile the sources anew.
+	$(BIN)/python -m compileall -q dsl lowering runtime cost specs src
 	@touch $@
 
 demo: $(STAMP)
