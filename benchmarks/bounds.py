@@ -356,7 +356,9 @@ def main() -> int:
         rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
         kept = [item for item in rows if (item["code"], item["seed"]) != (row["code"], row["seed"])]
         write_rows(RESULTS, about_machine(), [*kept, row])
-    return 1 if tally.violations else 0
+    if not tally.candidates:
+        print("nothing was checked: a family takes longer than --minutes")
+    return 1 if tally.violations or not tally.candidates else 0
 
 
 if __name__ == "__main__":

@@ -110,7 +110,10 @@ def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
     old, new = (plan.seed.value if plan.seed is not None else 0 for plan in (saved, wanted))
     if old != new:
         yield f"the data goes on in the order of seed {new}, from the same sample number"
-    sources = [None if plan.data is None else (plan.data.source, plan.data.field) for plan in (saved, wanted)]
+    sources = [
+        None if plan.data is None else (plan.data.source, plan.data.field, plan.data.tokenizer)
+        for plan in (saved, wanted)
+    ]
     if sources[0] != sources[1]:
         yield "another corpus is read from the same sample number"
     names = [type(plan.optimizer.algorithm) for plan in (saved, wanted)]

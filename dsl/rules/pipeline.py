@@ -297,8 +297,8 @@ class MicroBatchesAgree(Check):
 class BubbleIsLarge(Check):
     """A pipeline that is idle for more than a quarter of the step.
 
-    Of a step of p ranks with m micro batches and v stages on each rank, (p − 1) / (v·m + p − 1) is spent on
-    filling and draining the pipeline (Narayanan et al. 2021, section 2.2).
+    Of the forward and backward passes of p ranks with m micro batches and v equal stages on each rank,
+    (p − 1) / (v·m + p − 1) is spent on filling and draining the pipeline (Narayanan et al. 2021, section 2.2).
 
     ## Example
     ```
@@ -331,8 +331,8 @@ class BubbleIsLarge(Check):
         batch = enough * samples_at_once(plan)
         yield self.at(
             analysis.place(pipeline, "schedule"),
-            f"each rank waits for at least {share:.0%} of the step: {count} micro batches fill {ranks} ranks "
-            f"with {each} stage{'s' * (each != 1)} each",
+            f"with equal stages, each rank waits for {share:.0%} of the forward and backward passes: {count} micro "
+            f"batches fill {ranks} ranks with {each} stage{'s' * (each != 1)} each",
             label=f"({ranks} − 1) / ({each} · {count} + {ranks} − 1)",
             others=[pass_label(analysis)],
             help=[

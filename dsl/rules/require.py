@@ -11,6 +11,8 @@ from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import KeepAll
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.span import Span
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
@@ -273,16 +275,17 @@ class RequireDirection(Check):
 class ImpossibleBudget(Check):
     """A budget that no plan can meet.
 
-    A step takes some time and memory, and cannot use more than all of a resource.
+    A step takes some time and memory, and a share of a step is at most all of it. MFU has no such limit: by convention
+    the model's operations count attention without its mask, and the peak is the one without float8.
 
     ## Example
     ```
-    require mfu >= 120%
+    require step_time <= 0s
     ```
 
     ## Use instead
     ```
-    require mfu >= 40%
+    require step_time <= 10s
     ```
     """
 
@@ -296,7 +299,7 @@ class ImpossibleBudget(Check):
                 item.bound < 0 or (item.bound == 0 and (strict or item.metric in _POSITIVE))
             ):
                 reason = f"it is {'more than 0' if item.metric in _POSITIVE else 'at least 0'}"
-            elif item.dimension == "fraction" and item.comparison in _LOWER and _above_one(item):
+            elif _is_share(item) and item.comparison in _LOWER and _above_one(item):
                 reason = "it is a share, of at most 100%"
             else:
                 continue
@@ -309,6 +312,11 @@ class ImpossibleBudget(Check):
 
 _POSITIVE: Final = ("peak_memory", "reserved_memory", "step_time", "mfu", "tokens_per_s")
 """Figures that are greater than zero in every training."""
+
+
+def _is_share(item: Requirement) -> bool:
+    """Whether a figure is at most 1."""
+    return item.dimension == "fraction" and item.metric != "mfu"
 
 
 def _above_one(item: Requirement) -> bool:
@@ -335,10 +343,9 @@ class TrivialBudget(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for item in analysis.plan.require:
-            share = item.dimension == "fraction"
             above = (
                 item.comparison in ("<=", "<")
-                and share
+                and _is_share(item)
                 and (item.bound > 1 or (item.bound, item.comparison) == (1, "<="))
             )
             below = item.comparison in (">=", ">") and (
@@ -356,8 +363,8 @@ class TrivialBudget(Check):
 class FigureIsZero(Check):
     """A budget or objective for a figure that is zero in this plan.
 
-    Without a pipeline there is no bubble, without `checkpoint` nothing is recomputed, and one device has no
-    one to talk to.
+    Without a pipeline there is no bubble, without `checkpoint` and `loss chunked` nothing is recomputed, and one device
+    has no one to talk to.
 
     ## Example
     ```
@@ -399,8 +406,10 @@ class FigureIsZero(Check):
 
 
 def _recomputes(analysis: Analysis) -> bool:
-    checkpoint = analysis.plan.checkpoint
-    return checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in each_rule(checkpoint))
+    checkpoint, form = analysis.plan.checkpoint, analysis.plan.loss.form
+    if checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in each_rule(checkpoint)):
+        return True
+    return isinstance(form, ChunkedLoss | Hole)  # the logits of each piece
 
 
 class ExactBudget(Check):

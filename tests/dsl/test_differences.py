@@ -368,6 +368,15 @@ def test_partial_optimizer_state_loads_weights_only():
     assert [loading(*pair).verdict for pair in (analyses, reversed(analyses))] == ["weights", "weights"]
 
 
+@pytest.mark.parametrize(
+    "other", ['data (source = "corpus", tokenizer = "b.json")', 'data (source = "corpus", field = "body")']
+)
+def test_another_tokenizer_or_field_is_another_corpus(other: str):
+    pairs = [(f'{BASE}data (source = "corpus")\n', f"{BASE}{other}\n"), (f"{BASE}{other}\n", f"{BASE}{other}\n")]
+    notes = [loading(*(side(text).analysis for text in pair)).notes for pair in pairs]
+    assert [any("another corpus" in note for note in one) for one in notes] == [True, False]
+
+
 MESHES = [
     ("cpu(devices = 16)", {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2}, "dp_replicate, dp_shard, cp", 16),
     (
