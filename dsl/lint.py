@@ -96,7 +96,7 @@ def lint(
     kept, _, unused = suppress.split(found, files.values())
     remaining = set(kept)
     accepted = tuple(item for item in found if item.severity == "error" and item not in remaining)
-    kept.extend(UnusedSuppression.find(unused, muted=bool(causes)))
+    kept.extend(UnusedSuppression.find(unused, muted=bool(causes or base.scope.asked)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
 
 

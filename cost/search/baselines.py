@@ -191,7 +191,8 @@ def _rank(candidate: Candidate) -> tuple[int, int, int] | None:
 def _present(plan: OpenPlan, _: Choices, __: _LegalOf, figures: _FiguresOf, ___: Costs) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
     for index, hole in enumerate(plan.holes):
-        if hole.free and hole.answer is not None:  # which may have been solved for
+        # One without a domain may have been solved for, and one that is a name stands for a value that is listed.
+        if hole.answer is not None and (hole.free or hole.answer not in hole.choices):
             plan.add(index, hole.answer)
     chosen = tuple(
         hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None

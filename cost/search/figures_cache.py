@@ -54,22 +54,34 @@ def state_file(name: str, state: str) -> Path | None:
 
 def read_cache(path: Path | None) -> Kept:
     """The figures of a file; none where it cannot be read."""
-    if path is None:
-        return {}
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    held = read_checked(path)
     return held if isinstance(held, dict) else {}
 
 
 def write_cache(path: Path | None, kept: Kept) -> None:
     """Add figures to a file, as a whole or not at all; the oldest files go."""
-    if path is None or not kept:
+    if kept:
+        write_checked(path, {**read_cache(path), **kept})
+
+
+def read_checked(path: Path | None) -> Any:
+    """The plain data that :func:`write_checked` wrote; None where there is none, or where it was changed."""
+    if path is None:
+        return None
+    try:
+        checked, held = path.read_text(encoding="utf-8").split("\n", 1)
+        return json.loads(held) if checked == _digest(held) else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_checked(path: Path | None, data: Any) -> None:
+    """Write plain data with its checksum, if there is a place for it, as a whole or not at all."""
+    if path is None:
         return
+    held = json.dumps(data)
     with contextlib.suppress(OSError):
-        whole = {**read_cache(path), **kept}
-        replace_newest(path, json.dumps(whole))
+        replace_newest(path, f"{_digest(held)}\n{held}")
 
 
 def replace_newest(path: Path, text: str) -> None:
@@ -82,3 +94,7 @@ def replace_newest(path: Path, text: str) -> None:
     others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
     for old in others[_MOST_FILES:]:
         old.unlink(missing_ok=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

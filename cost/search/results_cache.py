@@ -7,8 +7,6 @@ slightly less.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,9 +16,11 @@ from typing import Any, Final
 
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Figures
-from legoai.cost.search.figures_cache import replace_newest, state_file
+from legoai.cost.search.figures_cache import read_checked, state_file, write_checked
 from legoai.cost.search.joint_memory import JointAnswers, Tried
 from legoai.cost.search.result import SearchResult
+from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.syntax import SolvedLine
 from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.base import describe
@@ -133,8 +133,9 @@ def result_file(plan: OpenPlan, devices: str, gap: float | None = None) -> Path 
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
     asked = plan.analysis.plan
     places = list(_places(plan, asked))
+    accepted = sorted(_accepted(plan))
     question = json.dumps(
-        [devices, _what_costs(asked), asked.goals(), holes, places, str(installed()), gap], sort_keys=True
+        [devices, _what_costs(asked), asked.goals(), holes, places, accepted, str(installed()), gap], sort_keys=True
     )
     return state_file("results", question)
 
@@ -149,6 +150,16 @@ def _places(plan: OpenPlan, asked: Plan) -> Iterator[list[str | int | None]]:
         found = [indices.get(item.hole.span) for item in holes_of(directive)]
         if found:
             yield [directive.keyword, *directive.axes, *(rule.path for rule in directive.rules), *found]
+
+
+def _accepted(plan: OpenPlan) -> Iterator[tuple[str, int, int, int]]:
+    """Which diagnostics are accepted in which lines of which statements: an accepted error forbids no candidate."""
+    for file in plan.resolution.files.values():
+        statements = [item.span for item in file.statements if not isinstance(item, SolvedLine)]
+        for item in suppressions(file):
+            for index, span in enumerate(statements):
+                if span.line < item.lines.stop and item.lines.start <= span.end_line:
+                    yield item.code, index, item.lines.start - span.line, item.lines.stop - span.line
 
 
 def _what_costs(plan: Plan) -> dict[str, Any]:
@@ -175,26 +186,15 @@ def _whether_zero(value: Any, kinds: tuple[type, ...]) -> Any:
 
 def read_result(path: Path | None) -> CachedResult | None:
     """The result in a file; None where there is nothing that can be read."""
-    if path is None:
-        return None
-    try:
-        checked, held = path.read_text(encoding="utf-8").split("\n", 1)
-        return CachedResult(**json.loads(held)) if checked == _digest(held) else None
-    except (OSError, ValueError, TypeError):
-        return None
+    held = read_checked(path)
+    return None if held is None else CachedResult(**held)
 
 
 def write_result(path: Path | None, result: CachedResult | None) -> None:
     """Cache the result of a search, if there is a place for it."""
-    if path is None or result is None:
-        return
-    held = json.dumps({"time_limit": result.time_limit, "simulated": result.simulated, "found": result.found})
-    with contextlib.suppress(OSError):
-        replace_newest(path, f"{_digest(held)}\n{held}")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    if result is not None:
+        held = {"time_limit": result.time_limit, "simulated": result.simulated, "found": result.found}
+        write_checked(path, held)
 
 
 def _texts(plan: OpenPlan, choices: Choices) -> Texts:

@@ -58,7 +58,7 @@ class Solution:
         objective: what was optimised.
         result: the candidates, the best of them, and the bound.
         seconds: that the search took.
-        simulated: different programs among the candidates, evaluated or failed, and the baselines.
+        simulated: different programs among the candidates, evaluated or failed, the baselines and the probes.
         baselines: what the best is compared with.
         diagnostics: why there is no solution.
     """

@@ -54,6 +54,11 @@ class Diagnostic(Record):
         return self.label.span.file, self.label.span.start, self.code
 
 
+def with_line_ends_of(text: str, added: str) -> str:
+    """Lines that are added to a text, with its line ends."""
+    return added.replace("\n", "\r\n") if "\r\n" in text and "\r\n" not in added else added
+
+
 def apply_fixes(text: str, fixes: list[Fix]) -> str:
     """The text after the fixes. Of two fixes that touch the same characters the one that begins first wins."""
     done = 0
@@ -64,6 +69,6 @@ def apply_fixes(text: str, fixes: list[Fix]) -> str:
             continue
         for edit in edits:
             pieces.append(text[done : edit.span.start])
-            pieces.append(edit.replacement)
+            pieces.append(with_line_ends_of(text, edit.replacement))
             done = edit.span.end
     return "".join(pieces) + text[done:]

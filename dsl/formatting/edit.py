@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
+from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes, with_line_ends_of
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import Auto, Let, Node, PlanFile, Require, SolvedLine, Statement, children
@@ -76,9 +76,10 @@ def write_solved(file: PlanFile, record: Solved) -> str:
     if goals:
         end = file.text.find("\n", goals[-1].span.end)
         if end >= 0:
-            return f"{file.text[:end]}\n{line}{file.text[end:]}"
+            return file.text[: end + 1] + with_line_ends_of(file.text, f"{line}\n") + file.text[end + 1 :]
     gap = "" if not file.text or file.text.endswith("\n") else "\n"
-    return f"{file.text}{gap}{'' if goals or not file.statements else chr(10)}{line}\n"
+    blank = "" if goals or not file.statements else "\n"
+    return file.text + with_line_ends_of(file.text, f"{gap}{blank}{line}\n")
 
 
 def without_solved(file: PlanFile) -> str:

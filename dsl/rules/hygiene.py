@@ -296,6 +296,7 @@ class UnusedSuppression(Rule):
     The diagnostic is gone, the code is wrong, or the diagnostic cannot be accepted: text that cannot be read
     (LP1xx) and names that mean nothing (LP2xx). A comment behind a line speaks of that line, one alone on its line of
     the next; where a statement, a rule or an option ends on the one or begins on the other, of all its lines.
+    In a plan with `auto` another answer may need it, and it is not reported.
     """
 
     code = "LP903"
@@ -308,8 +309,8 @@ class UnusedSuppression(Rule):
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for each suppression that suppressed nothing.
 
-        Rules that need a simulation may apply unless the plan was ``simulated``, and so may rules that an error in a
-        name has ``muted``; no diagnostic is made for these.
+        Rules that need a simulation may apply unless the plan was ``simulated``, and others may be ``muted``, by an
+        error in a name or until a hole has another answer; no diagnostic is made for these.
         """
         from legoai.dsl.rules import all_rules, rule_of
 

@@ -186,6 +186,17 @@ def test_an_interrupt_before_any_solution_is_status_130(
     assert "open.plan is not solved: interrupted" in err
 
 
+def test_interrupted_estimate_leaves_the_solution(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(solve_command, "_estimate", interrupted)
+    Path("open.plan").write_text(OPEN, encoding="utf-8")
+    status, out, _ = called(capsys, "solve", "open.plan", "--json", "-o", "solved.plan")
+    assert (status, json.loads(out)["status"], json.loads(out)["estimate"]) == (0, "optimal", None)
+    assert "-> none }" in Path("solved.plan").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_searches_that_explain_a_conflict_are_not_counted(capsys: pytest.CaptureFixture[str]):
     text = OPEN + "require step_time <= 10us\nrequire peak_memory <= 100MiB\n"

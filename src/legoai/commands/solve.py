@@ -215,7 +215,10 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         progress.clear()
         if not arguments.json or solution.best is None:
             return solution, None
-        return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
+        try:
+            return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
+        except KeyboardInterrupt:  # the answers are there, and take no more time
+            return solution, None
     except CannotSolveError as error:
         raise WrongUsage(f"{opened.resolution.file.name} cannot be solved: {error}") from error
     finally:

@@ -114,6 +114,19 @@ def test_search_begins_its_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(evaluator.likely) == 4
 
 
+def test_present_value_may_be_a_name() -> None:
+    text = (
+        f"{HEAD}let few = 2\nbatch (global = 32, micro = auto in [1, 2] -> few, seq_len = 64)\nmesh (dp_shard = 16)\n"
+    )
+    plan = OpenPlan(lint(f"{text}fsdp blocks on dp_shard\n", "test.plan", directory=Path()), directory=Path())
+    evaluator = Drawn(0)
+    search = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None), gap=0.0)
+    assert search.run().best is not None
+    [present] = [item for item in baselines(search.state, evaluator) if item.name == "present values"]
+    assert present.found is not None
+    assert plan.candidate(present.found.choices).plan.batch.micro_batch == 2
+
+
 def test_no_baseline_is_likely_without_open_degrees() -> None:
     text = (
         HEAD

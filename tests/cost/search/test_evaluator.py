@@ -106,9 +106,12 @@ def test_process_that_has_simulated_does_not_fork(tmp_path: Path):
     assert found == evaluated({})[0]
 
 
-def test_unreadable_cache_is_ignored(tmp_path: Path):
-    (tmp_path / "kept.json").write_text("{", encoding="utf-8")
+@pytest.mark.parametrize("damage", ["{", '{"a": {}}', "\n{}", "\udcff"])
+def test_unreadable_cache_is_ignored(damage: str, tmp_path: Path):
+    (tmp_path / "kept.json").write_text(damage, encoding="utf-8", errors="surrogateescape")
     assert read_cache(tmp_path / "kept.json") == {}
+    write_cache(tmp_path / "kept.json", {"a": {"b": 1}})
+    assert read_cache(tmp_path / "kept.json") == {"a": {"b": 1}}
     assert read_cache(None) == {}
 
 

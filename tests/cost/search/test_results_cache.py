@@ -131,6 +131,17 @@ def test_cache_key_has_domains_and_requirements_but_no_answers(monkeypatch: pyte
     assert result_file(opened(), "profile@1", 0.01) not in files.values()
 
 
+def test_cache_key_has_accepted_diagnostics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = "fsdp blocks on dp_shard"
+    accepted, other = (TEXT.replace(place, f"{place}  # legoai: ignore[{code}]") for code in ("LP614", "LP615"))
+    elsewhere = TEXT.replace("shard standard on tp", "shard standard on tp  # legoai: ignore[LP614]")
+    answered = accepted.replace("every(2)]", "every(2)] -> full")
+    files = [result_file(opened(text), "profile@1") for text in (TEXT, accepted, other, elsewhere, answered)]
+    assert files[1] == files[-1]
+    assert len(set(files)) == len(files) - 1
+
+
 @pytest.mark.parametrize(
     ("lines", "others"),
     [

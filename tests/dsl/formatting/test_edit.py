@@ -107,6 +107,15 @@ def test_solved_line_is_written_at_a_fixed_position(before: str, after: str):
     )
 
 
+@pytest.mark.parametrize(
+    "before", ["plan a\n", "plan a\nrequire mfu >= 40%\n", "minimize mfu\n\nplan a", "plan a\nseed 1"]
+)
+def test_solved_line_has_the_line_ends_of_the_file(before: str):
+    text = before.replace("\n", "\r\n") if "\n" in before else before
+    written = write_solved(read_plan(text), RECORD)
+    assert written == write_solved(read_plan(before), RECORD).replace("\n", "\r\n")
+
+
 def test_unknown_gap_is_written_as_unknown():
     record = Solved(digest=RECORD.digest, version=RECORD.version, profile=RECORD.profile, gap=None)
     written = write_solved(read_plan("plan a\n"), record)

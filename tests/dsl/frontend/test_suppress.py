@@ -51,6 +51,13 @@ def test_spaces_in_a_suppression_are_ignored(comment: str):
     assert codes(f"let a = 1 {comment}\n") == []
 
 
+@pytest.mark.parametrize(("value", "found"), [("1", ["LP903"]), ("auto in [1, 2]", []), ("auto in [1, 2] -> 1", [])])
+def test_suppression_that_another_answer_may_need_is_kept(value: str, found: list[str]):
+    text = HEAD.replace("micro = 1", f"micro = {value}")
+    linted = lint(text + "clip (norm = 1)  # legoai: ignore[LP614]\n", "t.plan", directory=Path())
+    assert [item.code for item in linted.diagnostics if item.code == "LP903"] == found
+
+
 def test_unused_suppression_is_reported():
     assert codes("clip (norm = 1)  # legoai: ignore[LP901]\n") == ["LP903"]
     [found] = [
