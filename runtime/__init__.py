@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from legoai.runtime.parallelism.units import reshard_units
     from legoai.runtime.recomputation.budget import RecomputeWithin
     from legoai.runtime.recomputation.policies import keep_outputs
+    from legoai.runtime.shared_modules import replace_everywhere
     from legoai.runtime.training.batches import Batch, Batches
     from legoai.runtime.training.loop import History
     from legoai.runtime.training.step import reduce_loss_and_norm
@@ -71,6 +72,7 @@ __all__ = [
     "overlap_tensor_parallel",
     "reduce_loss_and_norm",
     "reduce_partial_gradients",
+    "replace_everywhere",
     "reshard_units",
     "token_cross_entropy",
     "wait_for_inputs",
@@ -113,6 +115,7 @@ _HOMES = {
     "overlap_tensor_parallel": "compiled",
     "reduce_loss_and_norm": "training.step",
     "reduce_partial_gradients": "optimizer.clip",
+    "replace_everywhere": "shared_modules",
     "reshard_units": "parallelism.units",
     "token_cross_entropy": "loss",
     "wait_for_inputs": "compiled",

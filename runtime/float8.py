@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.shared_modules import replace_everywhere
 from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
 
 _IN_FP32: Final = ContextVar("float8_products_in_fp32", default=False)
@@ -34,7 +35,14 @@ def float8_products(*, in_fp32: bool) -> Iterator[None]:
         _IN_FP32.reset(token)
 
 
-def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, gather_weights: bool = False) -> None:
+def convert_to_float8(
+    module: nn.Module,
+    paths: Sequence[str],
+    *,
+    recipe: str,
+    gather_weights: bool = False,
+    everywhere_in: nn.Module | None = None,
+) -> None:
     """Let linear layers within a module compute in float8 with dynamic scaling, by torchao.
 
     Their parameters are stored and initialised as before.
@@ -45,6 +53,7 @@ def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, g
         recipe: a name of `torchao.float8.Float8LinearRecipeName`.
         gather_weights: let `fully_shard` cast each rank's shard of a weight, with the scale of `compute_float8_scales`,
             and all-gather it in float8.
+        everywhere_in: a model in which these layers have further places.
 
     Raises:
         RunError: torchao is not installed.
@@ -61,7 +70,10 @@ def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, g
         ),
     )
     for path, layer in before.items():
-        _draw_as_before(module.get_submodule(path), layer)
+        converted = module.get_submodule(path)
+        _draw_as_before(converted, layer)
+        if everywhere_in is not None:
+            replace_everywhere(everywhere_in, layer, converted)
 
 
 def compute_float8_scales(models: Iterable[nn.Module]) -> None:

@@ -273,7 +273,8 @@ def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[De
 
 def _stage(analysis: Analysis, path: str) -> str:
     """Describe the stage of the pipeline that contains the module."""
-    from legoai.dsl.analysis.stages.pipeline import first_modules, stage_count, stages_of_ranks
+    from legoai.dsl.analysis.parallelism.crossings import Cuts, cuts
+    from legoai.dsl.analysis.stages.pipeline import first_modules, split_points, stage_count, stages_of_ranks
 
     plan = analysis.plan
     assert plan.pipeline is not None
@@ -285,6 +286,9 @@ def _stage(analysis: Analysis, path: str) -> str:
         return "in a stage that the split of the blocks decides"
     if any(first.startswith(f"{path}." if path else "") for first in firsts):
         return f"in several of {stages} stages"
+    found, start = cuts(analysis), split_points(analysis).holder(path)
+    if isinstance(found, Cuts) and sum(start in stage for stage in found.stages) > 1:
+        return f"in each of {stages} stages"
     order = {name: index for index, name in enumerate(analysis.manifest.modules)}
     stage = sum(order[first] <= order[path] for first in firsts)
     rank = next((rank for rank, held in enumerate(stages_of_ranks(analysis)) if stage in held), None)

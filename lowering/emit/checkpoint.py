@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.computation.checkpoint import keeps_random_state, recomputed_modules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import BlockGroup, expression, replacement
-from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted
+from legoai.lowering.emit.blocks import MODEL, BlockGroup, expression, replacement
+from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
@@ -27,7 +27,13 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
     draft.imports.name(module, "checkpoint_wrapper")
     wrappers = {
-        path: _wrapper(draft, rule, keeps=keeps_random_state(lowering.analysis, path)) for path, rule in wrapped.items()
+        path: _wrapper(
+            draft,
+            rule,
+            keeps=keeps_random_state(lowering.analysis, path),
+            is_shared=lowering.manifest.is_shared(path),
+        )
+        for path, rule in wrapped.items()
     }
     body = [item for group in lowering.groups(wrappers) for item in _wrap(lowering, group)]
     draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint), why=_WHY)
@@ -39,10 +45,12 @@ class Wrapper:
 
     options: tuple[tuple[str, Node], ...]
     """Keyword arguments of `checkpoint_wrapper`."""
+    is_shared: bool
+    """Whether it takes several places."""
     note: Note
 
 
-def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool) -> Wrapper:
+def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool, is_shared: bool) -> Wrapper:
     treatment = rule.treatment
     options: dict[str, Node] = {}
     if isinstance(treatment, Selective):
@@ -53,7 +61,9 @@ def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool) -> Wrapper:
         options["checkpoint_fn"] = call("RecomputeWithin", literal(treatment.amount), by=quoted(treatment.by))
     if not keeps:
         options["preserve_rng_state"] = "False"
-    return Wrapper(tuple(options.items()), rule_note(rule))
+    if is_shared:
+        draft.imports.name("legoai.runtime", "replace_everywhere")
+    return Wrapper(tuple(options.items()), is_shared, rule_note(rule))
 
 
 def _wrap(lowering: Lowering, group: BlockGroup[Wrapper]) -> list[Statement]:
@@ -65,6 +75,9 @@ def _wrap(lowering: Lowering, group: BlockGroup[Wrapper]) -> list[Statement]:
         path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
         place = module if relative else blocks.place
-        line = replacement(place, call("checkpoint_wrapper", module, **dict(wrapper.options)))
+        made = call("checkpoint_wrapper", module, **dict(wrapper.options))
+        line = replacement(place, made)
+        if wrapper.is_shared:
+            line = Line(call("replace_everywhere", MODEL, module, made))
         body += where_held(lowering, group, path, type(line)(line.value, line.prefix, wrapper.note))
     return blocks.loop(body)

@@ -8,7 +8,7 @@ from typing import Final
 from legoai.dsl.analysis.facts import grouped
 from legoai.dsl.analysis.parallelism.float8 import converted_layers, gathered_weights
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import BlockGroup
+from legoai.lowering.emit.blocks import MODEL, BlockGroup
 from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.precision import Float8
@@ -22,6 +22,8 @@ class Converted:
 
     recipe: str
     gather_weights: bool
+    is_shared: bool
+    """Whether the layer has several places."""
     note: Note
 
 
@@ -31,7 +33,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     gathered = gathered_weights(lowering.analysis)
     for rule, paths in grouped(converted_layers(lowering.analysis).items()):
         assert isinstance(rule.treatment, Float8), "see `supports` of the family"
-        found |= {path: Converted(rule.treatment.recipe, path in gathered, rule_note(rule)) for path in paths}
+        found |= {
+            path: Converted(rule.treatment.recipe, path in gathered, lowering.manifest.is_shared(path), rule_note(rule))
+            for path in paths
+        }
     if not found:
         return
     draft.imports.name("legoai.runtime", "convert_to_float8")
@@ -56,7 +61,7 @@ def _convert(lowering: Lowering, group: BlockGroup[Converted]) -> list[Statement
         return [
             item
             for path, converted in group.members
-            for item in where_held(lowering, group, path, _line("model", (path,), converted))
+            for item in where_held(lowering, group, path, _line(MODEL, (path,), converted))
         ]
     together: dict[Converted, list[str]] = {}
     for relative, converted in group.members:
@@ -71,5 +76,6 @@ def _line(module: str, paths: tuple[str, ...], converted: Converted) -> Line:
         literal(paths),
         recipe=quoted(converted.recipe),
         gather_weights="True" if converted.gather_weights else None,
+        everywhere_in=MODEL if converted.is_shared else None,
     )
     return Line(made, "", converted.note)

@@ -381,6 +381,10 @@ class Manifest:
             for parameter in module.parameters:
                 yield module.child_path(parameter.name), parameter.shape
 
+    def is_shared(self, path: str) -> bool:
+        """Whether the module at ``path`` has parameters and other places too."""
+        return any(path == group[0] for group in self.shared_modules)
+
     def to_json(self) -> str:
         """Write the compact serialised form; equal manifests give equal text."""
         return json.dumps(self._raw, separators=(",", ":"), sort_keys=True)

@@ -163,6 +163,52 @@ def build_half_frozen(depth: int = 4, dim: int = 16) -> nn.Module:
     return model
 
 
+def build_shared(depth: int = 3, dim: int = 16) -> nn.Module:
+    """A model all of whose blocks are one."""
+    model = Decoder(depth, dim)
+    model.blocks = nn.ModuleList([Layer(dim)] * depth)
+    return model
+
+
+def build_sharing(depth: int = 3, dim: int = 16) -> nn.Module:
+    """A model whose blocks share a layer."""
+    model = Decoder(depth, dim)
+    for block in model.blocks[1:]:
+        block.mixer.up = model.blocks[0].mixer.up
+    return model
+
+
+class Table(nn.Module):
+    """Numbers for the positions, as rotary embeddings have."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.linspace(0, 1, 512)[:, None].repeat(1, dim), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return self.rows[:length]
+
+
+def build_with_table(depth: int = 2, dim: int = 16) -> nn.Module:
+    """A model whose blocks add rows of a table, which has no weights and is made from no token."""
+
+    class Shifted(Layer):
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + rows)
+
+    class WithTable(Decoder):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x, rows = self.embeddings(tokens), self.table(tokens.shape[1])
+            for block in self.blocks:
+                x = block(x, rows)
+            return self.head(x)
+
+    model = WithTable(depth, dim)
+    model.table = Table(dim)
+    model.blocks = nn.ModuleList([Shifted(dim) for _ in range(depth)])
+    return model
+
+
 def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
     return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
 

@@ -113,6 +113,20 @@ def test_stage_is_numbered_in_model_order(analysis: Analysis, path: str, where: 
     assert rows(analysis, path, "pipeline on pp")[0][0] == where
 
 
+def test_module_that_every_stage_computes_is_in_each_of_them():
+    text = """plan theirs
+model    python("support.factories:build_with_table")
+cluster  cpu(devices = 2)
+batch    (global = 8, micro = 2, seq_len = 16)
+mesh     (pp = 2)
+pipeline on pp (schedule = 1F1B)
+"""
+    analysis = analysis_of(text)
+    found = {path: rows(analysis, path, "pipeline on pp")[0][0] for path in ("table", "embeddings", "blocks.1", "head")}
+    assert found.pop("table") == "in each of 2 stages"
+    assert [what.split(" (")[0] for what in found.values()] == [f"in stage {stage} of 2" for stage in (0, 1, 1)]
+
+
 def test_treatment_by_open_stage_is_undecided():
     text = PLAN.replace("  layers.*           = full\n", "  layers.* = stages([full, none])\n")
     assert rows(analysis_of(text), "layers.0", "checkpoint")[0][0] == "full"

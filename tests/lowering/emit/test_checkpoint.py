@@ -103,6 +103,24 @@ def test_only_unsaved_operators_are_recomputed(gloo, data):
     assert none["mm"] < counts("layers.* = budget(40%)")["mm"] < budget["mm"]
 
 
+SHARED = f'plan shared\nmodel python("support.factories:build_shared")\ncluster cpu(devices = 2)\n{TRAINING}'
+
+
+def test_module_with_several_places_is_recomputed_in_all_of_them(gloo, data):
+    def counts(rule: str) -> Counter[str]:
+        text = lowered(f"{SHARED}{PLAIN_DOUBLE}checkpoint {{ blocks.* = {rule} }}").text
+        return gloo(1)(counted, text, data)[0]
+
+    assert counts("full")["gelu"] == 2 * counts("none")["gelu"] > 0
+
+
+def test_recomputed_module_with_several_places_may_be_a_unit(gloo, data):
+    [alone] = gloo(1)(train, lowered(f"{SHARED}{PLAIN_DOUBLE}").text, data)
+    sharded = "mesh (dp_shard = 2)\nfsdp on dp_shard { blocks.* = unit }\ncheckpoint { blocks.* = full }\n"
+    for result in gloo(2)(train, lowered(f"{SHARED}{sharded}{DOUBLE}").text, data):
+        assert_close(result, alone, TOLERANCE)
+
+
 def test_program_names_the_saved_operators():
     text = lowered(f"{HEAD}{TRAINING}checkpoint {{ {RULES['all kinds']} }}").text
     assert 'context_fn=keep_outputs("matmul", "attention"),' in text

@@ -83,6 +83,22 @@ def test_float8_layers_have_the_initial_weights_of_linear_layers():
     assert torch.equal(model[0].weight, expected)
 
 
+def test_layer_with_several_places_is_converted_in_all_of_them():
+    pytest.importorskip("torchao.float8")
+    layer = nn.Linear(16, 16)
+    model = nn.ModuleList([nn.Sequential(nn.LayerNorm(16), layer) for _ in range(3)])
+    convert_to_float8(model[0], ("1",), recipe="tensorwise", everywhere_in=model)
+    assert type(model[0][1]).__name__ == "Float8Linear"
+    assert len({id(block[1]) for block in model}) == 1
+
+
+def test_program_converts_a_layer_in_all_of_its_places():
+    head = f'plan shared\nmodel python("support.factories:build_sharing")\ncluster h100_sxm(devices = 1)\n{TRAINING}'
+    text = lowered(f"{head}precision {{ blocks.*.mixer.* = float8 }}\n").text
+    assert 'convert_to_float8(model.blocks[0], ("mixer.up",), recipe="tensorwise", everywhere_in=model)' in text
+    assert text.count("everywhere_in=") == 1
+
+
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_products_in_fp32_equal_the_float8_kernel(in_fp32: bool):
     """But for the order of scaling and of addition; the kernel is that of torch for a CPU."""
