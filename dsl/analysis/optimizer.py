@@ -66,20 +66,30 @@ def closest_rules(
         paths: of the model's modules and parameters.
         parameters: shape by path.
     """
-    named = [(rule, pattern(rule.path)) for rule in rules]
-    reached = [(rule, found.specificity, set(paths.matching(found))) for rule, found in named]
-    found = {}
+    return {path: found[0] for path, found in two_closest_rules(rules, paths, parameters).items()}
+
+
+def two_closest_rules(
+    rules: Sequence[PathRule[Any]], paths: Paths, parameters: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[PathRule[Any], PathRule[Any] | None]]:
+    """Return for each parameter the rule of :func:`closest_rules`, and the one that it would follow without that."""
+    reaching: dict[str, list[tuple[tuple[int, ...], int, PathRule[Any]]]] = {}
+    for number, rule in enumerate(rules):
+        found = pattern(rule.path)
+        for place in dict.fromkeys(paths.matching(found)):
+            reaching.setdefault(place, []).append((found.specificity, number, rule))
+    closest = {}
     for path, shape in parameters.items():
-        chain = [*reversed(list(holders(path))), path]
-        best: tuple[int, tuple[int, ...]] | None = None
-        for rule, specificity, hits in reached:
-            if isinstance(rule.treatment, Muon) and len(shape) != 2:
-                continue
-            depth = next((depth for depth, place in enumerate(chain) if place in hits), None)
-            if depth is not None and (best is None or (-depth, specificity) < best):
-                best = (-depth, specificity)
-                found[path] = rule
-    return found
+        # By the number of the rule: how close it is, the closest least.
+        near: dict[int, tuple[int, tuple[int, ...], int, PathRule[Any]]] = {}
+        for depth, place in enumerate((*reversed(holders(path)), path)):
+            for specificity, number, rule in reaching.get(place, ()):
+                if not isinstance(rule.treatment, Muon) or len(shape) == 2:
+                    near.setdefault(number, (-depth, specificity, number, rule))
+        if near:
+            first, *others = sorted(near.values(), key=lambda item: item[:3])
+            closest[path] = (first[3], others[0][3] if others else None)
+    return closest
 
 
 def own_constants(group: Group, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]:

@@ -7,7 +7,13 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, grouped, listed, written
-from legoai.dsl.analysis.optimizer import closest_rules, muon_parameters, parameter_rules, update_of
+from legoai.dsl.analysis.optimizer import (
+    closest_rules,
+    muon_parameters,
+    parameter_rules,
+    two_closest_rules,
+    update_of,
+)
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
@@ -39,17 +45,17 @@ class GroupChangesNothing(Check):
         optimizer, manifest = analysis.plan.optimizer, analysis.manifest
         if manifest is None or not optimizer.rules:
             return
-        followed = {id(rule): paths for rule, paths in grouped(parameter_rules(analysis).items())}
+        decided(optimizer)
+        closest = two_closest_rules(optimizer.rules, analysis.paths_for(optimizer), dict(manifest.parameters()))
+        rules = ((path, rule) for path, (rule, _) in closest.items())
+        followed = {id(rule): paths for rule, paths in grouped(rules)}
         assigned, algorithm = analysis.assigned(optimizer), optimizer.algorithm
-        shapes, known = dict(manifest.parameters()), analysis.paths_for(optimizer)
         elsewhere = {id(rule) for rule in assigned.unmatched} | {id(rule) for rule, _ in assigned.shadowed}
         for rule in optimizer.rules:
             if id(rule) in elsewhere:
                 continue  # has a diagnostic of its own
             paths = followed.get(id(rule), [])
-            others = [other for other in optimizer.rules if other is not rule]
-            without = closest_rules(others, known, {path: shapes[path] for path in paths})
-            if any(update_of(rule, algorithm) != update_of(without.get(path), algorithm) for path in paths):
+            if any(update_of(rule, algorithm) != update_of(closest[path][1], algorithm) for path in paths):
                 continue
             why = "its parameters are updated so without it" if paths else _unfollowed(rule)
             yield self.at(

@@ -90,14 +90,28 @@ def test_lint_time_is_linear_in_the_length_of_a_plan(statements: Callable[[int],
     """Calls are counted, since times vary. A quadratic part would let a plan of a stranger hold up CI."""
 
     def calls(count: int) -> int:
-        text = "\n".join([FREE_DIMENSIONS, *statements(count)])
-        counted = Counter[str]()
-        sys.setprofile(lambda _, event, __: counted.update([event]))
-        try:
-            lint(text, "a.plan", directory=Path())
-        finally:
-            sys.setprofile(None)
-        return counted["call"] + counted["c_call"]
+        return calls_of_lint("\n".join([FREE_DIMENSIONS, *statements(count)]))
 
     calls(2)
     assert calls(400) < 5 * calls(100)
+
+
+def test_lint_time_is_linear_in_the_number_of_blocks_and_of_rules_for_their_parameters():
+    def calls(count: int) -> int:
+        model = FREE_DIMENSIONS.replace("n_layers = 4", f"n_layers = {count}")
+        rules = (f"  layers.{number}.attention = group(lr_scale = {1 + number / 1000})" for number in range(count))
+        return calls_of_lint("\n".join([f"{model.rstrip()} {{", *rules, "}"]))
+
+    calls(2)
+    assert calls(200) < 5 * calls(50)
+
+
+def calls_of_lint(text: str) -> int:
+    """Functions that a lint of the plan calls."""
+    counted = Counter[str]()
+    sys.setprofile(lambda _, event, __: counted.update([event]))
+    try:
+        lint(text, "a.plan", directory=Path())
+    finally:
+        sys.setprofile(None)
+    return counted["call"] + counted["c_call"]
