@@ -10,6 +10,7 @@ from legoai.cost.search.buckets.solved import bucketings
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.lower_bounds.observed_blocks import keeps_on_device
 from legoai.cost.search.nodes import Nodes, split_of
 from legoai.cost.search.shortfalls import all_but_treatments
 from legoai.cost.search.state import SearchState
@@ -59,7 +60,8 @@ class Observations:
         group = self.joint.holes.group(choices)
         opened = self.state.candidate(group).analysis or candidate.analysis
         seconds = self.state.bounds.whatever_is_recomputed(candidate.analysis, opened, outcome.stages)
-        if recomputes_nothing(candidate.analysis) and all_but_treatments(opened) is not None:
+        fastest = recomputes_nothing(candidate.analysis) and keeps_on_device(candidate.analysis)
+        if fastest and all_but_treatments(opened) is not None:
             seconds = max(seconds, outcome.step_time)
         self.nodes.bound_untried_anew(group, self.state.costs.least(Bounds(step_time=seconds), candidate))
 

@@ -4,6 +4,7 @@ What the bounds of :mod:`legoai.cost.search.bounds` leave out lies at the ends o
 gathered before the first block and reduced behind the last, and copies beside these. In the steady state of a step the
 treatment of blocks decides nothing of that. So once steps with at least two treatments of all blocks were simulated,
 those with any other treatments exceed their bounds by as much: by the least that was seen, less the range of all.
+Where activations are offloaded, treatments decide what is copied, and nothing is known.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from legoai.cost.search.lower_bounds.observed_blocks import one_treatment
+from legoai.cost.search.lower_bounds.observed_blocks import keeps_on_device, one_treatment
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
@@ -41,7 +42,7 @@ class Shortfalls:
 
     def observe(self, analysis: Analysis, work: MicroBatchWork, seconds: float) -> None:
         """Note the step of a simulated candidate whose blocks reach a steady state."""
-        key = all_but_treatments(analysis) if work.steady is not None else None
+        key = all_but_treatments(analysis) if work.steady is not None and keeps_on_device(analysis) else None
         treatment = None if key is None else one_treatment(analysis)
         known = {} if key is None else self._seen.setdefault(key, {})
         if treatment is not None and treatment not in known:

@@ -1,9 +1,9 @@
 """Candidates that recompute nothing, simulated for the bound that they are of all other treatments of their blocks.
 
 A step with the same degrees, units and schedule that recomputes something takes no less, whether the first fits in
-memory or not. Where a search would end with a gap, such candidates are simulated as long as they may reduce it, and
-then those that recompute everything, which show how far steps exceed their bounds
-(:mod:`legoai.cost.search.shortfalls`).
+memory or not, unless activations are copied to the host. Where a search would end with a gap, such candidates are
+simulated as long as they may reduce it, and then those that recompute everything, which show how far steps exceed their
+bounds (:mod:`legoai.cost.search.shortfalls`).
 """
 
 from __future__ import annotations

@@ -168,6 +168,19 @@ def test_activation_offload_is_a_joint_choice(room: int, copied: str):
 
 
 @NEEDS_SOLVER
+@pytest.mark.parametrize("activations", ["all", pytest.param("auto in [none, all]", marks=pytest.mark.slow)])
+def test_no_bound_is_the_step_that_recomputes_nothing_where_its_activations_are_copied(activations: str):
+    text = TEXT.replace("(optimizer = auto)", f"(activations = {activations})").replace(
+        "fsdp on dp_shard { layers.* = auto }", "fsdp blocks on dp_shard"
+    )
+    found = solution(f"{text}require peak_memory <= 44GiB\n")
+    least = brute_force(44 * GIB, (True,), ["after_forward"], [False])
+    assert found.value is not None and found.result.bound is not None
+    assert found.value == pytest.approx(least)
+    assert found.result.bound <= least
+
+
+@NEEDS_SOLVER
 @pytest.mark.parametrize(
     ("metric", "value"), [("mfu", 100.0), pytest.param("tokens_per_s", 5000.0, marks=pytest.mark.slow)]
 )
