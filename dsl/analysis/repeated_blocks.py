@@ -15,6 +15,7 @@ from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
+from legoai.dsl.analysis.passages import passages
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -29,9 +30,10 @@ BlockClasses: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 def block_classes(analysis: Analysis) -> BlockClasses:
     """Return the lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
 
-    Blocks of a class have equal structure, and every statement treats them by the same rules. Left out are lists of
-    which a block is not gathered and reduced on its own, and all lists where the step is one graph, in which blocks
-    overlap. Stages that are graphs are compared as a whole.
+    Blocks of a class have equal structure, forward does the same with them, and every statement treats them by the same
+    rules. Left out are lists of which a block is not gathered and reduced on its own, those that forward does not go
+    through block by block, and all lists where the step is one graph, in which blocks overlap. Stages that are graphs
+    are compared as a whole.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -40,11 +42,11 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     if is_traced(analysis) and not is_staged(analysis):
         return ()
     treatments = list(_treatments(analysis))
-    apart = _treated_apart(analysis)
+    apart, passage_of = _treated_apart(analysis), passages(analysis)
     found = tuple(
-        (blocks.path, _classes(blocks, treatments))
+        (blocks.path, _classes(blocks, [*treatments, dict(zip(blocks.paths, passage_of[blocks.path], strict=True))]))
         for blocks in analysis.manifest.block_lists
-        if not any(below(path, blocks.path) for path in apart)
+        if blocks.path in passage_of and not any(below(path, blocks.path) for path in apart)
     )
     if _prefetched(analysis.plan) is None:
         return found

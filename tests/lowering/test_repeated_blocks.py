@@ -67,6 +67,51 @@ def test_blocks_named_by_a_rule_have_another_class(body: str, expected: str):
     assert classes(body) == expected
 
 
+THEIRS = """\
+plan theirs
+
+model     python("support.factories:{factory}, depth = 20)
+cluster   cpu(devices = 1)
+batch     (global = 4, micro = 1, seq_len = 32)
+optimizer adamw(lr = 1e-3)
+"""
+
+
+def classes_of(factory: str) -> dict[str, str]:
+    found = lowered(THEIRS.format(factory=factory)).block_classes
+    return {path: "".join(map(str, of_block)) for path, of_block in found if of_block}
+
+
+@pytest.mark.parametrize("way", ["one by one", "residual outside", "first input added", "parts", "each called twice"])
+def test_blocks_that_forward_treats_alike_share_a_class(way: str):
+    assert classes_of(f'build_passing", way = "{way}"') == {"blocks": "0" * 20}
+
+
+def test_blocks_that_forward_treats_in_turn_have_a_class_for_each_turn():
+    assert classes_of('build_passing", way = "every second in a residual"') == {"blocks": "01" * 10}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "step before one",
+        "skips",
+        "beside each other",
+        "one called twice",
+        "last not called",
+        "result of one",
+        "results of all",
+        "list passed twice",
+    ],
+)
+def test_blocks_that_forward_treats_apart_have_no_classes(way: str):
+    assert classes_of(f'build_passing", way = "{way}"') == {}
+
+
+def test_blocks_of_a_model_that_cannot_be_followed_have_no_classes():
+    assert classes_of('build_unfollowed"') == {}
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -209,6 +209,65 @@ def build_with_table(depth: int = 2, dim: int = 16) -> nn.Module:
     return model
 
 
+def build_passing(way: str, depth: int = 10, dim: int = 16) -> nn.Module:
+    """A model whose forward does with some of its blocks, or between them, what ``way`` says.
+
+    Most ways are about the block in the middle.
+    """
+
+    class Passing(Decoder):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embeddings(tokens)
+            return self.head(self.through(x))
+
+        def through(self, x: torch.Tensor) -> torch.Tensor:
+            middle, first, results = len(self.blocks) // 2, x, []
+            for place, block in enumerate(self.blocks):
+                if way == "step before one" and place == middle:
+                    x = torch.tanh(x)
+                if way == "skips" and place >= middle:
+                    x = x * results.pop().sigmoid()
+                if way == "residual outside":
+                    x = x + block(torch.tanh(x))
+                elif way == "first input added":
+                    x = block(x) + first
+                elif way == "every second in a residual" and place % 2:
+                    x = x + block(x)
+                elif way == "parts":
+                    x = x + block[1](block[0](x))
+                elif way == "beside each other":
+                    x = x + block(first)
+                else:
+                    x = block(x)
+                if way == "one called twice" and place == middle:
+                    x = block(x)
+                if way == "each called twice":
+                    x = block(x)
+                if way == "last not called" and place == depth - 2:
+                    return x
+                if way != "skips" or place < middle:
+                    results.append(x)
+            if way == "result of one":
+                return x + results[middle]
+            return torch.stack(results).mean(0) if way == "results of all" else x
+
+    class PassingTwice(Passing):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(self.body(self.embeddings(tokens))))
+
+    class Body(Passing):
+        forward = Passing.through
+
+    if way == "list passed twice":
+        model = PassingTwice(0, dim)
+        model.body = Body(depth, dim)
+        return model
+    model = Passing(depth, dim)
+    if way == "parts":
+        model.blocks = nn.ModuleList([nn.ModuleList([nn.LayerNorm(dim), Mixer(dim)]) for _ in range(depth)])
+    return model
+
+
 def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
     return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
 

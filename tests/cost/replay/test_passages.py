@@ -1,0 +1,44 @@
+"""A model that treats single blocks apart has the trace of all of its blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from legoai.cost import capture as capturing
+from legoai.cost.replay.piece import Piece
+from legoai.specs.cluster import device
+from support.plans import lowered
+from support.simulator import in_the_simulator
+
+PLAN = """\
+plan theirs
+model python("support.factories:build_passing", way = "{way}", depth = 12)
+cluster h100_sxm(devices = 2)
+batch (global = 4, micro = 1, seq_len = 32)
+mesh (dp_shard = 2)
+fsdp on dp_shard {{ blocks.* = unit }}
+"""
+
+
+def traced(way: str) -> tuple[bool, bool]:
+    """Return whether blocks were left out, and whether the trace is that of the whole model."""
+    program, gpu = lowered(PLAN.format(way=way)), device("h100_sxm")
+    piece = capturing.capture_piece(program, world=2, kind="cuda", gpu=gpu)
+    whole = capturing.capture(program, world=2, kind="cuda", gpu=gpu, replay=False)
+    if isinstance(piece, Piece):
+        return bool(piece.containers), piece.trace() == whole
+    return False, piece == whole
+
+
+@pytest.mark.parametrize(
+    ("way", "shortened"),
+    [
+        ("one by one", True),
+        pytest.param("each called twice", True, marks=pytest.mark.slow),
+        ("skips", False),
+        pytest.param("one called twice", False, marks=pytest.mark.slow),
+        pytest.param("results of all", False, marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_are_left_out_where_forward_treats_them_alike(way: str, shortened: bool):
+    assert in_the_simulator(traced, way) == (shortened, True)
