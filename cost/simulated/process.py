@@ -96,6 +96,7 @@ def simulated_device(
         stack.enter_context(functorch_config.patch(donated_buffer=False))
         # The simulated device has no random state, and torch 2.12 asks CUDA for that of pipeline stages.
         stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
+        stack.enter_context(patched("torch.accelerator:current_stream", backend.current_stream))
         # Values reduced over other ranks are not available; on the simulated device all ranks measure the same.
         stack.enter_context(patched_attribute(recompute_budget, "agree", lambda measured, _: measured))
         stack.enter_context(even_routing())

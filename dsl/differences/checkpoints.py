@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
 from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
@@ -56,7 +57,11 @@ def loading(saved: Analysis, wanted: Analysis) -> Loading:
     if kinds[0] != kinds[1]:
         listed = [", ".join(sorted(kind)) or "nothing" for kind in kinds]
         return Loading("weights", (f"the optimizer keeps {listed[1]} of parameters, and kept {listed[0]}",), notes)
-    missing = [name for name, state in needed.items() if not state <= held[name]]
+    frozen = frozen_parameters(saved)
+    thawed = [name for name, state in needed.items() if state and name in frozen]
+    if thawed:
+        notes += (f"the optimizer starts afresh with {_counted(thawed)}, frozen in the model of the checkpoint",)
+    missing = [name for name, state in needed.items() if not state <= held[name] and name not in frozen]
     if missing:
         lacks = ", ".join(sorted(needed[missing[0]] - held[missing[0]]))
         return Loading("weights", (f"a checkpoint has no {lacks} of {_counted(missing)}",), notes)
@@ -87,7 +92,7 @@ def _counted(names: list[str]) -> str:
 
 
 def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
-    """The optimizer's state of each parameter, by name, as in its checkpoints.
+    """The optimizer's state of each parameter, by name, as in its checkpoints; frozen ones have none.
 
     Raises:
         Undecided: the algorithm or a rule is a hole.
@@ -99,8 +104,11 @@ def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
     usual = _ADAM
     if isinstance(algorithm, Sgd):
         usual = _MOMENTUM if algorithm.momentum > 0.0 else frozenset()
-    by_muon = muon_parameters(analysis)
-    return {name: _MOMENTUM if name in by_muon else usual for name, _ in analysis.manifest.parameters()}
+    by_muon, frozen = muon_parameters(analysis), frozen_parameters(analysis)
+    return {
+        name: frozenset() if name in frozen else _MOMENTUM if name in by_muon else usual
+        for name, _ in analysis.manifest.parameters()
+    }
 
 
 def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, grouped, listed, written
+from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
 from legoai.dsl.analysis.optimizer import (
     closest_rules,
     muon_parameters,
@@ -23,8 +24,8 @@ from legoai.specs.directives.optimizer import Group, Muon, Sgd
 class GroupChangesNothing(Check):
     """A rule of `optimizer` without which every parameter is updated in the same way.
 
-    Its parameters have the same constants without it, or it matches no parameters, or other rules match all of them
-    more closely.
+    Its parameters have the same constants without it, or are frozen in the model, or it matches no parameters, or other
+    rules match all of them more closely.
 
     ## Example
     ```
@@ -50,23 +51,27 @@ class GroupChangesNothing(Check):
         rules = ((path, rule) for path, (rule, _) in closest.items())
         followed = {id(rule): paths for rule, paths in grouped(rules)}
         assigned, algorithm = analysis.assigned(optimizer), optimizer.algorithm
+        frozen = frozen_parameters(analysis)
         elsewhere = {id(rule) for rule in assigned.unmatched} | {id(rule) for rule, _ in assigned.shadowed}
         for rule in optimizer.rules:
             if id(rule) in elsewhere:
                 continue  # has a diagnostic of its own
             paths = followed.get(id(rule), [])
-            if any(update_of(rule, algorithm) != update_of(closest[path][1], algorithm) for path in paths):
+            trained = [path for path in paths if path not in frozen]
+            if any(update_of(rule, algorithm) != update_of(closest[path][1], algorithm) for path in trained):
                 continue
-            why = "its parameters are updated so without it" if paths else _unfollowed(rule)
+            why = "its parameters are updated so without it" if trained else _unfollowed(rule, paths)
             yield self.at(
                 analysis.rule_span(rule),
                 f"the rule for `{rule.path}` has no effect: {why}",
                 label="changes nothing",
-                help=["delete the line, or give a constant that differs" if paths else "delete the line"],
+                help=["delete the line, or give a constant that differs" if trained else "delete the line"],
             )
 
 
-def _unfollowed(rule: PathRule[Any]) -> str:
+def _unfollowed(rule: PathRule[Any], frozen: list[str]) -> str:
+    if frozen:
+        return f"the model freezes {listed(frozen)} (`requires_grad` is false)"
     return f"no {'matrix' if isinstance(rule.treatment, Muon) else 'parameter'} follows it"
 
 

@@ -127,6 +127,12 @@ _SIMULATION: Final = (
         test="test_simulation.py::test_fork_rng_queries_no_other_device",
     ),
     Patch(
+        path="torch.accelerator:current_stream",
+        parameters="device",
+        why="FSDP waits on it for a unit that it gathered ahead and that has no backward; a real stream takes no event",
+        test="test_simulation.py::test_accelerator_stream_is_the_recorded_one",
+    ),
+    Patch(
         path="torch:UntypedStorage.resize_",
         kind="builtin",
         why="FSDP allocates and frees unsharded parameters by resizing; no operator tells of it",

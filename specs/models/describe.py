@@ -249,6 +249,9 @@ class _Describer:
             "outputs": call.outputs if followed else [],
             "children": children,
         }
+        frozen = [name for name, p in module._parameters.items() if p is not None and not p.requires_grad]
+        if frozen:
+            raw["frozen"] = frozen
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
         for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):

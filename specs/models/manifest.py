@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 10
+FORMAT = 11
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -108,6 +108,8 @@ class TensorInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    frozen: bool = False
+    """Of a parameter: whether the model's constructor leaves it without a gradient (`requires_grad_(False)`)."""
 
     @property
     def numel(self) -> int:
@@ -209,10 +211,11 @@ class _Template:
     __slots__ = ("_places", "children", "fields")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
+        frozen = raw.get("frozen", ())
         self.fields: dict[str, Any] = {
             "class_name": raw["class"],
             "kind": raw["kind"],
-            "parameters": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["parameters"]),
+            "parameters": tuple(TensorInfo(name, tuple(shape), name in frozen) for name, shape in raw["parameters"]),
             "buffers": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["buffers"]),
             "attributes": raw["attributes"],
             "inputs": tuple(raw["inputs"]),

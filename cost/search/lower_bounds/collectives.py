@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -23,20 +22,20 @@ from legoai.cost.network.topology import Placement, World, group_placements, pos
 from legoai.cost.search.lower_bounds.activations import bytes_of_feature, inputs_of_blocks
 from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.sharded_layers import children, cut_layers
+from legoai.cost.search.lower_bounds.unit_elements import elements_of_units, trained_of_units, used_of_units
 from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
+from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.parallelism.experts import distributed_experts
-from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, owner
+from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks, sharded_axes
-from legoai.dsl.analysis.parallelism.shard import placement as placed
 from legoai.dsl.analysis.stages.pipeline import most_stages
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
@@ -67,7 +66,7 @@ def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
         each.units
         * (
             each.gathers * _seconds(analysis, machine, ranks, "all_gather", each.elements * gathered)
-            + each.reductions * _seconds(analysis, machine, ranks, "reduce_scatter", each.elements * reduced)
+            + each.reductions * _seconds(analysis, machine, ranks, "reduce_scatter", each.trained * reduced)
         )
         for each in _units_alike(analysis, room)
     )
@@ -86,7 +85,7 @@ def copies_of_parameters(analysis: Analysis, machine: Machine, room: float) -> f
     gathered, reduced = _bytes_of_parameters(analysis)
     found = 0.0
     for each in _units_alike(analysis, room):
-        gather, reduce = seconds_of_copies(analysis, machine, each.elements * gathered, each.elements * reduced)
+        gather, reduce = seconds_of_copies(analysis, machine, each.elements * gathered, each.trained * reduced)
         found += each.units * (each.gathers * gather + each.reductions * reduce)
     return found
 
@@ -102,10 +101,11 @@ def seconds_of_copies(analysis: Analysis, machine: Machine, gathered: int, reduc
 
 
 class _Alike(NamedTuple):
-    """Equal units: how many a mean rank has, their elements, how often each is gathered and reduced, at least."""
+    """Equal units: how many a mean rank has, elements gathered and reduced, how often each of these is, at least."""
 
     units: float
     elements: int
+    trained: int
     gathers: int
     reductions: int
 
@@ -124,11 +124,14 @@ def _alike(analysis: Analysis, room: float) -> list[_Alike]:
         return []
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
-    freed, alike = _freed(analysis, room), Counter[tuple[int, int]]()
-    for unit, count, paths in _units_of_rules(analysis):
-        gathers = _gathers(unit, batches, staged=stages > 1, freed=id(unit.rule) in freed)
-        alike[count, gathers] += len(paths)
-    return [_Alike(number / stages, count, gathers, reductions) for (count, gathers), number in alike.items()]
+    freed, alike = _freed(analysis, room), Counter[tuple[int, int, int]]()
+    for each in _units_of_rules(analysis):
+        gathers = _gathers(each, batches, staged=stages > 1, freed=id(each.unit.rule) in freed)
+        alike[each.elements, each.trained, gathers] += len(each.paths)
+    return [
+        _Alike(number / stages, count, trained, gathers, reductions)
+        for (count, trained, gathers), number in alike.items()
+    ]
 
 
 class GatheredUnits(NamedTuple):
@@ -152,11 +155,12 @@ def gathered_units(analysis: Analysis, room: float, inside: str | None = None) -
         return []
     freed, (gathered, reduced) = _freed(analysis, room), _bytes_of_parameters(analysis)
     found = []
-    for unit, count, paths in _units_of_rules(analysis):
-        gathers = _gathers(unit, batches, staged=False, freed=id(unit.rule) in freed)
-        own = tuple(path for path in paths if inside is None or below(path, inside))
+    for each in _units_of_rules(analysis):
+        gathers = _gathers(each, batches, staged=False, freed=id(each.unit.rule) in freed)
+        own = tuple(path for path in each.paths if inside is None or below(path, inside))
         if own:
-            found.append(GatheredUnits(own, count * gathered, count * reduced, gathers, known[0].reductions))
+            sizes = each.elements * gathered, each.trained * reduced
+            found.append(GatheredUnits(own, *sizes, gathers, known[0].reductions))
     return found
 
 
@@ -175,48 +179,28 @@ def _bytes_of_parameters(analysis: Analysis) -> tuple[int, int]:
     return DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.reduce]
 
 
+class _UnitsOfRule(NamedTuple):
+    """Units that one rule treats alike: one of them, elements of each that are gathered and reduced, all paths."""
+
+    unit: FsdpUnit
+    elements: int
+    trained: int
+    paths: list[str]
+
+
 @fact
-def _units_of_rules(analysis: Analysis) -> list[tuple[FsdpUnit, int, list[str]]]:
-    """The units that one rule treats alike, and that have as many elements: one of them, these, and the paths of all.
+def _units_of_rules(analysis: Analysis) -> list[_UnitsOfRule]:
+    """The units that one rule treats alike, and that have as many elements.
 
     Raises:
         Undecided: it depends on a hole.
     """
-    units, found = fsdp_units(analysis), dict[tuple[int, int, int], tuple[FsdpUnit, int, list[str]]]()
-    for path, count in elements_of_units(analysis).items():
-        unit = units[path]
-        found.setdefault((id(unit.rule), id(unit.reshard), count), (unit, count, []))[2].append(path)
+    units, found = fsdp_units(analysis), dict[tuple[int, int, int, int], _UnitsOfRule]()
+    trained = trained_of_units(analysis)
+    for path, count in used_of_units(analysis).items():
+        unit, key = units[path], (id(units[path].rule), id(units[path].reshard), count, trained[path])
+        found.setdefault(key, _UnitsOfRule(unit, count, trained[path], [])).paths.append(path)
     return list(found.values())
-
-
-@fact
-def elements_of_units(analysis: Analysis) -> dict[str, int]:
-    """Elements of the gathered parameters of each unit on a rank; those of units in one bucket at its first.
-
-    Where styles on `tp` are open, elements at least: as if all parameters were cut.
-
-    Raises:
-        Undecided: it depends on another hole.
-    """
-    manifest, tp = analysis.manifest, analysis.plan.mesh.tp
-    assert manifest is not None
-    joined = {path: bucket.paths[0] for bucket in unit_buckets(analysis) for path in bucket.paths}
-    elements = dict.fromkeys(fsdp_units(analysis), 0)
-    tied = {path for group in manifest.tied_parameters for path in group[1:]}
-    for name, shape in manifest.parameters():
-        if name not in tied:
-            unit = owner(analysis, name)
-            cut = _may_be_cut(analysis, name)
-            elements[joined.get(unit, unit)] += math.prod(shape) // (tp if cut else 1)
-    return elements
-
-
-def _may_be_cut(analysis: Analysis, parameter: str) -> bool:
-    """Whether a parameter is cut on `tp`, or styles are open."""
-    try:
-        return placed(analysis, parameter).dim is not None
-    except Undecided:
-        return True
 
 
 @fact
@@ -236,7 +220,7 @@ def gathered_bytes(analysis: Analysis) -> int:
     units = fsdp_units(analysis)
     kept = {path for path, unit in units.items() if path and not may_reshard(unit)}
     return DTYPE_BYTES[plan.precision.param] * sum(
-        count for path, count in elements_of_units(analysis).items() if path in kept
+        count for path, count in used_of_units(analysis).items() if path in kept
     )
 
 
@@ -253,18 +237,18 @@ def gathered_for_backward(analysis: Analysis) -> int:
         return 0
     if shard_ranks(analysis) == 1 or distributed_experts(analysis) or is_cast(analysis):
         return 0
-    units, elements = fsdp_units(analysis), elements_of_units(analysis)
+    units, elements, trained = fsdp_units(analysis), elements_of_units(analysis), trained_of_units(analysis)
     blocks = [path for item in manifest.block_lists for path in item.paths]
-    freed = (elements[path] if path in units and may_reshard(units[path]) else 0 for path in blocks)
+    freed = (elements[path] if path in units and may_reshard(units[path]) and trained[path] else 0 for path in blocks)
     return DTYPE_BYTES[plan.precision.param] * min(freed, default=0)
 
 
 def _freed(analysis: Analysis, room: float) -> frozenset[int]:
     """Identities of open rules whose units cannot stay gathered from forward to backward, as those of one rule do."""
     state, elements = state_bytes(analysis), Counter[int]()
-    for unit, count, paths in _units_of_rules(analysis):
-        if isinstance(unit.reshard, Hole):
-            elements[id(unit.rule)] += count * len(paths)
+    for each in _units_of_rules(analysis):
+        if isinstance(each.unit.reshard, Hole):
+            elements[id(each.unit.rule)] += each.elements * len(each.paths)
     held, stages = 0 if state is None else state.parameters + state.optimizer, most_stages(analysis)
     # In the fullest stage, when its second backward begins.
     held += summed_gradients(analysis) // stages if stages > 1 else _inputs(analysis)
@@ -377,12 +361,16 @@ def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
             yield from (item.path for item in children(manifest, block) if item.kind in _SEQUENTIAL)
 
 
-def _gathers(unit: FsdpUnit, batches: int, *, staged: bool, freed: bool) -> int:
+def _gathers(units: _UnitsOfRule, batches: int, *, staged: bool, freed: bool) -> int:
     """How often a unit is gathered in a step, at least; `freed` is whether an open one is freed after its forward.
 
-    In a pipeline gradients are reduced at the end, and parameters stay from each backward to the next forward: so
-    they are gathered behind each forward, whatever comes next, and before the first.
+    That nothing is trained before a unit, so that it has no backward, is possible if nothing of it is. In a pipeline
+    gradients are reduced at the end, and parameters stay from each backward to the next forward: so they are gathered
+    behind each forward, whatever comes next, and before the first.
     """
+    unit = units.unit
+    if not units.trained:
+        return batches if unit.reshard == "after_forward" and not staged else 1
     if staged:
         if not isinstance(unit.reshard, Hole):
             freed = unit.reshard == "after_forward"

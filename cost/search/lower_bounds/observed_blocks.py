@@ -14,9 +14,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.shared_work import DEGREES, MicroBatchWork, straddles_hosts
+from legoai.cost.search.lower_bounds.unit_elements import elements_of_units
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules

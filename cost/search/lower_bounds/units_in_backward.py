@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legoai.cost.search.lower_bounds.collectives import elements_of_units, gathered_for_backward, is_cast, may_reshard
+from legoai.cost.search.lower_bounds.collectives import gathered_for_backward, is_cast, may_reshard
+from legoai.cost.search.lower_bounds.unit_elements import elements_of_units, trained_of_units
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
@@ -19,6 +20,7 @@ from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 from legoai.dsl.analysis.parallelism.experts import distributed_experts
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -67,7 +69,7 @@ def units_in_backward(analysis: Analysis) -> UnitsInBackward:
     last = before + _gradients_of_head(analysis) * gathered + _gathered_in(analysis, -1) * gathered
     blocks = [path for item in manifest.block_lists for path in item.paths]
     second = before + _gradients_of_head(analysis) * gathered + _gathered_in(analysis, -2) * gathered
-    return UnitsInBackward(before, last, second + elements.get(blocks[-1], 0) * reduced)
+    return UnitsInBackward(before, last, second + trained_of_units(analysis).get(blocks[-1], 0) * reduced)
 
 
 def follows_hooks(analysis: Analysis) -> bool:
@@ -86,25 +88,26 @@ def _gathered_in(analysis: Analysis, place: int) -> int:
     Of units that may stay gathered, or not, as much is there in either case.
     """
     assert analysis.manifest is not None
-    units, elements = fsdp_units(analysis), elements_of_units(analysis)
+    units, elements, trained = fsdp_units(analysis), elements_of_units(analysis), trained_of_units(analysis)
     lists = analysis.manifest.block_lists
     paths = lists[0].paths if len(lists) == 1 else ()
     pair = [path for path in paths[len(paths) + place - 1 : len(paths) + place + 1] if -place < len(paths)]
-    anew = [path for path in pair if path in units and may_reshard(units[path])]
+    # Those of which nothing is trained may have no backward.
+    anew = [path for path in pair if path in units and may_reshard(units[path]) and trained[path]]
     return sum(elements[path] for path in anew)
 
 
 def _gradients_of_head(analysis: Analysis) -> int:
-    """Elements of linear layers behind the blocks in the unit that is the model itself."""
+    """Elements of trained linear layers behind the blocks in the unit that is the model itself."""
     manifest = analysis.manifest
     assert manifest is not None
     inside, tp = {path for item in manifest.block_lists for path in item.paths}, analysis.plan.mesh.tp
-    tied = {path for group in manifest.tied_parameters for path in group}
+    left_out = {path for group in manifest.tied_parameters for path in group} | untrained_parameters(analysis)
     found = 0
     for path, module in manifest.modules.items():
         if module.kind == "linear" and inside.isdisjoint(holders(path)):
             for parameter in module.parameters:
                 name = module.child_path(parameter.name)
-                if name not in tied and not owner(analysis, name):
+                if name not in left_out and not owner(analysis, name):
                     found += parameter.numel // (tp if placement(analysis, name).dim is not None else 1)
     return found

@@ -9,6 +9,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import state_bytes
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 
 _KERNELS: Final[KindAndForm] = ("optimizer", "")
 """What its kernels are: one that is fused for all, or operators on lists of tensors."""
@@ -17,7 +18,7 @@ _KERNELS: Final[KindAndForm] = ("optimizer", "")
 def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
     """Least seconds of a mean rank's update; 0 where the host may do a part of it.
 
-    Parameters and moments are read and written, and gradients are read.
+    Trained parameters and moments are read and written, and gradients, which are no wider than parameters, are read.
 
     Args:
         analysis: of a plan whose mesh is decided.
@@ -29,5 +30,6 @@ def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
     state = state_bytes(analysis)
     if state is None or analysis.plan.offload is not None:
         return 0.0
-    moved = 2 * (state.parameters + state.optimizer) + state.gradients
+    parameters = min(state.parameters, state.gradients) if untrained_parameters(analysis) else state.parameters
+    moved = 2 * (parameters + state.optimizer) + state.gradients
     return least_moved([_KERNELS], moved, machine.profile)

@@ -33,6 +33,7 @@ from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.analysis.magnitudes.state import element_bytes
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.overlap import overlaps
 from legoai.specs.directives.checkpoint import Every, Full
@@ -94,8 +95,8 @@ class PlacementCosts:
         """Cache key: plans with equal keys have equal costs."""
         return (
             self.world, self.ranks, self.tokens, self.sequences, self.item, self.batches, self.stages, self.of_element,
-            self.shards, self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernels,
-            id(self.machine),
+            self.shards, self.master, self.keeps_activations, frozenset(self.recomputed),
+            self.kernels.attention_kernels, id(self.machine),
         )  # fmt: skip
 
     def again(self, path: str) -> int:
@@ -168,11 +169,14 @@ class PlacementCosts:
 
     def _parameters(self, info: ModuleInfo, parts: int) -> Cost:
         """Cost of holding and updating a module's parameters, split into parts; a bias counts as split too."""
-        elements = sum(item.numel for item in info.parameters) / parts
+        untrained = untrained_parameters(self.analysis)
+        frozen = sum(item.numel for item in info.parameters if info.child_path(item.name) in untrained) / parts
+        elements = sum(item.numel for item in info.parameters) / parts - frozen
         passed = Movement(kind="optimizer", bytes=int(_OPTIMIZER_PASSES * self.master * elements / self.shards))
         floor = Movement(kind="optimizer", bytes=0)  # one kernel updates all parameters
         seconds = seconds_of(passed, self.machine.profile)[0] - seconds_of(floor, self.machine.profile)[0]
-        return Cost(max(0.0, seconds) / self.batches, elements * self.of_element)
+        of_frozen = self.master / self.shards / self.stages if self.of_element else 0.0
+        return Cost(max(0.0, seconds) / self.batches, elements * self.of_element + frozen * of_frozen)
 
     def _cut_layer(self, info: ModuleInfo, style: Colwise | Rowwise, got: Tensor) -> Cost:
         embeds, rowwise = info.kind == "embedding", isinstance(style, Rowwise)

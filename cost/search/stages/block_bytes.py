@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from legoai.cost.search.lower_bounds.activations import between_halves
-from legoai.cost.search.lower_bounds.collectives import elements_of_units
 from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
+from legoai.cost.search.lower_bounds.unit_elements import elements_of_units
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.magnitudes.state import summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.stages.pipeline import split_points, splits_backward, stage_count, stages_of_ranks
@@ -138,11 +139,17 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
 
 @fact
 def _share_of_blocks(analysis: Analysis) -> float:
-    """Share of the blocks in the model's parameters."""
+    """Share of the blocks in the model's parameters, or in those that are trained, whichever is less."""
     assert analysis.manifest is not None
     blocks = tuple(f"{path}." for path in split_points(analysis).blocks)
-    sizes = [(name.startswith(blocks), math.prod(shape)) for name, shape in analysis.manifest.parameters()]
-    return sum(size for inside, size in sizes if inside) / sum(size for _, size in sizes)
+    sizes = {name: math.prod(shape) for name, shape in analysis.manifest.parameters()}
+    untrained = untrained_parameters(analysis)
+    trained = {name: size for name, size in sizes.items() if name not in untrained}
+    return min(
+        sum(size for name, size in some.items() if name.startswith(blocks)) / sum(some.values())
+        for some in (sizes, trained)
+        if some
+    )
 
 
 def block_bytes(

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -44,11 +45,11 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
         Σ numel(q) / s(q),  with  s(q) = pp · (the axes of `fsdp` that shard) · (tp, where a style or
         placement cuts q, or where styles are open).
 
-    Shards are padded upwards and stages are uneven, which only adds to the fullest. At an update each element
-    has its parameter and gradient (in the dtype of `master`, or of `gradient` where that is narrower:
-    `torch.distributed.fsdp` casts reduced gradients to the dtype of the stored parameter) and the optimizer's
-    state (in the dtype of the parameter: two moments of Adam, one of Muon or SGD with momentum). From the second
-    update on all of these exist at the same time.
+    Shards are padded upwards and stages are uneven, which only adds to the fullest. At an update each element has its
+    parameter, and if that is trained its gradient (in the dtype of `master`, or of `gradient` where that is narrower:
+    `torch.distributed.fsdp` casts reduced gradients to the dtype of the stored parameter) and the optimizer's state (in
+    the dtype of the parameter: two moments of Adam, one of Muon or SGD with momentum). From the second update on all of
+    these exist at the same time.
 
     Experts on `ep` count as sharded over all of `dp_shard · cp`, the most that `ep` and `fsdp` together can do.
     Offloaded state counts as nothing.
@@ -59,7 +60,7 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None:
         return None
-    whole, moments = _largest_shares(analysis)
+    whole, trained, moments = _largest_shares(analysis)
     offload, precision = plan.offload, plan.precision
     master = DTYPE_BYTES[precision.master]
     gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
@@ -68,13 +69,13 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     moments /= _optimizer_replicas(analysis)
     return StateBytes(
         parameters=int(whole * master) if on_device else 0,
-        gradients=int(whole * gradient) if on_device else 0,
+        gradients=int(trained * gradient) if on_device else 0,
         optimizer=int(moments * master) if with_state else 0,
     )
 
 
 def element_bytes(analysis: Analysis) -> float:
-    """Bytes of an element of a parameter with its gradient and optimizer state, at least, before any is cut.
+    """Bytes of an element of a trained parameter with its gradient and optimizer state, at least, before it is cut.
 
     Raises:
         Undecided: a dtype or an option of the optimizer that this depends on is a hole.
@@ -93,8 +94,8 @@ def element_bytes(analysis: Analysis) -> float:
 
 def _moments(analysis: Analysis) -> Callable[[str], int]:
     """Return how many values the optimizer keeps for each element of a parameter."""
-    by_muon, usual = muon_parameters(analysis), moments(analysis)
-    return lambda name: 1 if name in by_muon else usual
+    by_muon, usual, untrained = muon_parameters(analysis), moments(analysis), untrained_parameters(analysis)
+    return lambda name: 0 if name in untrained else 1 if name in by_muon else usual
 
 
 def state_of_modules(analysis: Analysis) -> dict[str, int]:
@@ -134,7 +135,8 @@ def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
         return {}
     if plan.offload is not None and plan.offload.parameters != "none":
         return {}
-    return _unsharded(analysis, DTYPE_BYTES[plan.precision.reduce], lambda _: True)
+    untrained = untrained_parameters(analysis)
+    return _unsharded(analysis, DTYPE_BYTES[plan.precision.reduce], lambda parameter: parameter not in untrained)
 
 
 @fact
@@ -155,11 +157,13 @@ def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
     plan = analysis.plan
     if analysis.manifest is None or shard_ranks(analysis) == 1 or plan.precision.rules:
         return {}
-    units = fsdp_units(analysis)
+    units, unused = fsdp_units(analysis), unused_parameters(analysis)
     return _unsharded(
         analysis,
         DTYPE_BYTES[plan.precision.param],
-        lambda parameter: units[owner(analysis, parameter)].reshard in ("after_backward", "never"),
+        lambda parameter: (
+            parameter not in unused and units[owner(analysis, parameter)].reshard in ("after_backward", "never")
+        ),
     )
 
 
@@ -187,13 +191,15 @@ def _optimizer_replicas(analysis: Analysis) -> int:
     return analysis.plan.mesh.dp_replicate if replicate is not None and replicate.optimizer == "sharded" else 1
 
 
-def _largest_shares(analysis: Analysis) -> tuple[float, float]:
-    """The mean numbers of elements of parameters, and of the optimizer's state, on the devices of one replica."""
-    elements = moments = 0.0
+def _largest_shares(analysis: Analysis) -> tuple[float, float, float]:
+    """Mean elements of parameters, trained ones and the optimizer's state, on the devices of one replica."""
+    elements = trained = moments = 0.0
+    untrained, stages = untrained_parameters(analysis), analysis.plan.mesh.pp
     for share in _shares(analysis):
         elements += share.held
+        trained += 0.0 if share.parameter in untrained else share.held
         moments += share.moments
-    return elements / analysis.plan.mesh.pp, moments / analysis.plan.mesh.pp
+    return elements / stages, trained / stages, moments / stages
 
 
 class _Share(NamedTuple):

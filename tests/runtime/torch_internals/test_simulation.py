@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils.checkpoint import checkpoint
 
 from legoai.cost.simulated.autocast import autocast_rules
-from legoai.cost.simulated.device import READ_VALUE, SIM
+from legoai.cost.simulated.device import READ_VALUE, SIM, backend
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.process import simulated_device
@@ -24,6 +24,7 @@ from legoai.cost.trace.records import (
     HostWaitStream,
     Kernel,
     Resize,
+    WaitEvent,
     WaitWork,
 )
 from legoai.runtime.recomputation.policies import keep_outputs
@@ -133,6 +134,19 @@ def forked(_: Capture) -> int:
 
 def test_fork_rng_queries_no_other_device():
     assert simulate(forked) == 0
+
+
+def waited_for_event(recorder: Capture) -> list[int]:
+    stream, event = backend.Stream(), backend.Event()
+    event.record()
+    with backend.stream(stream):
+        torch.accelerator.current_stream().wait_event(event)
+    waiting = (item for item in recorder.records if isinstance(item, WaitEvent))
+    return [item.stream - stream.stream_id for item in waiting]
+
+
+def test_accelerator_stream_is_the_recorded_one():
+    assert simulate(waited_for_event) == [0]
 
 
 def resized(recorder: Capture) -> list[int]:

@@ -109,7 +109,7 @@ def test_mixture_of_experts_manifest_has_router_and_experts():
     assert manifest.modules["layers.0.feed_forward"].attributes == {"n_experts": 8, "top_k": 2}
     experts = manifest.modules["layers.0.feed_forward.experts"]
     assert (experts.kind, experts.attributes) == ("experts", {"n_experts": 8})
-    assert [tuple(parameter) for parameter in experts.parameters] == [
+    assert [(item.name, item.shape) for item in experts.parameters] == [
         ("w1", (8, 14_336, 4096)),
         ("w2", (8, 4096, 14_336)),
         ("w3", (8, 14_336, 4096)),
