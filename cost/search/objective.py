@@ -24,6 +24,10 @@ _SHORTER: Final = (("minimize", "step_time"), ("maximize", "tokens_per_s"), ("ma
 
 SMALL_GAP: Final = 0.005
 """Gap that is not reduced further by default, as a share."""
+_ROUNDED: Final = 1e-9
+"""Share by which a bound and a cost may differ by rounding alone."""
+_DIGITS: Final = 12
+"""Digits to which costs are compared."""
 
 
 def is_timed(objective: Objective) -> bool:
@@ -34,6 +38,11 @@ def is_timed(objective: Objective) -> bool:
 def objective_of(plan_objective: Objective | None) -> Objective:
     """What is optimised: the plan's objective, or the time of a step."""
     return plan_objective or Objective(direction="minimize", metric="step_time")
+
+
+def rounded(cost: float) -> float:
+    """A cost as it is compared with others: equal sums of many kernels may differ in their last digits."""
+    return float(f"{cost:.{_DIGITS}g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,11 @@ class Costs:
 
     def order(self, candidate: Evaluated) -> tuple[float, float]:
         """What the best candidate has the least of: its cost, and of equal ones reserved memory."""
-        return self.of(candidate), candidate.figures.reserved
+        return rounded(self.of(candidate)), candidate.figures.reserved
+
+    def is_less(self, bound: float, best: float) -> bool:
+        """Whether a bound is below the best candidate's cost by more than rounding."""
+        return bound < best and not math.isclose(bound, best, rel_tol=_ROUNDED)
 
     def nearly(self, best: float) -> float:
         """The cost below which the bound of a gap is raised further, by that of the best candidate."""

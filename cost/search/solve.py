@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import legoai
 from legoai.cost.machine.cluster import machine_of
@@ -16,8 +16,8 @@ from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator
 from legoai.cost.search.figures_cache import identity_of
 from legoai.cost.search.joint_memory import JointAnswers
-from legoai.cost.search.objective import Costs, objective_of
-from legoai.cost.search.result import Progress, SearchResult
+from legoai.cost.search.objective import Costs, objective_of, rounded
+from legoai.cost.search.result import Progress, SearchResult, Status
 from legoai.cost.search.results_cache import CachedResult
 from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
@@ -38,6 +38,9 @@ from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
+
+_STOPPED: Final[Mapping[Status, str]] = {"time_limit": "came to its time limit", "interrupted": "was interrupted"}
+"""What became of a search that did not end by itself, in words."""
 
 
 class _Searches(Protocol):
@@ -109,7 +112,8 @@ class Solution:
         """The evaluated candidates, best first; behind them those that are not feasible."""
         sign = 1 if self.objective.direction == "minimize" else -1
         return sorted(
-            self.result.evaluated, key=lambda item: (not item.feasible, sign * self.of(item), item.figures.reserved)
+            self.result.evaluated,
+            key=lambda item: (not item.feasible, rounded(sign * self.of(item)), item.figures.reserved),
         )
 
     def text(self, choices: Choices, *, pinned: bool = False, record: bool = True) -> str:
@@ -242,32 +246,46 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
     requirements = plan.resolution.plan.require if plan.resolution.plan is not None else ()
     spans = [item.origin.span for item in requirements if item.origin.span is not None]
     without = search(spans, first_feasible=True) if spans else found
-    if without.status in ("time_limit", "interrupted") and without.best is None:
+    if without.status in _STOPPED and without.best is None:
         found.status = without.status
         return []
     if without.best is None:
         return [_nothing_fits(plan, without)]
-    left = list(requirements)
+    left, searches = list(requirements), [found, without]
     for item in requirements:
         fewer = [other for other in left if other is not item]
         kept = {other.origin.span for other in fewer}
         tried = search([span for span in spans if span not in kept], first_feasible=True)
+        searches.append(tried)
+        if tried.status in _STOPPED and tried.best is None:
+            found.status = "interrupted" if tried.status == "interrupted" else found.status
+            break
         if tried.status == "infeasible":
             left = fewer
-    return [_conflict(left, found)]
+    return [_conflict(left, searches)]
 
 
-def _conflict(left: Sequence[Requirement], found: SearchResult) -> Diagnostic:
+def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult]) -> Diagnostic:
+    """The conflict of some requirements.
+
+    Args:
+        left: of which no candidate meets all.
+        searches: for candidates that meet all requirements, and that meet some of them; the last may have been stopped.
+    """
     first, *others = left
     assert first.origin.span is not None
     names = " and ".join(f"`{item.metric} {item.comparison} …`" for item in left)
     help = [f"relax {'one of them' if others else 'it'}, or give the holes more values to choose from"]
+    if others and (stopped := _STOPPED.get(searches[-1].status)) is not None:
+        help.append(f"fewer of them may not be met together either: the search for them {stopped}")
+    simulated = {done.choices: done.figures for one in searches for done in one.evaluated}
     for item in left:
-        values = [done.figures.metric(item.metric, item.dimension) for done in found.evaluated]
+        values = [figures.metric(item.metric, item.dimension) for figures in simulated.values()]
         if values:
             least = min(values) if item.comparison in ("<=", "<") else max(values)
-            help.append(f"the best `{item.metric}` of all candidates is {_shown(least, item.dimension)}")
-    help += _other_styles(found)
+            every = f"{len(values)} simulated candidate{'s' if len(values) > 1 else ''}"
+            help.append(f"the best `{item.metric}` of {every} is {_shown(least, item.dimension)}")
+    help += _other_styles(searches[0])
     return RequirementsConflict.at(
         first.origin.span,
         f"no values of the holes meet {names}" + (" together" if others else ""),

@@ -139,9 +139,11 @@ class Search:
             self.nodes.raise_least(self.state.best_cost)
         bounds = [item[0] for item in self.nodes.heap]
         if found.best is not None:
-            untried = self.nodes.least_untried(self.state.costs.of(found.best))
-            bounds += [self.state.costs.of(found.best), untried]
-            if found.status == "optimal" and min(bounds) < self.state.costs.of(found.best):
+            best = self.state.best_cost
+            bounds.append(self.nodes.least_untried(best))
+            if not self.state.costs.is_less(min(bounds), best):
+                bounds = [best]
+            elif found.status == "optimal":
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
             found.bound = self.state.costs.value(min(bounds))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.evaluator import Outcome
+from legoai.cost.search.evaluator import Outcome, OutOfTimeError
+from legoai.cost.search.nodes import Nodes
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.question import solved_digest
@@ -39,10 +40,7 @@ CONFLICTS = [  # of several smallest sets the one without the first lines is fou
 
 @pytest.mark.parametrize(("lines", "names"), CONFLICTS)
 def test_only_conflicting_requirements_are_named(lines: str, names: list[str]):
-    text = TEXT.replace("mesh    (dp_shard = rest, tp = auto)", "mesh (dp_shard = 4)").replace(
-        "micro = auto in [2, 8, 16]", "micro = 2"
-    )
-    text = text.replace("shard standard on tp (sequence = auto)\n", "") + lines
+    text = priced(lines)
     solution = solve(opened(text), Priced(1))
     assert solution.result.status == "infeasible"
     [item] = solution.diagnostics
@@ -52,6 +50,49 @@ def test_only_conflicting_requirements_are_named(lines: str, names: list[str]):
     for line in kept:
         fewer = "".join(f"{other}\n" for other in kept if other != line)
         assert solve(opened(text.replace(lines, fewer)), Priced(1)).best is not None
+
+
+def priced(lines: str) -> str:
+    text = TEXT.replace("mesh    (dp_shard = rest, tp = auto)", "mesh (dp_shard = 4)").replace(
+        "micro = auto in [2, 8, 16]", "micro = 2"
+    )
+    return text.replace("shard standard on tp (sequence = auto)\n", "") + lines
+
+
+STOPS = [
+    (OutOfTimeError, "infeasible", "came to its time limit"),
+    (KeyboardInterrupt, "interrupted", "was interrupted"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "words"), STOPS)
+def test_search_for_the_smallest_set_stops_where_one_of_its_searches_is_stopped(
+    error: type[BaseException], status: str, words: str
+):
+    """The first two searches take three candidates; the third is that without the first requirement."""
+
+    class Stopped(Priced):
+        def figures(self, analysis: Analysis) -> Outcome:
+            if self.asked > 3:
+                raise error
+            return super().figures(analysis)
+
+    evaluator = Stopped(1)
+    text = priced("require step_time <= 9s\nrequire peak_memory <= 15MB\nrequire recompute <= 25%\n")
+    solution = solve(opened(text), evaluator)
+    [item] = solution.diagnostics
+    assert (item.code, len(spans_of(item)), evaluator.asked) == ("LP716", 3, 4)
+    assert solution.result.status == status
+    assert any(words in line for line in item.help)
+
+
+def test_best_figures_are_those_of_all_searches():
+    """Its bound of memory excludes the candidate of least recomputation, unless memory is left out."""
+    solution = solve(opened(priced("require peak_memory <= 15MB\nrequire recompute <= 10%\n")), Priced(1))
+    assert len(solution.result.evaluated) == 2
+    [item] = solution.diagnostics
+    assert "the best `peak_memory` of 3 simulated candidates is 9.53674MiB" in item.help
+    assert "the best `recompute` of 3 simulated candidates is 0%" in item.help
 
 
 def spans_of(item: Diagnostic) -> list[Span]:
@@ -118,3 +159,27 @@ def test_rule_of_thumb_takes_least_degrees_and_largest_micro_batch():
     ruled = next(item for item in solution.baselines if item.name == "rule of thumb").found
     plan = solution.plan.candidate(ruled.choices).plan
     assert (plan.mesh.tp, plan.batch.micro_batch) == (1, 8)  # of 32 sequences on 4 ranks
+
+
+def test_equal_costs_are_compared_without_their_last_digits():
+    """A sum of the same kernels in another order is no better, and no bound below the best is but for rounding."""
+
+    class Rounded(Priced):
+        def figures(self, analysis: Analysis) -> Outcome:
+            names = [rule.treatment.name for rule in analysis.plan.checkpoint.rules]
+            step, memory = {"none": (0.1 + 0.2, 30e6), "every": (0.3, 30e6), "full": (0.1 + 0.2, 10e6)}[names[0]]
+            return figures(step, memory)
+
+    solution = solve(opened(priced("")), Rounded(1))
+    assert solution.best is not None
+    assert [item.figures.reserved for item in solution.ranked()] == [10e6, 30e6, 30e6]
+    assert solution.best.figures.reserved == 10e6
+    assert (solution.result.status, solution.gap) == ("optimal", 0.0)
+
+
+@pytest.mark.parametrize(("less", "status"), [(1e-15, "optimal"), (1e-6, "bounded")])
+def test_gaps_of_rounding_are_none(monkeypatch: pytest.MonkeyPatch, less: float, status: str):
+    monkeypatch.setattr(Nodes, "least_untried", lambda self, below: below * (1.0 - less))
+    solution = solve(opened(priced("")), Priced(1))
+    assert solution.result.status == status
+    assert (solution.gap == 0.0) is (status == "optimal")
