@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from support import TESTS
 from support.gloo import GlooPool
@@ -20,6 +21,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.
 # Cores are shared by sessions and their ranks, and operators of small models wait for threads longer than they compute.
 # torch reads it when it is imported; so does every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes depends on what else runs on the machine.
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
 
 
 def pytest_collection_finish() -> None:

@@ -33,9 +33,7 @@ NOWHERE = Path("nowhere")
 
 def drawing(examples: int) -> settings:
     """Settings for the given number of deterministic examples without a deadline."""
-    return settings(
-        max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
+    return settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 
 
 @pytest.fixture(autouse=True)

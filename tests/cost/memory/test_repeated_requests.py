@@ -76,7 +76,7 @@ def one_by_one(trace: Trace, capacity: int | None, *, expandable: bool) -> Reser
 @given(
     st.lists(instances(), min_size=1, max_size=3).flatmap(lambda kinds: st.lists(st.sampled_from(kinds), max_size=9))
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_repeated_requests_equal_individual_requests(found):
     trace = trace_of(found)
     for expandable in (False, True):

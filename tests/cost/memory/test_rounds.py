@@ -67,7 +67,7 @@ def trace_of(one: list, count: int) -> Trace:
 
 
 @given(rounds(), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_rounds_equal_their_expanded_records(one, count):
     trace = trace_of(one, count)
     flat = Trace(rank=0, world=1, stage=0, items=tuple(trace.records))

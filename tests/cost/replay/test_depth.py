@@ -99,7 +99,7 @@ def test_replayed_blocks_equal_full_capture_in_every_combination(name):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(layers=st.integers(TAKEN, 14), micro_batches=st.integers(5, 9))
 def test_one_capture_replays_all_depths_and_micro_batches(layers, micro_batches):
     check("fsdp, checkpointed", (layers, micro_batches))

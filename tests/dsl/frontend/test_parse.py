@@ -187,7 +187,7 @@ clip (norm = 1)
             assert found(f"let a = {many}") == [("LP109", 1)]
 
     @given(some.texts)
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_parser_never_raises(self, text: str):
         parsed = parse(text, "t.plan")
         for item in parsed.diagnostics:
@@ -198,7 +198,7 @@ clip (norm = 1)
 
 class TestSpans:
     @given(some.plans)
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_every_node_span_reparses_to_the_node(self, plan: tree.PlanFile):
         text = format_plan(plan)
         for node in every_node(parse(text, "t.plan")):
@@ -228,7 +228,7 @@ class TestSpans:
                 assert same(domain, node)
 
     @given(some.texts)
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_lines_and_columns_count_from_one_and_agree_with_offsets(self, text: str):
         parsed = parse(text, "t.plan")
         for node in every_node(parsed):
@@ -248,7 +248,7 @@ class TestSpans:
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_truncated_text_parses_up_to_the_cut(data: st.DataObject):
     text = format_plan(data.draw(some.plans))
     cut = data.draw(st.integers(0, len(text)))

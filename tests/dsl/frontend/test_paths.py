@@ -69,7 +69,7 @@ patterns = st.lists(pieces, min_size=1, max_size=4).map(".".join) | st.just("roo
 
 
 @given(patterns)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_pattern_matches_equal_brute_force(text: str):
     expected = [path for path in MODULES if brute(text, path)]
     assert PATHS.matching(pattern(text)) == expected
@@ -91,7 +91,7 @@ def test_invalid_pattern_reports_its_offset(text: str, offset: int):
 
 
 @given(st.text("abl*{}.,0129 _-", max_size=14))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_text_is_a_pattern_or_a_path_error(text: str):
     try:
         found = pattern(text)
@@ -155,7 +155,7 @@ def test_shadowed_and_unmatched_rules_are_listed():
 
 
 @given(st.lists(st.tuples(patterns, st.sampled_from([Full(), KeepAll(), Every(n=2)])), max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_assignment_equals_brute_force(given_rules: list[tuple[str, object]]):
     rules = [rule(path, treatment) for path, treatment in given_rules]
     result = assign(rules, PATHS)

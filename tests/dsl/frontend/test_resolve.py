@@ -237,7 +237,7 @@ class TestIdentity:
         assert len(digests) == 6
 
     @given(st.randoms(use_true_random=False))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     def test_the_order_of_statements_and_rules_does_not_change_the_digest(self, chance: random.Random):
         first, *rest = [self.RICH[item.span.start : item.span.end] for item in parse(self.RICH, "t").file.statements]
         chance.shuffle(rest)

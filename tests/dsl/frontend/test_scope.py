@@ -61,7 +61,7 @@ sums = st.recursive(
 
 
 @given(sums)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arithmetic_equals_python(node: tree.Value):
     let = tree.Let(tree.Name("it_", some.ONE_LINE), node, some.ONE_LINE)
     text = format_plan(tree.PlanFile("t.plan", "", (let,), ()))

@@ -176,7 +176,7 @@ def drawn_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(drawn_configs(), st.sampled_from([1, 2, 4, 8]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_config_becomes_a_plan_or_an_error(config: dict[str, Any], devices: int):
     cluster = f"h100_sxm(devices = {devices})"
     found = import_config(written(config), "some.toml", plan="some", cluster=cluster, devices=devices)

@@ -119,7 +119,7 @@ def assignments(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     return kind, dict(sorted(assigned.items(), key=lambda item: order[item[0]]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(assignments())
 def test_expanded_groups_equal_the_assignment(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn
@@ -129,7 +129,7 @@ def test_expanded_groups_equal_the_assignment(drawn: tuple[str, dict[str, int]])
     assert len(keys) == len(set(keys)), "equally treated blocks are in one group"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(assignments())
 def test_emitted_loops_reach_assigned_modules_children_first(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn
@@ -166,7 +166,7 @@ def test_emitted_loops_reach_assigned_modules_children_first(drawn: tuple[str, d
             above = above.rpartition(".")[0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(assignments())
 def test_only_assigned_modules_are_replaced(drawn: tuple[str, dict[str, int]]):
     kind, assigned = drawn

@@ -53,7 +53,7 @@ LINES = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(LINES, min_size=40, max_size=80))
 def test_written_code_is_already_formatted(tmp_path_factory, lines: list[Line]):
     writer = Writer()

@@ -41,7 +41,7 @@ def test_embedding_and_loss_weights_reduce_blocks_of_the_end_stages(
 
 
 @given(st.integers(1, 12), st.floats(0, 9), st.floats(0, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_move_of_one_block_lowers_the_largest_load(stages: int, embedding: float, loss: float):
     known = points()
     shared = counts(known, known.even(stages, embedding=embedding, loss=loss))
