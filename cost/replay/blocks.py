@@ -1,9 +1,9 @@
 """Shortening of a model: few of its repeated blocks are captured, and the others are left out.
 
 The blocks of a deep model have the same class, the same shapes and, as lowering states
-(:attr:`legoai.lowering.program.Program.block_classes`), the same treatment; or every second one has. Blocks in the
-middle are left out before the program parallelizes the model. Their ops are then replayed from those of the captured
-blocks (:mod:`legoai.cost.replay.piece`).
+(:attr:`legoai.lowering.program.Program.block_classes`), the same treatment by the plan and by the model's forward; or
+every second one has. Blocks in the middle are left out before the program parallelizes the model. Their ops are then
+replayed from those of the captured blocks (:mod:`legoai.cost.replay.piece`).
 """
 
 from __future__ import annotations
