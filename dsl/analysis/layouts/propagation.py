@@ -42,6 +42,7 @@ class Mismatch(Record, kw_only=True):
     | `heads` | attention where only some of queries, keys and values are sharded by heads, or where the sequence is |
     | `attends` | attention of DTensors, which its kernels for a CPU do not support |
     | `fused` | the output of a fused layer is split although each rank has one contiguous shard of it |
+    | `over_shard` | an operation over all features, such as their mean, takes the shard ``got`` of them |
     | `norm_dim` | a sequence style shards the dim over which its norm is taken |
     | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
     | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
@@ -346,9 +347,16 @@ class Propagation:
         """Return the result of a module that computes with its children; unknown where they differ."""
         pending = iter(matched(arguments, [step.name for step in info.flow if step.op == "input"], UNKNOWN))
         made: list[Tensor] = []
-        for step in info.flow:
-            taken = [made[index] for index in step.inputs]
-            if step.op == "input":
+        uses, found = {use.step: use for use in info.feature_uses}, set[tuple[int, str]]()
+        for place, step in enumerate(info.flow):
+            taken, use = [made[index] for index in step.inputs], uses.get(place)
+            features = made[use.whole] if use is not None else UNKNOWN
+            if use is not None and features.cuts_features and not features.moved and not features.wrapped:
+                if (use.whole, use.used) not in found:
+                    self._find("fused" if use.used == "part" else "over_shard", info.path, features)
+                found.add((use.whole, use.used))
+                made.append(UNKNOWN)
+            elif step.op == "input":
                 made.append(next(pending))
             elif step.op == "call":
                 made.append(self._call(info.child_path(step.name), taken))
