@@ -60,8 +60,8 @@ class FeaturesOf:
 
     def used(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[torch.Tensor]
-    ) -> tuple[int, UsedFeatures] | None:
-        """Return what a function uses of a layer's features: the key of their storage, and a part or all of them.
+    ) -> list[tuple[int, UsedFeatures]]:
+        """Return how a function uses features of layers, each with the key of its storage.
 
         Args:
             name: of the function.
@@ -71,7 +71,20 @@ class FeaturesOf:
         """
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if given is None or not self._spans(given):
-            return None
+            return []
+        if name in ("matmul", "bmm"):
+            return [(_key(item), "each") for item in args] if self._in_batches(args) else []
+        use = self._used(name, given, args, kwargs, made)
+        return [] if use is None else [use]
+
+    def _used(
+        self,
+        name: str,
+        given: torch.Tensor,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: Sequence[torch.Tensor],
+    ) -> tuple[int, UsedFeatures] | None:
         if name == "glu":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             return self._part([given.narrow(dim, 0, given.shape[dim] // 2)])
@@ -83,6 +96,13 @@ class FeaturesOf:
             shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
             return self._over(given, tuple(range(-len(shape), 0)))
         return self._part(made)
+
+    def _in_batches(self, matrices: Sequence[Any]) -> bool:
+        """Whether the outermost dim through the features, such as that of heads, counts the matrices of both."""
+        if not all(isinstance(item, torch.Tensor) and self._spans(item) for item in matrices):
+            return False
+        places = {(item.dim(), found[0]) for item in matrices if (found := self._outermost(item)) is not None}
+        return all(0 <= place < rank - 2 for rank, place in places) and len(places) == 1
 
     def _part(self, made: Sequence[torch.Tensor]) -> tuple[int, UsedFeatures] | None:
         part = next((item for item in made if self._outermost(item) is not None and not self._spans(item)), None)

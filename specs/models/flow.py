@@ -118,9 +118,9 @@ class FlowRecorder(TorchFunctionMode):
             name = _function_name(func)
             op = _OPS.get(name, "other")
             step = frame.append(op, name, self._sources(frame, (args, kwargs, written)))
-            used = self._features.used(name, args, kwargs, made)
-            if used is not None and used[0] in frame.wholes:
-                frame.feature_uses.append(FeatureUse(step, frame.wholes[used[0]], used[1]))
+            uses = self._features.used(name, args, kwargs, made)
+            if all(key in frame.wholes for key, _ in uses):
+                frame.feature_uses += [FeatureUse(step, frame.wholes[key], used) for key, used in uses]
             self._features.made_by(op, _tensors((args, kwargs)), made)
             self._made(frame, [*made, *written], step)
         return result

@@ -74,9 +74,9 @@ StepOp = Literal[
 """Operation of a step of a flow. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything that
 only rearranges elements, `index` anything that selects, gathers or scatters."""
 
-UsedFeatures = Literal["part", "all"]
-"""What an operation uses of a layer's features: a contiguous part of them, or all together, as a mean over them does.
-"""
+UsedFeatures = Literal["part", "all", "each"]
+"""What an operation uses of a layer's features: a contiguous part of them, all together, as a mean does, or pieces
+one by one, as a product of queries and keys does with heads."""
 
 ManifestErrorKind = Literal[
     "factory_not_found",
@@ -136,10 +136,10 @@ class Step(NamedTuple):
 
 
 class FeatureUse(NamedTuple):
-    """Use of the features of a linear layer that only one who has all of them in one piece gets right."""
+    """Use of the features of a linear layer by an operation that may take a view of them."""
 
     step: int
-    """Index of the operation, which may take a view of them."""
+    """Index of the operation."""
     whole: int
     """Index of the step whose result has them as its last dim."""
     used: UsedFeatures

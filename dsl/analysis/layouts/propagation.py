@@ -21,7 +21,7 @@ from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outpu
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifest import FeatureUse, Manifest, ModuleInfo, Step
 
 T = TypeVar("T")
 
@@ -347,15 +347,15 @@ class Propagation:
         """Return the result of a module that computes with its children; unknown where they differ."""
         pending = iter(matched(arguments, [step.name for step in info.flow if step.op == "input"], UNKNOWN))
         made: list[Tensor] = []
-        uses, found = {use.step: use for use in info.feature_uses}, set[tuple[int, str]]()
+        uses: dict[int, list[FeatureUse]] = {}
+        for use in info.feature_uses:
+            uses.setdefault(use.step, []).append(use)
+        found: set[tuple[int, str]] = set()
         for place, step in enumerate(info.flow):
-            taken, use = [made[index] for index in step.inputs], uses.get(place)
-            features = made[use.whole] if use is not None else UNKNOWN
-            if use is not None and features.cuts_features and not features.moved and not features.wrapped:
-                if (use.whole, use.used) not in found:
-                    self._find("fused" if use.used == "part" else "over_shard", info.path, features)
-                found.add((use.whole, use.used))
-                made.append(UNKNOWN)
+            taken, of_step = [made[index] for index in step.inputs], uses.get(place, [])
+            features = [made[use.whole] for use in of_step]
+            if features and all(item.cuts_features and not item.moved and not item.wrapped for item in features):
+                made.append(self._of_pieces(info, of_step[0], features[0], found))
             elif step.op == "input":
                 made.append(next(pending))
             elif step.op == "call":
@@ -368,6 +368,15 @@ class Propagation:
         if not results:
             return UNKNOWN
         return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
+
+    def _of_pieces(self, info: ModuleInfo, use: FeatureUse, got: Tensor, found: set[tuple[int, str]]) -> Tensor:
+        """Return the result of an operation on features of which each rank has a contiguous piece."""
+        if use.used == "each":
+            return replace(got, moved=True, width=None)
+        if (use.whole, use.used) not in found:
+            self._find("fused" if use.used == "part" else "over_shard", info.path, got)
+        found.add((use.whole, use.used))
+        return UNKNOWN
 
     def operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
         """Return the result of a step of a module's own flow, neither an input nor a call, given its arguments."""

@@ -24,8 +24,7 @@ class Model(nn.Module):
         self.tok = nn.Embedding(64, 32)
         self.up = nn.Linear(32, OUT)
         self.middle = middle
-        with torch.device("meta"):
-            width = middle(torch.zeros(2, 8, OUT)).shape[-1]
+        width = middle(torch.zeros(2, 8, OUT)).shape[-1]
         self.down = nn.Linear(width, 32)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -112,6 +111,24 @@ def halves_of_heads(x: Tensor) -> Tensor:
 )
 def test_parts_of_each_head_are_not_reported(middle: Callable[[Tensor], Tensor]) -> None:
     assert found(middle) == []
+
+
+class Scores(nn.Module):
+    """Attention written out, of which one number is learned, or fixed."""
+
+    def __init__(self, *, learned: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(())) if learned else 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.view(*x.shape[:2], -1, WIDTH).transpose(1, 2)
+        scores = (heads @ heads.transpose(-1, -2)) * self.scale
+        return (scores.softmax(-1) @ heads).transpose(1, 2).flatten(2)
+
+
+def test_learned_number_on_products_of_sharded_heads_is_reported() -> None:
+    assert found(Scores(learned=True)) == [("piece", "middle")]
+    assert found(Scores(learned=False)) == []
 
 
 @pytest.mark.parametrize(
