@@ -22,7 +22,8 @@ class LayoutMismatch(LayoutRule, Check):
 
     A style assumes the layout of its input, and PyTorch does not check it: a shard of a sequence that is treated as the
     whole gives shapes that do not match, or numbers that are silently wrong. Where a module has no style its input must
-    match the full weights. Two tensors that are added must have equal layouts.
+    match the full weights. Two tensors that are added must have equal layouts. A mean or softmax over all features must
+    not take a shard of them.
 
     ## Example
     ```
@@ -61,13 +62,21 @@ class LayoutMismatch(LayoutRule, Check):
 
     code = "LP412"
     slug = "layout-mismatch"
-    kinds = ("arrives", "mixed", "norm_dim")
+    kinds = ("arrives", "mixed", "norm_dim", "over_shard")
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for span, items in self.mismatches(analysis):
             first = items[0]
             if first.kind == "mixed":
                 yield self._mixed(analysis, span, first)
+            elif first.kind == "over_shard":
+                yield self.at(
+                    span,
+                    f"{named(analysis, items)} {verb(analysis, items, 'computes', 'compute')} over all features of "
+                    f"{came_from(analysis, first.got)}, such as their mean, and each rank has a piece of them",
+                    label=f"leaves its output as `{first.got.describe()}`",
+                    help=["gather the features: `colwise(output = replicate)`"],
+                )
             elif first.kind == "norm_dim":
                 yield self.at(
                     span,
@@ -263,6 +272,8 @@ class FusedLayerSplit(LayoutRule, Check):
 
     `colwise` gives each rank one contiguous shard of the output features. Where the model splits them into, for
     example, queries, keys and values, the first rank has queries where another has values, and the numbers are wrong.
+    That is so for `chunk` as for `glu`, slices, and views of which the parts are the outermost dim; a view whose
+    outermost dim are the heads, each with its query, key and value, is cut between heads.
     """
 
     code = "LP418"

@@ -50,7 +50,8 @@ def describe(
         model: on the meta device. Forward gets `model.example_inputs()` where that exists, else inputs by `reads`.
         source: the model as a plan writes it.
         first_values: from its constructor; without, all parameters are assumed to be initialised.
-        shapes: whether to note the shapes that modules take and give, by another forward of another size.
+        shapes: whether to note uses of features, and by another forward of another size the shapes that modules take
+            and give.
 
     Raises:
         ManifestError: the model's `reads` is invalid.
@@ -59,7 +60,7 @@ def describe(
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
     noted = outside_of_blocks(model, blocks) if shapes and isinstance(_reads(model), Tokens) else {}
-    return _Describer(model, follow(model, noted)).manifest(source, unfilled)
+    return _Describer(model, follow(model, noted), shapes=shapes).manifest(source, unfilled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,9 @@ _UNTOLD = object()
 
 
 class _Describer:
-    def __init__(self, model: nn.Module, followed: Followed) -> None:
+    def __init__(self, model: nn.Module, followed: Followed, *, shapes: bool) -> None:
         self.model = model
+        self.shapes = shapes
         self.followed = followed
         self.paths = {module: path for path, module in model.named_modules()}
         self.block_lists = _block_lists(model)
@@ -254,6 +256,8 @@ class _Describer:
             raw["frozen"] = frozen
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
+        if self.shapes and followed and call.feature_uses:
+            raw["feature_uses"] = call.feature_uses
         for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):
             if shape is not None:
                 raw[name] = shape

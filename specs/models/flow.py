@@ -12,7 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.manifest import Step, StepOp
+from legoai.specs.models.feature_uses import FeaturesOf
+from legoai.specs.models.manifest import FeatureUse, Step, StepOp
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import tree_leaves, whole_of
 
@@ -46,6 +47,7 @@ class Call:
     flow: tuple[Step, ...] = ()
     outputs: tuple[int, ...] = ()
     random: bool = False
+    feature_uses: tuple[FeatureUse, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +59,9 @@ class _Frame:
     steps: list[Step] = field(default_factory=list)
     step_of: dict[int, int] = field(default_factory=dict)
     """The step that produced each tensor, by the tensor's identity."""
+    wholes: dict[int, int] = field(default_factory=dict)
+    """The step that produced all features of a layer, by the storage that has them."""
+    feature_uses: list[FeatureUse] = field(default_factory=list)
     draws: bool = False
     """Whether it, or a forward that it called, drew random numbers."""
 
@@ -80,6 +85,7 @@ class FlowRecorder(TorchFunctionMode):
         self._frames: list[_Frame] = []
         self._kept: list[torch.Tensor] = []
         self._handles: list[RemovableHandle] = []
+        self._features = FeaturesOf()
         self._random_operators = RandomOperators(self._draw)
 
     def __enter__(self) -> FlowRecorder:
@@ -110,7 +116,12 @@ class FlowRecorder(TorchFunctionMode):
         if (made or written) and self._frames:
             frame = self._frames[-1]
             name = _function_name(func)
-            step = frame.append(_OPS.get(name, "other"), name, self._sources(frame, (args, kwargs, written)))
+            op = _OPS.get(name, "other")
+            step = frame.append(op, name, self._sources(frame, (args, kwargs, written)))
+            uses = self._features.used(name, args, kwargs, made)
+            if all(key in frame.wholes for key, _ in uses):
+                frame.feature_uses += [FeatureUse(step, frame.wholes[key], used) for key, used in uses]
+            self._features.made_by(op, _tensors((args, kwargs)), made)
             self._made(frame, [*made, *written], step)
         return result
 
@@ -132,9 +143,11 @@ class FlowRecorder(TorchFunctionMode):
         frame = self._frames.pop()
         if frame.path not in self.calls:
             outputs = self._sources(frame, result)
-            frame.call.flow, frame.call.outputs = _prune(frame.steps, outputs)
+            frame.call.flow, frame.call.outputs, frame.call.feature_uses = _prune(frame, outputs)
             self.calls[frame.path] = frame.call
         self.calls[frame.path].random |= frame.call.random
+        if isinstance(module, nn.Linear):
+            self._features.made_by_layer(result)
         if self._frames:
             caller = self._frames[-1]
             caller.draws |= frame.draws
@@ -151,6 +164,8 @@ class FlowRecorder(TorchFunctionMode):
         self._kept += tensors
         for tensor in tensors:
             frame.step_of[id(tensor)] = step
+            if (key := self._features.whole(tensor)) is not None:
+                frame.wholes[key] = step
 
     def _sources(self, frame: _Frame, values: Any) -> tuple[int, ...]:
         """Return the steps of `frame` that produced the tensors in `values`, each once."""
@@ -218,9 +233,9 @@ def _by_signature(module: nn.Module, kwargs: dict[str, Any]) -> list[tuple[str, 
     return sorted(kwargs.items(), key=lambda item: (place.get(item[0], len(declared)), item[0]))
 
 
-def _prune(steps: list[Step], outputs: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+def _prune(frame: _Frame, outputs: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...], tuple[FeatureUse, ...]]:
     """Keep inputs, calls, and steps that lead to a call or an output; renumber the rest."""
-    needed = set(outputs)
+    steps, needed = frame.steps, set(outputs)
     for index in range(len(steps) - 1, -1, -1):
         if index in needed or steps[index].op in ("input", "call"):
             needed.add(index)
@@ -230,4 +245,9 @@ def _prune(steps: list[Step], outputs: tuple[int, ...]) -> tuple[tuple[Step, ...
         Step(steps[index].op, steps[index].name, tuple(number[source] for source in steps[index].inputs))
         for index in number
     )
-    return tuple(kept), tuple(number[index] for index in outputs)
+    uses = (
+        FeatureUse(number[use.step], number[use.whole], use.used)
+        for use in frame.feature_uses
+        if use.step in number and use.whole in number
+    )
+    return tuple(kept), tuple(number[index] for index in outputs), tuple(uses)

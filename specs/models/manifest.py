@@ -74,6 +74,10 @@ StepOp = Literal[
 """Operation of a step of a flow. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything that
 only rearranges elements, `index` anything that selects, gathers or scatters."""
 
+UsedFeatures = Literal["part", "all", "each"]
+"""What an operation uses of a layer's features: a contiguous part of them, all together, as a mean does, or pieces
+one by one, as a product of queries and keys does with heads."""
+
 ManifestErrorKind = Literal[
     "factory_not_found",
     "factory_raised",
@@ -131,6 +135,16 @@ class Step(NamedTuple):
     """Indices of the earlier steps whose results are its arguments."""
 
 
+class FeatureUse(NamedTuple):
+    """Use of the features of a linear layer by an operation that may take a view of them."""
+
+    step: int
+    """Index of the operation."""
+    whole: int
+    """Index of the step whose result has them as its last dim."""
+    used: UsedFeatures
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleInfo:
     """One module of a model."""
@@ -165,6 +179,8 @@ class ModuleInfo:
     random: bool = False
     """Whether forward itself draws random numbers in training, as dropout with p > 0 does; what children draw is
     theirs."""
+    feature_uses: tuple[FeatureUse, ...] = ()
+    """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
     takes: Shape | None = None
     """Shape of the first argument, if that is one tensor whose lengths are multiples of the samples and tokens; like
     `gives` noted for models of other authors that read tokens, and there for all modules but those inside of blocks."""
@@ -223,6 +239,7 @@ class _Template:
             "flow": tuple(Step(op, name, tuple(inputs)) for op, name, inputs in raw["flow"]),
             "outputs": tuple(raw["outputs"]),
             "random": raw.get("random", False),
+            "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
             "takes": _shape(raw.get("takes")),
             "gives": _shape(raw.get("gives")),
         }

@@ -19,6 +19,7 @@ MismatchKind = Literal[
     "heads",
     "attends",
     "fused",
+    "over_shard",
     "norm_dim",
     "norm_heads",
     "shared",

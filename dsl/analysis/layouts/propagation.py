@@ -21,7 +21,7 @@ from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outpu
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifest import FeatureUse, Manifest, ModuleInfo, Step
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ class Mismatch(Record, kw_only=True):
     | `heads` | attention where only some of queries, keys and values are sharded by heads, or where the sequence is |
     | `attends` | attention of DTensors, which its kernels for a CPU do not support |
     | `fused` | the output of a fused layer is split although each rank has one contiguous shard of it |
+    | `over_shard` | an operation over all features, such as their mean, takes the shard ``got`` of them |
     | `norm_dim` | a sequence style shards the dim over which its norm is taken |
     | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
     | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
@@ -346,9 +347,16 @@ class Propagation:
         """Return the result of a module that computes with its children; unknown where they differ."""
         pending = iter(matched(arguments, [step.name for step in info.flow if step.op == "input"], UNKNOWN))
         made: list[Tensor] = []
-        for step in info.flow:
-            taken = [made[index] for index in step.inputs]
-            if step.op == "input":
+        uses: dict[int, list[FeatureUse]] = {}
+        for use in info.feature_uses:
+            uses.setdefault(use.step, []).append(use)
+        found: set[tuple[int, str]] = set()
+        for place, step in enumerate(info.flow):
+            taken, of_step = [made[index] for index in step.inputs], uses.get(place, [])
+            features = [made[use.whole] for use in of_step]
+            if features and all(item.cuts_features and not item.moved and not item.wrapped for item in features):
+                made.append(self._of_pieces(info, of_step[0], features[0], found))
+            elif step.op == "input":
                 made.append(next(pending))
             elif step.op == "call":
                 made.append(self._call(info.child_path(step.name), taken))
@@ -360,6 +368,15 @@ class Propagation:
         if not results:
             return UNKNOWN
         return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
+
+    def _of_pieces(self, info: ModuleInfo, use: FeatureUse, got: Tensor, found: set[tuple[int, str]]) -> Tensor:
+        """Return the result of an operation on features of which each rank has a contiguous piece."""
+        if use.used == "each":
+            return replace(got, moved=True, width=None)
+        if (use.whole, use.used) not in found:
+            self._find("fused" if use.used == "part" else "over_shard", info.path, got)
+        found.add((use.whole, use.used))
+        return UNKNOWN
 
     def operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
         """Return the result of a step of a module's own flow, neither an input nor a call, given its arguments."""
