@@ -2,7 +2,8 @@
 
 The integer program of :mod:`legoai.cost.search.joint_memory` answers with the mixture that is best by its predictions,
 and all others are bounded by what the best of them takes by active memory. Where few may be better than the best
-candidate by their own bounds, these are simulated.
+candidate by their own bounds, these are simulated. Where there is no program, or nothing is feasible, a few are that
+are likely to be better or feasible.
 
 What blocks recompute and keep is a sum over them. So the mean of two treatments, weighted by their blocks, bounds each
 mixture of them, and excludes nearly all before there is a plan of any.
@@ -19,11 +20,13 @@ from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.search.bounds import Bounds
 from legoai.cost.search.candidates import Choices
+from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import Values, WrittenRule
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.memory_bounds import least_memory
+from legoai.cost.search.misses import mean_of, misses
 from legoai.cost.search.nodes import Nodes
 from legoai.cost.search.observed_peaks import peak_of
 from legoai.cost.search.state import SearchState
@@ -35,6 +38,10 @@ _AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
 MOST: Final = 48
 """Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""
+MOST_LIKELY: Final = 16
+"""Mixtures of one group that are simulated at most without a bound that leaves no others."""
+_NEAR: Final = 0.005
+"""Share by which a mixture that is predicted to miss a requirement may meet it nevertheless."""
 
 _Bounded: TypeAlias = tuple[float, WrittenRule]
 
@@ -112,27 +119,60 @@ class Mixtures:
         heapq.heapify(left)
         return [] if len(left) > MOST else self._next(group, left, cost)
 
-    def _simulated(self, group: Choices) -> dict[int | None, float]:
-        """Seconds of the simulated steps of a group whose blocks all have one treatment, by its value."""
+    def likely(self, group: Choices) -> list[Choices]:
+        """Those of a group to be simulated next that are likely to be better than the best candidate.
+
+        Where there is none, those that are likely to be feasible, and then those that are nearest to that.
+        """
+        left, uniform = self._left(group), self._simulated(group)
+        candidate, any_feasible = self.state.candidate(group), self.state.found.best is not None
+        ranked: list[tuple[float, float, WrittenRule]] = []
+        for _, rule in left or []:
+            mean = self._mean(group, rule, uniform)
+            if mean is not None and uniform[rule[0]].active <= uniform[rule[1]].active:
+                missed = max(misses(mean, candidate.plan.require, self.state.costs.capacity(candidate)))
+                cost = self._cost(group, rule, mean)
+                if not any_feasible:
+                    ranked.append((missed, cost, rule))
+                elif missed <= _NEAR and cost < self.state.best_cost:
+                    ranked.append((0.0, cost, rule))
+        most = MOST_LIKELY - sum(one == group for one, _ in self._asked)
+        found: list[Choices] = []
+        for _, _, rule in sorted(ranked)[: max(most, 0)]:
+            choices = self._chosen(group, rule)
+            self._asked.add((group, rule))
+            found += [] if self.state.bounded(choices) is None else [choices]
+            if len(found) == _AT_ONCE:
+                break
+        return found
+
+    def _simulated(self, group: Choices) -> dict[int | None, Figures]:
+        """The simulated steps of a group whose blocks all have one treatment, by its value."""
         holes = self.joint.holes
         alike = {holes.chosen(group, Values(value, None, None)): value for value in holes.listed(0)}
-        return {
-            alike[item.choices]: item.figures.step_time for item in self.state.found.evaluated if item.choices in alike
-        }
+        return {alike[item.choices]: item.figures for item in self.state.found.evaluated if item.choices in alike}
 
-    def _predicted(self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, float]) -> float:
-        """Cost of a mixture, from the mean of the steps with each of its treatments alone; least where one is missing.
+    def _mean(
+        self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, Figures]
+    ) -> dict[str, float] | None:
+        """Figures of a mixture as the mean of the steps with each of its treatments alone; None where one is missing.
 
         In the steady state of a step a block adds as much whatever the others recompute.
         """
         low, high, some = rule
-        if low not in uniform or high not in uniform:
-            return -math.inf
-        candidate = self.state.candidate(self._chosen(group, (None, high, 0)))
-        assert candidate.analysis is not None
-        share = some / len(repeated_blocks(candidate.analysis.manifest))
-        seconds = share * uniform[low] + (1.0 - share) * uniform[high]
-        return self.state.costs.least(Bounds(step_time=seconds), candidate)
+        analysis = self.state.candidate(group).analysis
+        if low not in uniform or high not in uniform or analysis is None:
+            return None
+        return mean_of(uniform[low], uniform[high], some / len(repeated_blocks(analysis.manifest)))
+
+    def _cost(self, group: Choices, rule: WrittenRule, figures: Mapping[str, float]) -> float:
+        candidate = self.state.candidate(self._chosen(group, (None, rule[1], 0)))
+        return self.state.costs.least(Bounds(step_time=figures["step_time seconds"]), candidate)
+
+    def _predicted(self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, Figures]) -> float:
+        """Cost of a mixture as that of the mean; least where a treatment was not simulated."""
+        mean = self._mean(group, rule, uniform)
+        return -math.inf if mean is None else self._cost(group, rule, mean)
 
     def _next(self, group: Choices, left: list[_Bounded], limit: float) -> list[Choices]:
         """Take those out of the heap that are simulated next: of least bounds, which are below a limit."""

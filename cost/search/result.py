@@ -35,6 +35,8 @@ class SearchResult:
         errors: an error for each code of ``refused``, the first that was met.
         bucketings: what was solved for by what an evaluated candidate was observed to take.
         joint: joint answers of the holes that decide memory, by those of the others.
+        untried: whether no bound excludes some splits into stages, buckets, styles or divisions of blocks that were not
+            tried, where nothing that was tried is feasible.
     """
 
     status: Status = "optimal"
@@ -49,3 +51,4 @@ class SearchResult:
     errors: dict[str, Diagnostic] = field(default_factory=dict)
     bucketings: dict[Choices, list[Bucketings]] = field(default_factory=dict)
     joint: dict[Choices, JointAnswers] = field(default_factory=dict)
+    untried: bool = False

@@ -15,6 +15,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator
 from legoai.cost.search.figures_cache import identity_of
+from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of, rounded
 from legoai.cost.search.result import Progress, SearchResult, Status
@@ -93,13 +94,17 @@ class Solution:
 
     @property
     def joint(self) -> JointAnswers | None:
-        """The joint answers of the holes that decide memory, beside the best candidate's of the others."""
+        """The joint answers of the holes that decide memory, beside the best candidate's of the others, if any."""
         best = self.best
         if best is None:
             return None
         groups = self.result.joint.items()
         fixed = (
-            (answers, [one == own for one, own in zip(group, best.choices, strict=True) if one is not None])
+            (
+                answers,
+                [answers.programs > 0]
+                + [one == own for one, own in zip(group, best.choices, strict=True) if one is not None],
+            )
             for group, answers in groups
         )
         return next((answers for answers, same in fixed if all(same)), None)
@@ -251,7 +256,7 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
         return []
     if without.best is None:
         return [_nothing_fits(plan, without)]
-    left, searches = list(requirements), [found, without]
+    left, searches, untried = list(requirements), [found, without], found.untried
     for item in requirements:
         fewer = [other for other in left if other is not item]
         kept = {other.origin.span for other in fewer}
@@ -261,16 +266,27 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
             found.status = "interrupted" if tried.status == "interrupted" else found.status
             break
         if tried.status == "infeasible":
-            left = fewer
-    return [_conflict(left, searches)]
+            left, untried = fewer, tried.untried
+    return [_conflict(left, searches, _untried(plan) if untried else [])]
 
 
-def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult]) -> Diagnostic:
+def _untried(plan: OpenPlan) -> list[str]:
+    """What values were tried as far as they were likely, in words."""
+    kinds = {
+        "divisions of blocks (`first(n, …)`)": MemoryHoles(plan).apply,
+        "splits into stages": any(hole.assigns for hole in plan.holes),
+        "buckets": any(hole.buckets for hole in plan.holes),
+    }
+    return [kind for kind, is_open in kinds.items() if is_open]
+
+
+def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], untried: Sequence[str]) -> Diagnostic:
     """The conflict of some requirements.
 
     Args:
         left: of which no candidate meets all.
         searches: for candidates that meet all requirements, and that meet some of them; the last may have been stopped.
+        untried: of what values some that were not tried may meet them.
     """
     first, *others = left
     assert first.origin.span is not None
@@ -285,10 +301,13 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult]) -> 
             least = min(values) if item.comparison in ("<=", "<") else max(values)
             every = f"{len(values)} simulated candidate{'s' if len(values) > 1 else ''}"
             help.append(f"the best `{item.metric}` of {every} is {_shown(least, item.dimension)}")
+    if untried:
+        help.append(f"{', '.join(untried)} were tried only where they were likely to be best")
     help += _other_styles(searches[0])
+    tried = " that were tried" if untried else ""
     return RequirementsConflict.at(
         first.origin.span,
-        f"no values of the holes meet {names}" + (" together" if others else ""),
+        f"no values of the holes{tried} meet {names}" + (" together" if others else ""),
         label="cannot be met" + (" beside the others" if others else ""),
         others=[Label(item.origin.span, "beside this one") for item in others if item.origin.span is not None],
         help=help,

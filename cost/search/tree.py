@@ -112,7 +112,7 @@ class Search:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
         joint = JointMemory(self.state.plan)
         timed = is_timed(self.state.costs.objective)
-        if self.first_feasible or not timed or not joint.holes.apply or installed() is None:
+        if not timed or not joint.holes.apply or installed() is None:
             return None
         self.state.found.joint = joint.answers
         return joint
@@ -133,7 +133,7 @@ class Search:
         except KeyboardInterrupt:
             found.status = "interrupted"
         if found.status == "optimal" and found.best is None:
-            found.status = "infeasible"
+            found.status, found.untried = "infeasible", self.nodes.least_untried(math.inf) < math.inf
         stopped = found.status in ("time_limit", "interrupted")
         if stopped:
             self.nodes.raise_least(self.state.best_cost)
@@ -160,8 +160,6 @@ class Search:
         self.nodes.push(nothing, root, -math.inf)
         if self.state.found.total >= _MANY:
             LocalSearch(self, Neighbours(self.state)).run()
-            if self.first_feasible and self.state.found.best is not None:
-                return
             self._begin_baselines()
         batch: list[Node] = []
         waiting: list[Node] = []
@@ -169,6 +167,8 @@ class Search:
         try:
             while True:
                 self.state.in_time()
+                if self.first_feasible and self.state.found.best is not None:
+                    return
                 if self.nodes.heap and self.nodes.heap[0][0] < self.state.limit and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
@@ -184,8 +184,6 @@ class Search:
                 elif batch:
                     self._evaluate(batch)
                     self.nodes.reopen(waiting)
-                    if self.first_feasible and self.state.found.best is not None:
-                        return
                 elif self._probing.running:
                     self._probing.observe()
                 elif not (self._verified() or self._is_probed() or self.jointly() or self._bounded_by_others()):

@@ -14,8 +14,8 @@ from legoai.specs.directives.loss import Loss
 from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.directives.offload import Offload
 
-_FEWEST_BLOCKS: Final = 6
-"""Least number of blocks: fewer cannot be distinguished in a trace."""
+_FEWEST_BLOCKS: Final = 2
+"""Least number of blocks that can be treated differently."""
 
 Kind: TypeAlias = int
 """0 for the treatment of `checkpoint`, 1 for that of `fsdp`, 2 for offloading."""
@@ -99,6 +99,10 @@ class MemoryHoles:
             return []
         known = self.plan.holes[hole]
         return [index for index in range(known.listed) if known.choices[index].startswith(_MADE_OF[kind])]
+
+    def first(self, group: Choices) -> Choices:
+        """The candidate with the first listed value of each of the three holes."""
+        return self.chosen(group, Values(*(next(iter(self.listed(kind)), None) for kind in (0, 1, 2))))
 
     def around(self, own: Values) -> Iterator[Values]:
         """Yield the values that differ in at most one hole."""

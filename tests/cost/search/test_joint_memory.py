@@ -11,6 +11,7 @@ import pytest
 
 from legoai.cost.search import mixtures, tree
 from legoai.cost.search.evaluator import Figures, Outcome
+from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.objective import objective_of
@@ -45,6 +46,9 @@ STATE, COPIES = 10, 6.0
 """GiB of optimizer state, and seconds to copy them."""
 
 
+DISTINCT = 6
+"""Blocks that can be distinguished where they are simulated, at least."""
+
 OFFLOADED, COPIED = 0.25, 0.4
 """Share of what a block keeps that stays where activations are offloaded, and seconds for each GiB of it."""
 
@@ -67,7 +71,7 @@ def step(
     seconds += COPIED * kept * copied
     peak = max(turn, inside[-1])
     points = MemoryPoints(
-        blocks=len(blocks) if len(set(blocks)) == 1 and not offloaded else 0,  # as it is simulated
+        blocks=len(blocks) if len(set(blocks)) == 1 and not offloaded and len(blocks) >= DISTINCT else 0,
         peak=GIB * peak,
         released=GIB * (held[-1] - stays[-1]),
         inside=GIB * inside[-1],
@@ -91,7 +95,7 @@ class Formula:
     def figures(self, analysis: Analysis) -> Figures:
         rules, units = recomputed_modules(analysis), fsdp_units(analysis)
         blocks = []
-        for place in range(BLOCKS):
+        for place in range(len(analysis.manifest.block_lists[0])):
             rule, unit = rules.get(f"layers.{place}"), units.get(f"layers.{place}")
             treatment = "none" if rule is None else value_text(rule.treatment, Checkpoint.treatments)
             blocks.append((treatment, "after_forward" if unit is None else unit.reshard))
@@ -119,13 +123,14 @@ def brute_force(
     activations: Sequence[bool] = (False,),
     units: Sequence[str] = tuple(UNITS),
     optimizer: Sequence[bool] = (False, True),
+    blocks: int = BLOCKS,
 ) -> float:
     """Least seconds of all that a plan can write."""
 
     def rules(known: Sequence[str]) -> Iterator[list[str]]:
-        yield from ([one] * BLOCKS for one in known)
+        yield from ([one] * blocks for one in known)
         for first, others in itertools.permutations(known, 2):
-            yield from ([first] * some + [others] * (BLOCKS - some) for some in range(1, BLOCKS))
+            yield from ([first] * some + [others] * (blocks - some) for some in range(1, blocks))
 
     least = float("inf")
     treatments = [one for one in KEPT if not one.startswith("every")]
@@ -165,6 +170,63 @@ def test_activation_offload_is_a_joint_choice(room: int, copied: str):
         hole.what: hole.choices[index or 0] for hole, index in zip(found.plan.holes, found.best.choices, strict=True)
     }
     assert words["offload activations"] == copied
+
+
+ALIKE = TEXT.replace("fsdp on dp_shard { layers.* = auto }", "fsdp blocks on dp_shard").replace(
+    "offload (optimizer = auto)\n", ""
+)
+"""With nothing open but the treatment of blocks."""
+
+
+class Recomputing(Formula):
+    """Figures with the share of recomputation, in seconds of the step without any."""
+
+    def figures(self, analysis: Analysis) -> Figures:
+        figures = super().figures(analysis)
+        share = {"recompute fraction": (figures.step_time - 1000.0) / 1000.0}
+        return replace(figures, metrics={**figures.metrics, **share})
+
+
+def recomputing(lines: str, blocks: int = BLOCKS) -> Solution:
+    linted = lint(f"{ALIKE}{lines}".replace(f"n_layers = {BLOCKS}", f"n_layers = {blocks}"), "t.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return solve(OpenPlan(linted, directory=Path()), Recomputing())
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("other", ["recompute <= 3%", "step_time <= 1030s"])
+def test_divisions_meet_requirements_that_no_listed_value_meets(other: str):
+    """With 91 GiB the listed values take 1033.6 s and more, and the best division 1028.4 s."""
+    found = recomputing(f"require peak_memory <= 91GiB\nrequire {other}\n")
+    assert found.value == pytest.approx(brute_force(91 * GIB, units=["after_forward"], optimizer=[False]))
+    listed = JointMemory(found.plan).holes.are_listed
+    assert not any(item.feasible and listed(item.choices) for item in found.result.evaluated)
+    assert not found.diagnostics
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize(("blocks", "lines"), [(4, ""), (3, ""), (4, "require step_time <= 1016.5s\n")])
+def test_few_blocks_are_divided_by_the_mean_of_their_treatments(blocks: int, lines: str):
+    """They cannot be distinguished in a trace, so that there is no program; the bound covers all divisions."""
+    found = recomputing(f"require peak_memory <= 58GiB\n{lines}", blocks)
+    least = brute_force(58 * GIB, units=["after_forward"], optimizer=[False], blocks=blocks)
+    assert found.value == pytest.approx(least)
+    assert found.best is not None and found.result.bound is not None
+    assert not found.plan.holes[0].choices[found.best.choices[0] or 0].startswith(tuple(KEPT))
+    assert found.result.bound <= least and found.result.status == "bounded"
+    assert found.joint is None
+
+
+@NEEDS_SOLVER
+def test_conflicts_are_those_of_what_was_tried():
+    lines = "require step_time <= 2000s\nrequire peak_memory <= 91GiB\nrequire recompute <= 2.5%\n"
+    found = recomputing(lines)
+    assert found.result.untried
+    [item] = found.diagnostics
+    assert item.message.startswith(
+        "no values of the holes that were tried meet `peak_memory <= …` and `recompute <= …`"
+    )
+    assert any("`first(n, …)`" in line for line in item.help)
 
 
 @NEEDS_SOLVER
@@ -207,7 +269,7 @@ def test_reserved_memory_limit_is_respected():
             "checkpoint { layers.* = auto }", "checkpoint { layers.* = auto in [none, full] }"
         ),
         f"{TEXT}minimize peak_memory\n",
-        TEXT.replace(f"n_layers = {BLOCKS}", "n_layers = 4"),
+        TEXT.replace(f"n_layers = {BLOCKS}", "n_layers = 1"),
     ],
 )  # fmt: skip
 def test_other_holes_search_only_listed_values(text: str):
