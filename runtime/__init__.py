@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legoai.runtime.compiled import compile_layer, overlap_tensor_parallel, wait_for_inputs, wait_for_output
+    from legoai.runtime.compiled import compile_with_hooks, overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import compute_float8_scales, convert_to_float8
     from legoai.runtime.launching.options import RunOptions
@@ -59,7 +59,7 @@ __all__ = [
     "add_losses",
     "chunked_cross_entropy",
     "clip_gradients",
-    "compile_layer",
+    "compile_with_hooks",
     "compute_float8_scales",
     "convert_to_float8",
     "divided",
@@ -102,7 +102,7 @@ _HOMES = {
     "add_losses": "loss",
     "chunked_cross_entropy": "loss",
     "clip_gradients": "optimizer.clip",
-    "compile_layer": "compiled",
+    "compile_with_hooks": "compiled",
     "compute_float8_scales": "float8",
     "convert_to_float8": "float8",
     "divided": "loss",

@@ -1,4 +1,4 @@
-"""Compilation of layers of `torch.nn`, and hooks around compiled modules for the inputs and outputs of their graphs."""
+"""Compilation of modules with their hooks, and hooks around compiled modules for the inputs and outputs of graphs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, wait_tensor
+from legoai.runtime.torch_internals.hooks import take_forward_hooks
 from legoai.runtime.torch_internals.operators import tree_map_only
 from legoai.runtime.torch_internals.settings import (
     enable_async_tp,
@@ -27,23 +28,39 @@ def own_compile_cache(mesh: DeviceMesh) -> AbstractContextManager[None]:
     return tagged_compile_cache(" ".join(str(group.group_name) for group in mesh.get_all_groups()))
 
 
-def compile_layer(layer: nn.Module, **options: Any) -> None:
-    """Compile a layer that may be one of `torch.nn`, as `layer.compile` compiles a module of other authors.
+def compile_with_hooks(module: nn.Module, **options: Any) -> None:
+    """Compile a module's forward and the hooks that it has by now as one function.
 
-    The compiler skips functions of `torch.nn` unless another function calls them (PyTorch 2.13): `layer.compile` would
-    have no effect, or fail under `fullgraph`.
+    `module.compile` leaves hooks out: what is compiled is `Module.__call__` or a layer's forward, functions of
+    `torch.nn`, which the compiler skips unless another function calls them (PyTorch 2.13). The hooks of tensor
+    parallelism would become graphs of their own: no pass would see a collective beside its product, and the tangents
+    between the graphs are whole tensors, for which backward reduces where it could scatter. A layer of `torch.nn` would
+    not be compiled, or fail under `fullgraph`.
 
     Args:
-        layer: whose forward becomes a function that calls its own.
+        module: whose forward becomes a function that calls its own, between its hooks. Hooks that are registered later,
+            as those of FSDP units, stay outside.
         options: of `torch.compile`.
     """
-    forward = layer.forward
+    forward = module.forward
+    before, after = take_forward_hooks(module)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
+        for hook, with_kwargs in before:
+            given = hook(module, args, kwargs) if with_kwargs else hook(module, args)
+            if given is not None and with_kwargs:
+                args, kwargs = given
+            elif given is not None:
+                args = given if isinstance(given, tuple) else (given,)
+        output = forward(*args, **kwargs)
+        for hook, with_kwargs in after:
+            left = hook(module, args, kwargs, output) if with_kwargs else hook(module, args, output)
+            if left is not None:
+                output = left
+        return output
 
-    layer.forward = called
-    layer.compile(**options)
+    module.forward = called
+    module.compile(**options)
 
 
 def wait_for_output(module: nn.Module) -> None:

@@ -10,6 +10,15 @@ from typing import Final
 FILE: Final = "operators.txt"
 """In the catalogue: for each operator of `aten` a line with its name and its overloads, as torch 2.13 has them."""
 
+ATTENTION: Final = (
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._scaled_dot_product_cudnn_attention",
+    "aten._scaled_dot_product_fused_attention_overrideable",
+)
+"""The operators that `attention` stands for: what `scaled_dot_product_attention` calls on one device or another."""
+
 
 @cache
 def keepable_operators() -> Mapping[str, frozenset[str]]:

@@ -210,10 +210,23 @@ class Graph:
         return runner
 
     def _compile_part(self, graph: torch.fx.GraphModule, _: Any, *, is_backward: bool) -> Runner:
+        _keep_strides(graph, None if is_backward else self.call.constants.count(_COMPUTED))
         return self.compile(graph, is_backward=is_backward)
 
     def _run_kernels(self, planned: Schedule, args: list[Any]) -> list[Any]:
         return _Run(self.capture, planned, args, replayed=self.options.replayed).take()
+
+
+def _keep_strides(graph: torch.fx.GraphModule, number: int | None) -> None:
+    """Mark outputs, of all or of a number of first ones, whose strides inductor's passes may not change.
+
+    In a run inductor does so itself: the other outputs of forward are saved for backward.
+    """
+    *_, output = graph.graph.nodes
+    values = [item.meta.get("val") if isinstance(item, torch.fx.Node) else None for item in output.args[0]]
+    strides = [value.stride() if isinstance(value, torch.Tensor) else None for value in values]
+    output.meta["original_output_strides"] = strides
+    output.meta["user_visible_output_idxs"] = [index for index, held in enumerate(strides[:number]) if held is not None]
 
 
 def _copies(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 from legoai.cost.compilation.async_tp import symmetric_memory
 from legoai.cost.compilation.graphs import Call, Graph, Options, is_of_unit
@@ -323,7 +323,10 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
 
 def _identity(value: Any, depth: int = 0) -> Any:
     """Return the identity of a value for the module that holds it; for objects that is their class."""
-    if isinstance(value, bool | int | float | str | type | torch.dtype | types.BuiltinFunctionType | OpOverload | None):
+    if isinstance(
+        value,
+        bool | int | float | str | type | torch.dtype | types.BuiltinFunctionType | OpOverload | Placement | None,
+    ):
         return value
     if depth > 8:  # functions may reference each other
         return type(value)

@@ -8,11 +8,13 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
+from legoai.dsl.analysis.parallelism.async_tp import split_by_async_tp
 from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.graph_breaks import hooked_modules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.mesh import devices_per_host, legal_divisors
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
 
@@ -223,7 +225,8 @@ class CheckpointInsideCompiled(Check):
 class AsyncTensorParallel(Check):
     """Asynchronous tensor parallelism without its prerequisites.
 
-    It is a pass of inductor over tensor-parallel graphs, on devices whose peers share symmetric memory: `tp`
+    It is a pass of inductor over tensor-parallel graphs, which splits products beside a gather or scatter along the
+    sequence: both lie inside of one compiled module, whose own style counts too. Peers share symmetric memory: `tp`
     stays inside of a host.
 
     ## Example
@@ -263,14 +266,17 @@ class AsyncTensorParallel(Check):
                 place, f"`async_tp` needs symmetric memory, which `{device.name}` lacks", label="not on this device",
                 others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
             )  # fmt: skip
-        per_host = plan.cluster.devices or (device.devices_per_host if device is not None else None)
-        if per_host is not None and plan.mesh.tp > per_host:
+        per_host, hosts = devices_per_host(analysis), plan.cluster.hosts
+        if per_host is not None and (plan.mesh.tp > per_host or (hosts > 1 and per_host % plan.mesh.tp)):
             yield self.at(
-                place, f"`async_tp` needs symmetric memory, and `tp` = {plan.mesh.tp} is more than a host's {per_host}",
+                place,
+                f"`async_tp` needs symmetric memory, and groups of `tp` = {plan.mesh.tp} reach over hosts of "
+                f"{per_host} devices",
                 label="only inside of a host",
                 others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
-                help=[f"`tp` of at most {per_host} stays inside of a host"], fix=fix,
-            )  # fmt: skip
+                help=[f"sizes of `tp` that stay inside a host are {legal_divisors(per_host)}"],
+                fix=fix,
+            )
         layouts = analysis.layouts
         if layouts is not None and not layouts.cuts_sequence:
             shard = plan.shard_on("tp")
@@ -287,6 +293,15 @@ class AsyncTensorParallel(Check):
                 place, "`async_tp` has no effect: no module is compiled by inductor", label="a pass of inductor",
                 help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"], fix=fix,
             )  # fmt: skip
+        elif layouts is not None and layouts.cuts_sequence and not any(split_by_async_tp(analysis)):
+            yield self.at(
+                place,
+                "`async_tp` has no effect: no module that inductor compiles holds a gather or scatter along the "
+                "sequence beside a product",
+                label="finds no pair",
+                help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"],
+                fix=fix,
+            )
 
 
 class CudaGraphsOnCpu(Check):

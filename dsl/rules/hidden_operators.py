@@ -14,6 +14,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.operators import ATTENTION
 
 
 class HiddenOperators(Check):
@@ -72,7 +73,8 @@ def _met(compiled: Mapping[str, PathRule[Any]], path: str, rule: PathRule[Any]) 
 class CompiledAttention(Check):
     """Attention that is recomputed by itself in a module that is compiled under tensor parallelism.
 
-    torch can then recompute attention only with the whole module (PyTorch 2.13): `selective` has to keep it.
+    torch can then recompute attention only with the whole module (PyTorch 2.13): `selective` has to keep it, by the
+    word `attention` or by the name of its operator.
 
     ## Example
     ```
@@ -101,7 +103,11 @@ class CompiledAttention(Check):
         compiled = compiled_modules(analysis)
         for rule, paths in grouped(recomputed_modules(analysis).items()):
             path = next((path for path in paths if path in compiled), None)
-            if path is None or not isinstance(rule.treatment, Selective) or "attention" in rule.treatment.keep:
+            if (
+                path is None
+                or not isinstance(rule.treatment, Selective)
+                or any(map(_is_attention, rule.treatment.keep))
+            ):
                 continue
             assert rule.path_origin.span is not None
             yield self.at(
@@ -112,6 +118,11 @@ class CompiledAttention(Check):
                 others=_compiles(compiled, path),
                 help=["add `attention` to what is kept", "or write `full`"],
             )
+
+
+def _is_attention(kept: str) -> bool:
+    """Whether what is kept is the word for attention, or the name of an operator or overload that it stands for."""
+    return kept == "attention" or any(kept == name or kept.startswith(f"{name}.") for name in ATTENTION)
 
 
 def _compiles(compiled: Mapping[str, PathRule[Any]], path: str) -> list[Label]:

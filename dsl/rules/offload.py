@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.comm import ByBytes
@@ -15,6 +16,9 @@ _FIELDS = ("optimizer", "parameters", "activations")
 
 class OffloadOnCpu(Check):
     """Offloading from a device that is the host.
+
+    It frees no memory. Under `backend = graph` activations and optimizer state are copied nonetheless, which takes
+    memory and time.
 
     ## Example
     ```
@@ -38,14 +42,20 @@ class OffloadOnCpu(Check):
         if offload is None or device is None or device.kind != "cpu":
             return
         for field in _FIELDS:
-            if getattr(offload, field) != "none":
-                yield self.at(
-                    analysis.place(offload, field),
-                    f"offloading {field} has no effect: the memory of `{device.name}` is the host's",
-                    label="has no effect",
-                    others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
-                    fix=replacement(offload, field, "none"),
-                )
+            if getattr(offload, field) == "none":
+                continue
+            what = f"offloading {field}"
+            host = f"the memory of `{device.name}` is the host's"
+            copied = field != "parameters" and is_traced(analysis)
+            yield self.at(
+                analysis.place(offload, field),
+                f"{what} frees nothing: {host}, and `backend = graph` copies them there, which takes memory and time"
+                if copied
+                else f"{what} has no effect: {host}",
+                label="copied within the host" if copied else "has no effect",
+                others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
+                fix=replacement(offload, field, "none"),
+            )
 
 
 class ParametersWithoutUnits(Check):

@@ -15,7 +15,7 @@ from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.graph import is_traced
-from legoai.dsl.analysis.parallelism.shard import shard_on_tp
+from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
@@ -24,7 +24,6 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
-from legoai.specs.models.manifest import ModuleInfo
 
 Rules = Mapping[str, PathRule[Any]]
 
@@ -100,14 +99,16 @@ def _is_selective(rule: PathRule[Any] | None) -> bool:
 def _calls(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
     """The calls of `compile`, in loops over blocks."""
     made = {path: Compiled(_options(rule), rule_note(rule)) for path, rule in compiled.items()}
-    if any(_is_layer(lowering.manifest.modules[path]) for path in made):
-        draft.imports.name("legoai.runtime", "compile_layer")
+    if any(_has_hooks(lowering, path) for path in made):
+        draft.imports.name("legoai.runtime", "compile_with_hooks")
     return [item for group in lowering.groups(made) for item in _compile(lowering, group)]
 
 
-def _is_layer(module: ModuleInfo) -> bool:
-    """Whether a module may be one of `torch.nn`, whose functions the compiler skips."""
-    return module.kind == "container" or (not module.children and module.kind != "experts")
+def _has_hooks(lowering: Lowering, path: str) -> bool:
+    """Whether `module.compile` would leave parts of a module out: hooks of its style, or a forward of `torch.nn`."""
+    module = lowering.manifest.modules[path]
+    is_layer = module.kind == "container" or (not module.children and module.kind != "experts")
+    return is_layer or path in tensor_parallel(lowering.analysis).styles
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: boo
         options = dict(compiled.options)
         if of_regions:
             value = call("compile_module", module, **options)
-        elif _is_layer(lowering.manifest.modules[path]):
-            value = call("compile_layer", module, **options)
+        elif _has_hooks(lowering, path):
+            value = call("compile_with_hooks", module, **options)
         else:
             value = call(f"{module}.compile", **options)
         line = Line(value, "", compiled.note)

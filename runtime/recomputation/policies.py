@@ -15,6 +15,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket
 from legoai.specs.models.random_operators import is_random
+from legoai.specs.operators import ATTENTION
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """Context managers of `torch.utils.checkpoint.checkpoint(context_fn=…)`, for forward and for recomputation."""
@@ -35,13 +36,6 @@ class Tracing(Protocol):
 
 _TRACING: Final[ContextVar[Tracing | None]] = ContextVar("_TRACING", default=None)
 
-_ATTENTION: Final = (
-    "aten._scaled_dot_product_flash_attention",
-    "aten._scaled_dot_product_flash_attention_for_cpu",
-    "aten._scaled_dot_product_efficient_attention",
-    "aten._scaled_dot_product_cudnn_attention",
-    "aten._scaled_dot_product_fused_attention_overrideable",
-)
 _MATMUL: Final = (
     "aten.mm",
     "aten.addmm",
@@ -139,7 +133,7 @@ def _resolve(names: Iterable[str]) -> tuple[frozenset[OpOverload], frozenset[OpO
     alternate: frozenset[OpOverload] = frozenset()
     for name in names:
         if name == "attention":
-            kept.update(_operators_of(_ATTENTION))
+            kept.update(_operators_of(ATTENTION))
         elif name == "matmul":
             kept.update(_operators_of(_MATMUL))
         elif name == "alternate_matmul":

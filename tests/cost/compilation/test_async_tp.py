@@ -25,18 +25,19 @@ cluster h100_sxm(devices = 4)
 batch (global = 2, micro = 2, seq_len = 4096)
 mesh (tp = 4)
 SHARDSprecision (param = bf16, master = bf16)
-compile (async_tp = ASYNC) { layers.* = inductor }
+compile (async_tp = ASYNC) { COMPILED = inductor }
 optimizer adamw(lr = 3e-4)
 """
 
 
-def estimated(asynchronous: str, folder: Path) -> tuple[Trace, float, MemoryUse, bool]:
+def estimated(asynchronous: str, folder: Path, compiled: str = "layers.*") -> tuple[Trace, float, MemoryUse, bool]:
     """The trace, the exposed seconds on `tp`, the memory, and whether later programs would compile so too."""
     import legoai
     from legoai.cost.capture import capture
 
     path = folder / "pieces.plan"
-    path.write_text(PLAN.replace("SHARDS", SEQUENCE_PARALLEL).replace("ASYNC", asynchronous), encoding="utf-8")
+    text = PLAN.replace("SHARDS", SEQUENCE_PARALLEL).replace("ASYNC", asynchronous).replace("COMPILED", compiled)
+    path.write_text(text, encoding="utf-8")
     trace = capture(legoai.lower(path).text, world=RANKS, gpu=device("h100_sxm"))
     left = sys.modules["torch._inductor.config"]._micro_pipeline_tp
     found = legoai.estimate(path)
@@ -46,6 +47,12 @@ def estimated(asynchronous: str, folder: Path) -> tuple[Trace, float, MemoryUse,
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Trace, float, MemoryUse, bool]]:
     return [in_the_simulator(estimated, word, tmp_path_factory.mktemp("pieces")) for word in ("true", "false")]
+
+
+def test_layer_of_the_logits_leaves_them_as_the_loss_takes_them(tmp_path):
+    """A split product writes the sequence first, and what leaves a module has the strides that it has without."""
+    found = in_the_simulator(estimated, "true", tmp_path, "output")[0]
+    assert communicated(found, in_layers=False)["peer_copy"]
 
 
 def products(trace: Trace) -> list[Kernel]:

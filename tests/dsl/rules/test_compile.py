@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message, place
+from support.rule_plans import BASE, codes, diagnostics, message, place
 
 TENSOR_PARALLEL = """
 mesh (dp_shard = 4, tp = 2)
@@ -102,7 +102,42 @@ def test_async_tensor_parallelism_needs_ranks_styles_symmetric_memory_and_induct
     )
     two_hosts = "cluster h100_sxm(hosts = 2, devices = 4, fabric = infiniband_ndr)\n"
     wide = TENSOR_PARALLEL.replace("dp_shard = 4, tp = 2", "tp = 8")
-    assert "`tp` = 8 is more than a host's 4" in message(two_hosts + wide + blocks, "LP626")
+    assert "`tp` = 8 reach over hosts of 4 devices" in message(two_hosts + wide + blocks, "LP626")
+
+
+@pytest.mark.parametrize(("tp", "hosts", "crosses"), [(3, 3, True), (6, 3, True), (4, 3, False), (3, 1, False)])
+def test_groups_of_async_tp_do_not_reach_over_hosts(tp: int, hosts: int, crosses: bool) -> None:
+    text = f"""cluster h100_sxm(hosts = {hosts}, devices = {8 if hosts > 1 else 3}, fabric = infiniband_ndr)
+mesh (dp_shard = {8 * hosts // tp if hosts > 1 else 1}, tp = {tp})
+shard standard on tp (sequence)
+compile (async_tp = true) {{ layers.* = inductor }}"""
+    base = BASE.replace('"tiny"', '"tiny", dim = 384, n_heads = 12, n_kv_heads = 12, hidden_dim = 768')
+    found = [item.message for item in diagnostics(text, base=base) if item.code == "LP626"]
+    assert [f"groups of `tp` = {tp} reach over hosts of 8 devices" in item for item in found] == [True] * crosses
+
+
+@pytest.mark.parametrize(
+    ("compiled", "has_effect"),
+    [
+        ("layers.* = inductor", True),
+        ("layers.*.feed_forward = inductor", True),
+        ("layers.*.feed_forward.w2 = inductor", True),
+        ("output = inductor", True),
+        ("layers.*.feed_forward.w1 = inductor", False),
+        ("layers.*.attention.{wq, wk, wv} = inductor", False),
+        ("norm = inductor", False),
+        ("tok_embeddings = inductor", False),
+        ("layers.* = aot_eager, norm = inductor", False),
+    ],
+)
+def test_async_tp_needs_a_collective_beside_a_product(compiled: str, has_effect: bool) -> None:
+    text = "mesh (dp_shard = 4, tp = 2)\nshard standard on tp (sequence)\n"
+    found = [
+        item.message
+        for item in diagnostics(f"{text}compile (async_tp = true) {{ {compiled} }}")
+        if item.code == "LP626"
+    ]
+    assert ["beside a product" in item for item in found] == [True] * (not has_effect)
 
 
 def test_cuda_graphs_on_a_cpu_are_reported() -> None:

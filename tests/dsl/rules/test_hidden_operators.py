@@ -38,7 +38,15 @@ def test_message_names_the_first_module_with_compiled_operators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "found"), [("[matmul]", True), ("[attention, matmul]", False), ("[attention]", False)]
+    ("keep", "found"),
+    [
+        ("[matmul]", True),
+        ("[attention, matmul]", False),
+        ("[attention]", False),
+        ('["aten._scaled_dot_product_flash_attention", matmul]', False),
+        ('["aten._scaled_dot_product_cudnn_attention.default"]', False),
+        ('["aten._scaled_dot_product_flash_attention_backward"]', True),
+    ],
 )
 def test_compiled_tensor_parallel_attention_is_saved(keep: str, found: bool) -> None:
     text = f"compile {{ layers.* = inductor }}\ncheckpoint {{ layers.* = selective({keep}) }}"

@@ -14,6 +14,19 @@ def test_offloading_on_a_cpu_is_reported() -> None:
     assert "LP671" not in codes("offload (activations = all)")
 
 
+@pytest.mark.parametrize(
+    ("backend", "option", "said"),
+    [
+        ("eager", "activations = all", "has no effect"),
+        ("graph", "activations = all", "`backend = graph` copies them"),
+        ("graph", "parameters = all", "has no effect"),
+    ],
+)
+def test_copies_of_the_graph_backend_on_a_cpu_are_called_so(backend: str, option: str, said: str) -> None:
+    text = f"cluster cpu(devices = 8)\n{FSDP.format(backend)}offload ({option})"
+    assert said in message(text, "LP671")
+
+
 def test_parameter_offload_requires_fsdp_units() -> None:
     assert "LP672" in codes("offload (parameters = all)")
     assert "LP672" not in codes(FSDP.format("eager") + "offload (parameters = all)")

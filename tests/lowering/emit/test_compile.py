@@ -26,6 +26,9 @@ MORE_PLANS = {
     "fully sharded": f"{SHARDED}{BLOCKS}checkpoint {{ layers.* = selective([matmul]) }}",
     "the whole model": f"{TENSOR}compile {{ root = aot_eager }}",
     "the whole model around units": f"{SHARDED}compile {{ root = aot_eager(fullgraph = false) }}",
+    "modules with hooks, some kept and some recomputed": f"""{BOTH}
+compile {{ layers.*.{{attention, feed_forward}} = aot_eager, tok_embeddings = aot_eager, output = aot_eager }}
+checkpoint {{ layers.*.feed_forward = full, layers.*.attention = selective([attention, matmul]) }}""",
     "some blocks eager": f"{BOTH}compile {{ layers.* = aot_eager, layers.{{1, 2}} = none }}",
     "inductor": f"{BOTH}compile {{ layers.* = inductor }}",
 }
@@ -64,6 +67,16 @@ def test_layers_of_torch_are_compiled(gloo, data):
     [compiled] = gloo(1)(compiled_frames, text_of(f"{PLAIN_DOUBLE}compile {{ {layers} }}"), data)
     assert_close(compiled["result"], eager, TOLERANCE)
     assert compiled["graphs"] >= 2
+
+
+def test_hooks_of_styles_are_in_the_graphs_of_their_modules(gloo, data, alone):
+    """A vocabulary-parallel embedding fails if its result leaves one graph for another before it is reduced."""
+    plan = (
+        f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{PLAIN_DOUBLE}compile {{ tok_embeddings = aot_eager, output = aot_eager }}"
+    )
+    for found in gloo(2)(compiled_frames, text_of(plan, HEAD.replace("devices = 4", "devices = 2")), data):
+        assert_close(found["result"], alone, TOLERANCE)
+        assert found["graphs"] == 2
 
 
 def compiled_frames(text: str, data: str) -> dict:
