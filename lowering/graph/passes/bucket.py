@@ -70,8 +70,9 @@ def _fill_at_once(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
     found[at].meta = dict(filling.meta)
     filling.replace_all_uses_with(found[at])
     graph.graph.erase_node(filling)
-    for node in (*given, *casts):
-        if node not in sources and not node.users and node in graph.graph.nodes:
+    kept = set(sources)
+    for node in dict.fromkeys((*given, *casts)):
+        if node not in kept and not node.users:
             graph.graph.erase_node(node)
     return found
 

@@ -69,11 +69,12 @@ def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:
     """Return the all-gathers of forward and those after it, each in the order of their waits."""
     forward: list[Collective] = []
     backward: list[Collective] = []
+    order = in_order(graph)
     for wait in graph.graph.nodes:
         if wait.target is WAIT and wait.args[0].target in GATHERS and graph.of_unit(wait.args[0]):
             place = place_of(wait)
             assert place is not None, "a node that was traced"
-            start = _before(wait.args[0], in_order(graph))
+            start = _before(wait.args[0], order)
             (forward if place.phase == "forward" else backward).append(Collective(start, (wait,)))
     return forward, backward
 

@@ -13,7 +13,7 @@ forward gathered, and backward gathers those parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -29,21 +29,21 @@ from legoai.lowering.graph.step.values import shows
 def reshard_after_forward(graph: StepGraph) -> None:
     """Gather the parameters of units that reshard after forward again for backward."""
     wanted = {name: unit.among for unit in graph.units if unit.reshard_after_forward for name in unit.parameters}
+    place = in_order(graph)  # of nodes that are there now: what is inserted for one parameter is not read by another
     for unshard in list(unshards(graph)):
         if unshard.parameter in wanted:
-            _gather_again(graph, unshard, wanted[unshard.parameter])
+            _gather_again(graph, unshard, wanted[unshard.parameter], place)
 
 
-def _gather_again(graph: StepGraph, unshard: Unshard, among: Among | None) -> None:
+def _gather_again(graph: StepGraph, unshard: Unshard, among: Among | None, place: Mapping[fx.Node, int]) -> None:
     shown, readers = _seen_in_forward(unshard.wait)
     if not readers:
         return
-    place = in_order(graph)
     first = min(readers, key=place.__getitem__)
     again: dict[fx.Node, fx.Node] = {}
     copied_from: tuple[fx.Node, ...] = unshard.chain
     if among is not None:
-        part = _part(graph, unshard.wait, shown, among)
+        part = _part(graph, unshard.wait, shown, among, place)
         gather, copied_from = _gather_part(graph, part, unshard, among, before=first), (unshard.wait,)
         again[unshard.gather] = gather
     with graph.graph.inserting_before(first):
@@ -60,9 +60,10 @@ def _gather_again(graph: StepGraph, unshard: Unshard, among: Among | None) -> No
         _erase_unread(graph, node)
 
 
-def _part(graph: StepGraph, wait: fx.Node, shown: Sequence[fx.Node], among: Among) -> fx.Node:
+def _part(
+    graph: StepGraph, wait: fx.Node, shown: Sequence[fx.Node], among: Among, order: Mapping[fx.Node, int]
+) -> fx.Node:
     """Copy this rank's part out of a gathered parameter, after its last reader in forward."""
-    order = in_order(graph)
     users = (user for node in (wait, *shown) for user in node.users)
     read = [user for user in users if (place := place_of(user)) is not None and place.phase == "forward"]
     last = max([wait, *read], key=order.__getitem__)
