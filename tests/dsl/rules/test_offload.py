@@ -23,7 +23,7 @@ def test_offloading_on_a_cpu_is_reported() -> None:
     ],
 )
 def test_copies_of_the_graph_backend_on_a_cpu_are_called_so(backend: str, option: str, said: str) -> None:
-    text = f"cluster cpu(devices = 4)\nmesh (dp_shard = 4)\n{FSDP.format(backend)}offload ({option})"
+    text = f"cluster cpu(devices = 8)\n{FSDP.format(backend)}offload ({option})"
     assert said in message(text, "LP671")
 
 
