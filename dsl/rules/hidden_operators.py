@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -100,14 +100,12 @@ class CompiledAttention(Check):
         plan = analysis.plan
         if plan.mesh.tp == 1 or plan.shard_on("tp") is None or is_traced(analysis):
             return
-        compiled = compiled_modules(analysis)
+        compiled, operators = compiled_modules(analysis), _attention_operators(analysis)
         for rule, paths in grouped(recomputed_modules(analysis).items()):
             path = next((path for path in paths if path in compiled), None)
-            if (
-                path is None
-                or not isinstance(rule.treatment, Selective)
-                or any(map(_is_attention, rule.treatment.keep))
-            ):
+            if path is None or not isinstance(rule.treatment, Selective):
+                continue
+            if any(_is_attention(kept, operators) for kept in rule.treatment.keep):
                 continue
             assert rule.path_origin.span is not None
             yield self.at(
@@ -120,9 +118,15 @@ class CompiledAttention(Check):
             )
 
 
-def _is_attention(kept: str) -> bool:
-    """Whether what is kept is the word for attention, or the name of an operator or overload that it stands for."""
-    return kept == "attention" or any(kept == name or kept.startswith(f"{name}.") for name in ATTENTION)
+def _attention_operators(analysis: Analysis) -> list[str]:
+    """The operators of attention on the plan's device; all where that is not known."""
+    device = analysis.device
+    return [name for name in ATTENTION if device is None or name.endswith("_for_cpu") == (device.kind == "cpu")]
+
+
+def _is_attention(kept: str, operators: Iterable[str]) -> bool:
+    """Whether what is kept is the word for attention, or the name of one of its operators or their overloads."""
+    return kept == "attention" or any(kept == name or kept.startswith(f"{name}.") for name in operators)
 
 
 def _compiles(compiled: Mapping[str, PathRule[Any]], path: str) -> list[Label]:

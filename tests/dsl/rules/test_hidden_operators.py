@@ -46,6 +46,7 @@ def test_message_names_the_first_module_with_compiled_operators() -> None:
         ('["aten._scaled_dot_product_flash_attention", matmul]', False),
         ('["aten._scaled_dot_product_cudnn_attention.default"]', False),
         ('["aten._scaled_dot_product_flash_attention_backward"]', True),
+        ('["aten._scaled_dot_product_flash_attention_for_cpu"]', True),
     ],
 )
 def test_compiled_tensor_parallel_attention_is_saved(keep: str, found: bool) -> None:
