@@ -33,7 +33,7 @@ def formatted(text: str) -> str:
 
 
 @given(some.plans)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 def test_printing_and_parsing_round_trip(plan: tree.PlanFile):
     text = format_plan(plan)
     parsed = parse(text, "t.plan")
@@ -52,7 +52,7 @@ def test_line_too_long_by_its_opening_brace_is_broken():
 
 
 @given(some.plans, st.randoms(use_true_random=False))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance: random.Random):
     """Every line of a plan may have a trailing comment, and a comment or a blank line before it."""
     lines = []
@@ -74,7 +74,7 @@ def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance:
 
 
 @given(some.texts)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_any_text_is_formatted_or_gives_diagnostics(text: str):
     result = format_text(text, "t.plan")
     assert (result.text is None) == bool(result.diagnostics)

@@ -228,7 +228,7 @@ class TestSpans:
                 assert same(domain, node)
 
     @given(some.texts)
-    @settings(max_examples=200)
+    @settings(max_examples=120)
     def test_lines_and_columns_count_from_one_and_agree_with_offsets(self, text: str):
         parsed = parse(text, "t.plan")
         for node in every_node(parsed):
