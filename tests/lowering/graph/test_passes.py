@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import random
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -432,34 +431,3 @@ def test_timed_prefetch_spans_buckets_within_the_memory_limit():
     assert free == "0 1 12 12 12 15 12 5 8 21 21 14 12 1 12 1 12 1 1 0"
     assert bound == "0 1 12 12 12 15 12 5 8 21 21 14 12 1 0 1 0 1 1 0"
     assert int(low) <= int(*before) < int(high)
-
-
-def walks(text: str) -> dict[str, int]:
-    """How often each pass has walked the graph's nodes, without torch's own functions."""
-    from torch.fx.graph import _node_list as nodes
-
-    number, walk = 0, nodes.__iter__
-
-    def counted(self: object) -> object:
-        nonlocal number
-        number += sys._getframe(1).f_globals["__name__"].startswith("legoai.lowering")
-        return walk(self)
-
-    def taken(_: object) -> int:
-        nonlocal number
-        found, number = number, 0
-        return found
-
-    nodes.__iter__ = counted
-    try:
-        return after_each_pass(text, taken)
-    finally:
-        nodes.__iter__ = walk
-
-
-def test_number_of_walks_does_not_grow_with_the_graph():
-    few, more = (
-        in_the_simulator(walks, lowered(HEAD.replace('"tiny"', f'"tiny", n_layers = {number}') + BODY).text)
-        for number in (1, 2)
-    )
-    assert few == more
