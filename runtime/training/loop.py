@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -42,13 +44,17 @@ from legoai.runtime.training.step import take_step
 from legoai.runtime.training.training import Notice, StepResult, Training
 from legoai.runtime.training.validation import validation_loss
 
+KEPT_RECORDS: Final = 100_000
+"""Steps of which a run keeps the records: some 40 MB on each rank. The metrics' file has all of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """Result of a run.
 
     Attributes:
-        steps: a record per step of this run, the same losses and norms on every rank.
+        steps: a record per step of this run, of a long one the last :data:`KEPT_RECORDS`, the same losses and norms on
+            every rank.
         validations: (step, loss) of each validation.
         training: the objects as the last step left them.
         resumed_from: the step that this run continued from; 0 for a new one.
@@ -90,7 +96,7 @@ class TrainingLoop:
         self.stream = self._stream(validation=False)
         if options.evaluate_every:
             self._stream(validation=True)  # raises where the data have too few samples for it
-        self.records: list[StepRecord] = []
+        self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self.validations: list[tuple[int, float]] = []
         self.checkpoints = (
             Checkpoints(options.out / "checkpoints", keep=options.keep) if options.out is not None else None

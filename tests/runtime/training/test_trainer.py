@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
+from legoai.runtime.training import loop
 from legoai.runtime.training.batches import Batches
 from support import corpus, programs
 
@@ -310,6 +311,18 @@ def test_deterministic_mode_refuses_nondeterministic_kernels(gloo, data):
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
         gloo(1)(fit_with_an_undeterministic_kernel, data, True)
     gloo(1)(fit_with_an_undeterministic_kernel, data, False)
+
+
+def fit_keeping_two_records(data: str, out: Path) -> tuple[list[int], int]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "KEPT_RECORDS", 2)
+        history = programs.trainer().fit(RunOptions(device="cpu", log_every=0, steps=STEPS, data=data, out=out))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [record.step for record in history.steps], sum(line["event"] == "step" for line in lines)
+
+
+def test_a_long_run_keeps_its_last_records(gloo, data, tmp_path):
+    assert gloo(1)(fit_keeping_two_records, data, tmp_path) == [([3, 4], STEPS)]
 
 
 def world() -> int:
