@@ -13,6 +13,7 @@ from support.command_line import (
     here,  # noqa: F401
     started,
 )
+from support.marks import some_slow
 
 
 def read_behind(path: Path) -> tuple[threading.Thread, list[str]]:
@@ -43,7 +44,7 @@ def test_output_to_a_full_device_fails_and_leaves_it(capsys: pytest.CaptureFixtu
     assert stat.S_ISCHR(Path("full").stat().st_mode)
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+@pytest.mark.parametrize("name", some_slow(["/dev/stdout", "/dev/fd/1"], "/dev/fd/1"))
 def test_output_to_a_descriptor_follows_what_is_written_to_it(name: str):
     program = started("lower", "good.plan").stdout
     with Path("log").open("w", encoding="utf-8") as log:

@@ -151,6 +151,7 @@ def test_program_of_another_plan_is_refused(capsys: pytest.CaptureFixture[str]):
     assert status == 2 and "too large to be run here" in err
 
 
+@pytest.mark.slow
 def test_edited_program_of_a_small_plan_is_verified(capsys: pytest.CaptureFixture[str]):
     small = SHARDED.replace("seq_len = 64", "seq_len = 16").replace("global = 16, micro = 4", "global = 4, micro = 2")
     Path("a.plan").write_text(small, encoding="utf-8")
@@ -161,7 +162,12 @@ def test_edited_program_of_a_small_plan_is_verified(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    "mistake", [("cosine", "linear"), ("steps=40", "steps=4"), ("training.scheduler.step()", "pass")]
+    "mistake",
+    [
+        ("cosine", "linear"),
+        pytest.param(("steps=40", "steps=4"), marks=pytest.mark.slow),
+        pytest.param(("training.scheduler.step()", "pass"), marks=pytest.mark.slow),
+    ],
 )
 def test_another_schedule_is_found_beyond_the_trained_steps(
     mistake: tuple[str, str], capsys: pytest.CaptureFixture[str]

@@ -63,9 +63,9 @@ def test_autotuned_products_have_library_cost_and_a_stated_assumption():
     [
         (UNITS, "layers.*", "h100_sxm"),
         (UNITS, "layers.*.feed_forward", "h100_sxm"),
-        ("fsdp on dp_shard { root = unit }", "norm", "h100_sxm"),
+        pytest.param("fsdp on dp_shard { root = unit }", "norm", "h100_sxm", marks=pytest.mark.slow),
         (UNITS, "norm", "cpu"),
-        (REPLICAS, "layers.*.feed_forward", "h100_sxm"),
+        pytest.param(REPLICAS, "layers.*.feed_forward", "h100_sxm", marks=pytest.mark.slow),
     ],
 )
 def test_lint_warns_of_unsimulated_cuda_graphs(mode: str, data: str, path: str, cluster: str):

@@ -8,11 +8,14 @@ from legoai.cost.memory.storages import changes, memory
 from legoai.cost.trace.records import Allocate, Free, Mark, Resize
 from legoai.cost.trace.trace import Trace
 from support import simulated
+from support.marks import some_slow
 from support.memory_peaks import exact_peak, tracked_peak
 from support.simulator import in_the_simulator
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"])
+@pytest.mark.parametrize(
+    "name", some_slow(["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"], "fsdp", "one device")
+)
 def test_peak_equals_the_torch_memory_tracker(name):
     trace = simulated.traced(name, micro_batches=1)
     assert exact_peak(trace) == in_the_simulator(tracked_peak, name)

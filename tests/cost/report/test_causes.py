@@ -79,6 +79,7 @@ def test_parameters_on_the_axis_of_the_context_are_those_of_fsdp(backend: str):
     }
 
 
+@pytest.mark.slow
 def test_experts_of_all_sharding_ranks_have_their_own_axis_and_communicator():
     mesh, axes = "dp_replicate = 2, dp_shard = 4, ep = {ep}", "dp_replicate, dp_shard"
     (all_ranks, exposed, large), (some, _, small) = (
@@ -93,6 +94,7 @@ def test_experts_of_all_sharding_ranks_have_their_own_axis_and_communicator():
     assert small == pytest.approx((2 * 688 + 3 * 544) * MIB + PEER, rel=0.001)
 
 
+@pytest.mark.slow
 def test_experts_of_the_whole_world_share_its_communicator():
     found, exposed, nccl = in_the_simulator(figures, EXPERTS.format(mesh="dp_shard = 8, ep = 8", axes="dp_shard"))
     exchanged = {(item["axis"], words(item)) for item in found if item["kind"] == "all_to_all"}
@@ -101,6 +103,7 @@ def test_experts_of_the_whole_world_share_its_communicator():
     assert nccl == pytest.approx(688 * MIB + 7 * PEER, rel=0.001)
 
 
+@pytest.mark.slow
 def test_norm_over_stages_is_caused_by_the_clipping():
     found, _, _ = in_the_simulator(figures, PIPELINE.format(schedule="GPipe") + "clip (norm = 1.0)\n")
     assert {words(item) for item in found if item["phase"] == "optimizer"} == {"clip"}

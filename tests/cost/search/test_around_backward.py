@@ -18,7 +18,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import summed_gradients
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.marks import slow_but
+from support.marks import slow_but, some_slow
 from support.simulator import in_the_simulator
 
 PLAN = """\
@@ -58,7 +58,7 @@ def peaks(reshard: str, treatment: str, batch: int) -> tuple[float, int, UnitsIn
     return least_memory(analysis, 0), simulated(analysis).peak_active, units_in_backward(analysis)
 
 
-@pytest.mark.parametrize("batch", [8, 16])
+@pytest.mark.parametrize("batch", some_slow([8, 16], 16))
 @pytest.mark.parametrize(
     ("reshard", "treatment"),
     [

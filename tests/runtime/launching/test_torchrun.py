@@ -221,6 +221,7 @@ def test_signal_saves_and_exits(start, tmp_path, number):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_program_of_another_start_is_not_run(tmp_path, capfd):
     program = tmp_path / "program.py"
     program.write_text("print('of the other')\n")

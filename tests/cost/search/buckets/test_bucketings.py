@@ -56,7 +56,7 @@ def every(problem: BucketProblem) -> list[tuple[int, ...]]:
 
 def test_dynamic_program_equals_brute_force():
     better = infeasible = 0
-    for seed in range(250):
+    for seed in range(150):
         problem = drawn(seed)
         found, fitting, greedy = least_added(problem), every(problem), algorithm_1(problem)
         if found is None:
@@ -69,8 +69,8 @@ def test_dynamic_program_equals_brute_force():
         if problem.fits(greedy):
             assert problem.added(found) <= problem.added(greedy)
             better += least < 0.99 * problem.added(greedy)
-    assert better > 25  # the greedy one is often worse
-    assert infeasible > 5
+    assert better > 15  # the greedy one is often worse
+    assert infeasible > 3
 
 
 def uniform(count: int, *, forward: float, backward: float, **changes: object) -> BucketProblem:
