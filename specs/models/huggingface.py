@@ -113,7 +113,8 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         if name not in fields and name not in _IMPLEMENTATIONS and not hasattr(known, name):
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
     try:
-        return config_class(**{"use_cache": False, **values, **overrides})
+        # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
+        return config_class(**{**values, "use_cache": False, **overrides})
     except Exception as error:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
