@@ -57,7 +57,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("goal", OBJECTIVES)
-@pytest.mark.parametrize("seed", some_slow(range(3), 1, 2))
+@pytest.mark.parametrize("seed", some_slow(range(3), 2))
 def test_search_equals_brute_force(goal: str, seed: int):
     limit = "" if seed % 2 else "require peak_memory <= 20MiB\n"
     plan, evaluator = opened(TEXT + limit + goal), Drawn(seed, failing=0.1)
@@ -74,7 +74,7 @@ def test_search_equals_brute_force(goal: str, seed: int):
 
 @pytest.mark.parametrize("goal", OBJECTIVES)
 @pytest.mark.parametrize("seed", some_slow(range(3), 1, 2))
-@pytest.mark.parametrize("many", some_slow([0, 10**9], 10**9))
+@pytest.mark.parametrize("many", [0, 10**9])
 def test_search_to_within_a_gap(goal: str, seed: int, many: int, monkeypatch: pytest.MonkeyPatch):
     """No candidate is better by more than the gap, and fewer are evaluated than by an exact search."""
     monkeypatch.setattr(tree, "_MANY", many)

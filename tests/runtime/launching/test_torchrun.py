@@ -228,6 +228,8 @@ def test_program_of_another_start_is_not_run(tmp_path, capfd):
     assert launch(program, nproc=2, text="print('own')\n") == 1
     out, err = capfd.readouterr()
     assert out == "" and err.count("error[RUN005]") == 1 and "another run has written its program to" in err
+    assert launch(program, nproc=1, text=program.read_text()) == 0
+    assert capfd.readouterr().out == "of the other\n"
 
 
 def test_threads_per_process_divide_the_cores():

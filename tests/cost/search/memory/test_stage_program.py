@@ -166,7 +166,7 @@ def followed(problem: StagedMemoryProblem, division: StagedDivision) -> tuple[fl
 
 
 MANY = (3, 4, 8, 10, 12, 13, 15, 19, 23, 24)
-"""Tens of problems with many divisions, which take nine tenths of the time of all."""
+"""Tens of problems with many divisions, which take most of the time of all."""
 
 
 @NEEDS_SOLVER
