@@ -1,0 +1,26 @@
+"""Models of `transformers` as they are trained."""
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from legoai.specs.models.huggingface import transformers_model
+
+pytest.importorskip("transformers")
+
+
+def test_recomputed_layers_append_to_no_cache_whatever_the_file_says():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
+    model = transformers_model({**kind, **sizes, **heads, "max_position_embeddings": 64, "use_cache": True})
+    model.init_weights()
+    tokens = torch.arange(16)[None]
+    gradients = []
+    for wrapped in (False, True):
+        if wrapped:
+            model.model.layers = torch.nn.ModuleList(map(checkpoint_wrapper, model.model.layers))
+        model.zero_grad()
+        model(tokens).square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)
