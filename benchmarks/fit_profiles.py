@@ -77,7 +77,7 @@ from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
-MADE = "2026-11-27"
+MADE = "2026-11-29"
 
 FIRST_FLASH_ATTENTION = (
     "FlashAttention-1, as fast as the memory-efficient kernel by the ratio of the two on an A100 at equal widths and "
@@ -244,6 +244,18 @@ def derive_attention(document: Document, key: str, like: str, factor: float, rea
     document["attention"][f"{key} bf16"] = {"curve": curve, "table": None, "derived": reason}
 
 
+def derive_unmasked(document: Document, key: str, like: str) -> None:
+    """Limits without a causal mask of an implementation that was measured with one, in proportion to another one's."""
+    model, other = (document["attention"][f"{name} bf16"] for name in (key, like))
+    limits, known = model["curve"]["limits"], other["curve"]["limits"]
+    for name, (limit, sequence, units) in list(limits.items()):
+        full = name.replace("causal", "full")
+        if name in known and full in known and full not in limits:
+            (a, b, _), (c, d, _) = known[full], known[name]
+            limits[full] = [round(limit * a / c, 5), round(sequence * b / d, 5), units]
+    model["unmasked"] = f"in proportion to those of {like}, with and without a mask"
+
+
 def limit_ratio(document: Document, first: str, second: str) -> float:
     """The median ratio of the limits of two implementations, at equal widths and masks."""
     one, two = (document["attention"][f"{key} bf16"]["curve"]["limits"] for key in (first, second))
@@ -269,12 +281,16 @@ def h100(directory: Path) -> Document:
     add_products(document, target, "fp8", small + dense + azure_rows(AZURE_H100, "fp8"))
     document["products"]["fp8"]["margin"] = 0.5
     forward = forward_rows(directory, "H100-80GB-SXM5")
-    for name in ("flash2", "cudnn", "efficient"):
+    unmasked = [row for row in published_backward(document, target, directory) if not row.work.causal]
+    for name, backward in (("flash2", unmasked), ("cudnn", []), ("efficient", [])):
         published = [row for row in forward if row.work.implementation == name]
         add_attention(document, target, f"{name} forward", [*published, *own_attention(name, backward=False)])
-        add_attention(document, target, f"{name} backward", own_attention(name, backward=True))
+        add_attention(document, target, f"{name} backward", [*backward, *own_attention(name, backward=True)])
     add_attention(document, target, "flash3 forward", [row for row in forward if row.work.implementation == "flash3"])
     add_first_flash_attention(document, target, directory)
+    derive_unmasked(document, "cudnn backward", "flash2 backward")
+    for direction in ("forward", "backward"):
+        derive_unmasked(document, f"efficient {direction}", f"flash1 {direction}")
     slower = backward_ratio("cudnn")
     reason = f"flash3's forward at the {slower:.3f} that cuDNN's backward reaches of its forward"
     derive_attention(document, "flash3 backward", "flash3 forward", slower, reason)
@@ -284,15 +300,22 @@ def h100(directory: Path) -> Document:
     return document
 
 
-def add_first_flash_attention(document: Document, target: Device, directory: Path) -> None:
-    """FlashAttention-1 by published measurements alone, of which only the sum of both directions is known."""
+def published_backward(document: Document, target: Device, directory: Path) -> list[Row]:
+    """FlashAttention-2's backward on an H100: published times of both directions, less those of the forward."""
     of_paper: Document = {**document, "attention": {}, "held_out": {}}
     forward = [row for row in forward_rows(directory, "H100-80GB-SXM5") if row.work.implementation == "flash2"]
     add_attention(of_paper, target, "flash2 forward", forward)
     curve = AttentionCurve.read(of_paper["attention"]["flash2 forward bf16"]["curve"])
     both = both_rows(directory, "H100-80GB-SXM5")
-    split = [Row(name, back, seconds - curve.seconds(ahead)) for name, ahead, back, seconds in both]
-    add_attention(of_paper, target, "flash2 backward", split)
+    return [Row(name, back, seconds - curve.seconds(ahead)) for name, ahead, back, seconds in both]
+
+
+def add_first_flash_attention(document: Document, target: Device, directory: Path) -> None:
+    """FlashAttention-1 by published measurements alone, of which only the sum of both directions is known."""
+    of_paper: Document = {**document, "attention": {}, "held_out": {}}
+    forward = [row for row in forward_rows(directory, "H100-80GB-SXM5") if row.work.implementation == "flash2"]
+    add_attention(of_paper, target, "flash2 forward", forward)
+    add_attention(of_paper, target, "flash2 backward", published_backward(document, target, directory))
     faster = 1 / limit_ratio(of_paper, "flash2 backward", "flash2 forward")
     pairs = efficient_rows(directory, "H100-80GB-SXM5")
     add_efficient(of_paper, target, pairs, faster, FIRST_FLASH_ATTENTION, name="flash1")

@@ -28,7 +28,7 @@ PRODUCT_FEATURES: Final = (
 
 def attention_features(attention: Attention, processors: int) -> tuple[float, ...]:
     """Return the features of attention; their names are `ATTENTION_FEATURES`."""
-    blocks = attention.batch * attention.heads * math.ceil(attention.queries / 128) / processors
+    blocks = attention.blocks / processors
     return (
         math.log2(attention.queries),
         math.log2(attention.keys),

@@ -97,9 +97,12 @@ class ProductCurve:
 class AttentionCurve:
     """Efficiency of one implementation of attention in one direction.
 
-    ``1/efficiency = (1 + sequence/keys + units/blocks) / limit``: a short sequence pays for its first and last
-    blocks, and few blocks for idle multiprocessors, ``blocks`` being 128 rows of queries of one head for each
-    multiprocessor.
+    ``1/efficiency = (1/utilisation) / limit``, and ``1/utilisation = sequence/length + tail``. A block computes 128
+    rows of one head: of queries in the forward, of keys in the backward. ``length`` is the number of keys (in the
+    backward queries) that it goes through; a short one pays for the block's start and end. ``tail`` is what idle
+    multiprocessors cost at the end. With a causal mask the blocks are of unequal lengths, and it is
+    ``1 + units/blocks``, ``blocks`` being for each multiprocessor. Without one they are equal and run in waves:
+    ``⌈blocks⌉ / blocks``.
 
     ``limits`` holds, for a width of the heads and whether the mask is causal, limit, sequence and units.
     """
@@ -141,9 +144,18 @@ class AttentionCurve:
 
     def efficiency(self, attention: Attention) -> float:
         """Share of the peak, of the operations that a mask leaves."""
-        limit, sequence, units = self._limits((attention.head_dim + attention.value_dim) / 2, attention.causal)
-        blocks = attention.batch * attention.heads * math.ceil(attention.queries / 128) / self.processors
-        return limit / (1 + sequence / max(1, attention.keys) + units / blocks)
+        limit, _, _ = self._limits_of(attention)
+        return limit * self.utilisation(attention)
+
+    def utilisation(self, attention: Attention) -> float:
+        """Efficiency over that of the longest sequences and infinitely many blocks."""
+        _, sequence, units = self._limits_of(attention)
+        blocks = attention.blocks / self.processors
+        tail = 1 + units / blocks if attention.causal else _waves(blocks, _splits(blocks, attention))
+        return 1 / (sequence / max(1, attention.length) + tail)
+
+    def _limits_of(self, attention: Attention) -> tuple[float, float, float]:
+        return self._limits((attention.head_dim + attention.value_dim) / 2, attention.causal)
 
     def _limits(self, width: float, causal: bool) -> tuple[float, float, float]:
         """Between two measured widths in proportion to the logarithm, beyond them as at the last."""
@@ -156,6 +168,23 @@ class AttentionCurve:
         share = 0.0 if below == above else math.log(width / below) / math.log(above / below)
         a, b, c = (one + share * (two - one) for one, two in zip(first, second, strict=True))
         return a, b, c
+
+
+def _waves(blocks: float, splits: int) -> float:
+    """Time of equal blocks over that without idle multiprocessors."""
+    return math.ceil(blocks * splits) / (blocks * splits)
+
+
+def _splits(blocks: float, attention: Attention) -> int:
+    """Pieces in which the keys are processed side by side.
+
+    Only FlashAttention-2's forward has them: the fewest with 0.85 of the best use of the multiprocessors, where less
+    than 0.8 of these would have a block (`num_splits_heuristic` of its source, and of torch's copy).
+    """
+    if attention.implementation != "flash2" or attention.backward or blocks >= 0.8:
+        return 1
+    waste = [_waves(blocks, splits) for splits in range(1, min(128, math.ceil(attention.keys / 128)) + 1)]
+    return 1 + next(index for index, value in enumerate(waste) if value <= min(waste) / 0.85)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

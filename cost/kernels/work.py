@@ -88,6 +88,16 @@ class Attention:
         whole = 2.0 * self.batch * self.heads * self.queries * self.keys * widths
         return whole * _causal_share(self.queries, self.keys) if self.causal else whole
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that run side by side: 128 queries of one head; in the backward, which sums up over queries, keys."""
+        return self.batch * self.heads * math.ceil((self.keys if self.backward else self.queries) / 128)
+
+    @property
+    def length(self) -> int:
+        """Number of keys, in the backward of queries, that a block goes through."""
+        return self.queries if self.backward else self.keys
+
 
 def _causal_share(queries: int, keys: int) -> float:
     """The share of the scores that a causal mask, aligned to the last key, leaves; 1/2 for long square ones."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
+from legoai.cost.kernels.roofline import AttentionCurve
 from legoai.cost.kernels.work import Attention, Movement, MovementForm, Product, Work, work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
@@ -85,27 +86,27 @@ def _attention(attention: Attention, profile: Profile) -> Answer:
         found.curve.seconds(attention),
         point,
         lambda: attention_features(attention, found.curve.processors),
-        lambda seconds: seconds * found.scale * _slowed(attention, profile),
-        carried=found is not models[0],
+        lambda seconds: seconds * found.scale * _slowed(attention, found.curve, profile),
+        carried=found is not models[0] or not (attention.causal or found.measured_unmasked),
     )
 
 
-_SHORT_FLOPS: Final = 5e10
-_LONG_FLOPS: Final = 5e11
-"""Operations of an attention up to which, and from which on, the power limit has none, and its whole, effect.
+_IDLE, _BUSY = 0.5, 0.85
+"""Utilisation of an attention up to which, and from which on, the power limit has none, and its whole, effect.
 
-Attention is measured alone, at the highest clock, which it has among memory-bound kernels too. In a training step whose
-products are large the clock is lower. In steps of eleven plans on an H100 attention of 0.1, 0.3 and 0.5 to 2.7 TFLOP
-took 1.0 to 1.13, 1.1 and 1.2 to 1.3 times as long as alone (`benchmarks/results/gpu_steps.json`).
+Attention is measured alone, at the highest clock. In training steps at the power limit the clock is lower, and power
+follows utilisation. In steps of six plans on an H100 kernels of a utilisation of 0.5 took 1.0 and 1.1 times as long as
+alone, those of 0.9 took 1.0 to 1.3 times (`benchmarks/results/gpu_steps.json`): the clock depends on the whole step,
+which the time of one kernel does not know.
 """
 
 
-def _slowed(attention: Attention, profile: Profile) -> float:
+def _slowed(attention: Attention, curve: AttentionCurve, profile: Profile) -> float:
     """The time of an attention in a training step over its time alone: what the power limit costs it."""
     most = profile.constants.get("attention_slowdown")
     if most is None:
         return 1.0
-    share = math.log(max(attention.flops, 1.0) / _SHORT_FLOPS) / math.log(_LONG_FLOPS / _SHORT_FLOPS)
+    share = (curve.utilisation(attention) - _IDLE) / (_BUSY - _IDLE)
     return 1.0 + (most.value - 1.0) * min(1.0, max(0.0, share))
 
 

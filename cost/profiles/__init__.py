@@ -73,7 +73,10 @@ class ProductModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionModel:
-    """As :class:`ProductModel`, for one implementation of attention in one direction."""
+    """As :class:`ProductModel`, for one implementation of attention in one direction.
+
+    ``unmasked`` describes how the limits without a causal mask were derived; it is empty where they were measured.
+    """
 
     curve: AttentionCurve
     observed: Table | None
@@ -82,6 +85,12 @@ class AttentionModel:
     scale: float
     margin: float
     derived: str
+    unmasked: str
+
+    @property
+    def measured_unmasked(self) -> bool:
+        """Whether attention without a causal mask was measured; a curve without it has the limits of a causal one."""
+        return not self.unmasked and any(not causal for _, causal in self.curve.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -200,7 +209,9 @@ def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
         if "like" not in model
     }
     attention = {
-        _key(name): AttentionModel(curve=AttentionCurve.read(model["curve"]), **_parts(model))
+        _key(name): AttentionModel(
+            curve=AttentionCurve.read(model["curve"]), unmasked=str(model.get("unmasked", "")), **_parts(model)
+        )
         for name, model in document["attention"].items()
         if "like" not in model
     }

@@ -120,6 +120,7 @@ class _AttentionModel(_Model):
     observed: _AttentionTable | None = None
     table: _AttentionTable | None = None
     forest: _AttentionForest | None = None
+    unmasked: str = ""
 
 
 class _Movement(_Section):
