@@ -46,7 +46,7 @@ class MemoryReport:
         peak_phase: of that record.
         start: active bytes when the step begins.
         by_category: of the peak.
-        by_module: of the peak, by the module that allocated each storage; "" for none.
+        by_module: of the peak, by the module that each storage is of, or that allocated it; "" for none.
         by_phase: maximum of active bytes within each phase.
         live: the storages at the peak, largest first.
 
@@ -180,9 +180,18 @@ def _made_by(item: Instance, numbers: Sequence[int], wanted: AbstractSet[int]) -
 
 
 def _recorded_categories(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category], dict[int, str]]:
-    """Return the final categories of storages, and their modules, as far as records state them."""
+    """Return the final categories of storages, and their modules, as far as records state them.
+
+    A storage of several modules, such as one of a unit's gradients, is that of the module that holds them all.
+    """
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
+
+    def note(number: int, category: Category, module: str) -> None:
+        held[number] = category
+        if module:
+            modules[number] = _common(modules[number], module) if number in modules else module
+
     numbers = sorted(alive)
     for item in trace.items:
         if type(item) is Instance:
@@ -194,14 +203,18 @@ def _recorded_categories(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dic
             for record, slot in effects.categories:
                 number = item.number(slot)
                 if number in alive:
-                    held[number] = record.category
-                    if record.module:
-                        modules[number] = item.path(record.module)
+                    note(number, record.category, item.path(record.module) if record.module else "")
         elif isinstance(item, Categorise) and item.storage in alive:
-            held[item.storage] = item.category
-            if item.module:
-                modules[item.storage] = item.module
+            note(item.storage, item.category, item.module)
     return held, modules
+
+
+def _common(path: str, other: str) -> str:
+    """Return the module that holds two modules."""
+    if path == other:
+        return path
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return ".".join(name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _live(
@@ -218,9 +231,14 @@ def _live(
             phase=one.made.phase,
         )
         for number, one in alive.items()
-        for path in (modules.get(number) or (one.made.module if one.by is None else one.by.path(one.made.module)),)
+        for path in (modules[number] if number in modules else _maker(one),)
     ]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))
+
+
+def _maker(one: _Alive) -> str:
+    """Return the module that allocated a storage."""
+    return one.made.module if one.by is None else one.by.path(one.made.module)
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.holders import holders
 from legoai.cost.requirements import RequirementResult
 
 FORMAT_VERSION: Final = 2
@@ -58,7 +59,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
         "idle_s": one.idle,
         "recompute_s": estimate.recompute,
         "bubble_fraction": estimate.bubble_fraction,
-        "memory": _memory(estimate),
+        "memory": _memory(estimate, causes),
         "modules": [
             {
                 "module": item.pattern,
@@ -91,7 +92,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
     }
 
 
-def _memory(estimate: Estimate) -> dict[str, Any]:
+def _memory(estimate: Estimate, causes: Causes) -> dict[str, Any]:
     fullest = estimate.fullest
     return {
         "peak_active_bytes": estimate.peak_active,
@@ -100,6 +101,16 @@ def _memory(estimate: Estimate) -> dict[str, Any]:
         "capacity_bytes": fullest.use.capacity,
         "fits": estimate.fits,
         "by_category": dict(fullest.memory.by_category),
+        "by_module": [
+            {
+                "module": item.pattern,
+                "modules": item.modules,
+                "bytes": item.bytes,
+                "by_category": dict(item.by_category),
+                "causes": [_cause(causes.of_memory(category, item.first)) for category in item.by_category],
+            }
+            for item in holders(fullest.memory)[:MOST_EXPENSIVE]
+        ],
         "by_rank": [_rank(item) for item in estimate.ranks],
     }
 

@@ -14,7 +14,9 @@ from legoai.cost.report.bars import MOST, Track, rank_tracks
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
+from legoai.cost.report.holders import holders
 from legoai.cost.report.pictures import pipeline_picture
+from legoai.cost.trace.records import Category
 
 _SHOWN = 15
 _FEWEST = 8_000
@@ -34,6 +36,7 @@ def page(estimate: Estimate, causes: Causes) -> str:
         *_timeline(estimate, curves),
         *_pipeline(estimate),
         *_memory(estimate, causes),
+        *_holders(estimate, causes),
         *_modules(estimate, causes),
         *_collectives(estimate, causes),
         *_requirements(estimate),
@@ -164,10 +167,9 @@ def _pipeline(estimate: Estimate) -> Iterator[str]:
 def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
     item = estimate.fullest
     yield f"<h2>Memory at the peak of rank {item.rank}, in {item.memory.peak_phase}</h2>"
-    place = {category: index for index, category in enumerate(words.CATEGORIES)}
     rows = [
         (
-            f'<span class="mark" style="background:var(--m{place[category]})"></span>{words.CATEGORIES[category]}',
+            _category(category),
             words.size(size),
             words.share(size / item.memory.peak),
             _link(causes.of_memory(category)),
@@ -181,12 +183,30 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield from _table(("", "n:bytes", "n:of the peak", "cause"), rows)
 
 
+def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    yield "<h2>Modules with the most memory at the peak</h2>"
+    rows = []
+    for item in holders(estimate.fullest.memory)[:_SHOWN]:
+        parts = [f"{_category(category)} {words.size(size)}" for category, size in item.by_category.items()]
+        found = dict.fromkeys(_link(causes.of_memory(category, item.first)) for category in item.by_category)
+        rows.append(
+            (
+                _alike(item.pattern, item.modules),
+                words.size(item.bytes),
+                words.share(item.bytes / estimate.fullest.memory.peak),
+                ", ".join(parts),
+                "; ".join(found),
+            )
+        )
+    yield from _table(("module", "n:bytes", "n:of the peak", "of it", "cause"), rows)
+
+
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield "<h2>Most expensive modules</h2>"
     total = estimate.step_time
     rows = [
         (
-            f"<code>{escape(words.path(item.pattern))}</code>" + (f" × {item.modules}" if item.modules > 1 else ""),
+            _alike(item.pattern, item.modules),
             words.seconds(item.seconds),
             words.share(item.seconds / total),
             words.seconds(item.recompute) if item.recompute else "",
@@ -265,6 +285,16 @@ def _plan(causes: Causes) -> Iterator[str]:
             for number, line in enumerate(lines, 1)
         )
         yield f'<pre class="plan">{body}</pre>'
+
+
+def _category(category: Category) -> str:
+    place = list(words.CATEGORIES).index(category)
+    return f'<span class="mark" style="background:var(--m{place})"></span>{words.CATEGORIES[category]}'
+
+
+def _alike(pattern: str, modules: int) -> str:
+    """Return the path of equal modules, and their number."""
+    return f"<code>{escape(words.path(pattern))}</code>" + (f" × {modules}" if modules > 1 else "")
 
 
 def _link(cause: Cause) -> str:

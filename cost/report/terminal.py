@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -9,12 +10,16 @@ from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
+from legoai.cost.report.holders import holders
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
 
 _SHOWN: Final = 5
 _SMALL: Final = 0.001
 """Share of the step, and of the memory, below which a row is omitted."""
+
+_PART: Final = 0.1
+"""Share of a module's memory above which a category, of at most two, is named."""
 
 Row = tuple[str, ...]
 
@@ -25,6 +30,7 @@ def terminal(estimate: Estimate, causes: Causes) -> str:
         _head(estimate),
         _where(estimate),
         _memory(estimate, causes),
+        _holders(estimate, causes),
         _modules(estimate, causes),
         _collectives(estimate, causes),
         _requirements(estimate),
@@ -127,6 +133,19 @@ def _where_peak(item: RankEstimate) -> str:
     record = item.trace.records[item.memory.peak_record]
     module = f" of {words.path(record.module)}" if isinstance(record, Allocate) else ""
     return f"{item.memory.peak_phase}{module}"
+
+
+def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    yield "modules with the most memory at the peak"
+    rows = []
+    for item in holders(estimate.fullest.memory)[:_SHOWN]:
+        name = words.path(item.pattern) + (f" ({item.modules})" if item.modules > 1 else "")
+        two = itertools.islice(item.by_category.items(), 2)
+        main = [(words.CATEGORIES[category], size) for category, size in two if size > _PART * item.bytes]
+        parts = ", ".join(f"{words.size(size)} {what}" if len(main) > 1 else what for what, size in main)
+        largest = next(iter(item.by_category))
+        rows.append((f"  {name}", words.size(item.bytes), parts, causes.of_memory(largest, item.first).place))
+    yield from _table(rows, right=(1,))
 
 
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:

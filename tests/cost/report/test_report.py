@@ -8,6 +8,7 @@ import json
 import pstats
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,12 +198,31 @@ def test_document_has_the_promised_fields(reported: dict):
     assert [item["rank"] for item in memory["by_rank"]] == [0]
 
 
+def test_modules_hold_the_memory_of_the_peak(reported: dict):
+    memory, text, html = reported["document"]["memory"], reported["terminal"], reported["page"]
+    rows = memory["by_module"]
+    assert len(rows) < 20  # all of them are listed
+    assert sum(row["bytes"] for row in rows) == memory["peak_active_bytes"]
+    assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
+    categories: Counter[str] = Counter()
+    for row in rows:
+        assert sum(row["by_category"].values()) == row["bytes"] and len(row["causes"]) == len(row["by_category"])
+        categories.update(row["by_category"])
+    assert categories == memory["by_category"]
+    [layer] = [row for row in rows if row["module"] == "layers.*"]
+    assert layer["modules"] > 1 and {"unsharded_parameter", "sharded_gradient"} <= layer["by_category"].keys()
+    block = text.partition("modules with the most memory at the peak\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in block] == [row["module"] or "root" for row in rows[:5]]
+    assert "<h2>Modules with the most memory at the peak</h2>" in html
+
+
 def test_every_document_field_is_documented(reported: dict):
     manual = (ROOT / "docs" / "cost-output.md").read_text(encoding="utf-8")
     named = {part for span in re.findall(r"`([^`]+)`", manual) for part in span.split(".")}
     document = reported["document"]
     lists = (document[name][0] for name in ("modules", "collectives", "requirements"))
-    nested = [document["memory"], document["memory"]["by_rank"][0], *map(document.get, ("cluster", "profile", "plan"))]
+    memory = document["memory"]
+    nested = [memory, memory["by_rank"][0], memory["by_module"][0], *map(document.get, ("cluster", "profile", "plan"))]
     nested += lists
     assert {name for part in (document, *nested) for name in part} - named == set()
 
