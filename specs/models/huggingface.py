@@ -53,6 +53,17 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     Raises:
         ManifestError: `transformers` is not installed, the config is invalid, or the architecture is unknown.
     """
+    transformers = _transformers()
+    config = _config(transformers, where, fields, overrides)
+    return _model_class(transformers, where, fields, config)(config)
+
+
+def transformers_config(fields: Mapping[str, Any], /, *, where: str = "the config", **overrides: Scalar) -> Any:
+    """Return the config object that `transformers` makes of the fields; see `transformers_model`."""
+    return _config(_transformers(), where, fields, overrides)
+
+
+def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
@@ -61,8 +72,7 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
             "huggingface(...) needs the transformers package: pip install 'legoai[hf]'",
             str(error),
         ) from error
-    config = _config(transformers, where, fields, overrides)
-    return _model_class(transformers, where, fields, config)(config)
+    return transformers
 
 
 def _model_class(transformers: Any, where: str, fields: Mapping[str, Any], config: Any) -> type[nn.Module]:
