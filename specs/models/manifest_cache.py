@@ -123,13 +123,14 @@ def find_module_file(module: str, search_path: list[str]) -> Path | None:
 def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str, Any]:
     """Read a Hugging Face `config.json`; `name` is its name in errors, by default its path.
 
+    Numbers that JSON lacks are written `{"__float__": "Infinity"}` by `transformers`, and `Infinity` by Python.
+
     Raises:
-        ManifestError: it is missing, not a JSON object, or has no `model_type`.
         ManifestError: it is missing, no JSON object, or has no `model_type`.
     """
     name = name or str(config_file)
     try:
-        fields = json.loads(Path(config_file).read_bytes())
+        fields = json.loads(Path(config_file).read_bytes(), object_hook=_special_float)
     except OSError as error:
         raise ManifestError("config_missing", f"cannot read {name}: {error.strerror or error}") from error
     except ValueError as error:
@@ -137,6 +138,12 @@ def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ManifestError("config_invalid", f"{name} is not a model config: it has no model_type")
     return fields
+
+
+def _special_float(item: dict[str, Any]) -> Any:
+    """Return the number that `transformers` has written as an object, or else the object."""
+    value = item.get("__float__")
+    return float(value) if len(item) == 1 and value in ("Infinity", "-Infinity", "NaN") else item
 
 
 def _read_entry(file: Path) -> Manifest | None:

@@ -40,7 +40,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "falcon": {**LLAMA, "multi_query": True},
     "bloom": {"n_embed": 1024, "n_layer": 8, "num_attention_heads": 16, "vocab_size": 250880},
     "mpt": {"d_model": 4096, "n_heads": 32, "n_layers": 8, "max_seq_len": 2048},
-    "mamba2": {"num_hidden_layers": 8},
+    "mamba2": {"num_hidden_layers": 8, "time_step_limit": [0.0, float("inf")]},
     "phi3": {**LLAMA, "rope_scaling": ROPE, "partial_rotary_factor": 0.75, "max_position_embeddings": 131072,
              "original_max_position_embeddings": 4096, "pad_token_id": 32000},
     "gptj": {"n_embd": 4096, "n_head": 16, "n_layer": 8, "rotary_dim": 64},

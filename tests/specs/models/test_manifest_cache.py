@@ -13,7 +13,7 @@ import pytest
 
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file
+from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file, read_config
 from legoai.specs.models.source import ModelSource
 from support.manifests import inspected_in_this_process
 
@@ -277,6 +277,14 @@ LLAMA = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path):
+    limit = '[0.0, {"__float__": "Infinity"}, -Infinity, {"__float__": "-Infinity"}, {"__float__": "other"}]'
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mamba2", "time_step_limit": {limit}}}')
+    infinity = float("inf")
+    fields = read_config(tmp_path / "config.json")
+    assert fields["time_step_limit"] == [0.0, infinity, -infinity, -infinity, {"__float__": "other"}]
 
 
 @pytest.mark.slow
