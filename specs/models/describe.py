@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +168,11 @@ def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
 
 def _reads(model: nn.Module) -> Reads | None:
     """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
-    told: Any = getattr(model, "reads", _UNTOLD)
+    declared = inspect.getattr_static(type(model), "reads", None)
+    if isinstance(declared, property) and declared.fget is not None:
+        told = _computed(model, declared.fget)
+    else:
+        told = getattr(model, "reads", _UNTOLD)
     if told is None:
         return None
     if told is not _UNTOLD:
@@ -187,6 +191,14 @@ def _reads(model: nn.Module) -> Reads | None:
 
 
 _UNTOLD = object()
+
+
+def _computed(model: nn.Module, told: Callable[[Any], Any]) -> Any:
+    """Return the value of a property, whose `AttributeError` a module would take for a missing attribute."""
+    try:
+        return told(model)
+    except AttributeError as error:
+        raise ManifestError("not_a_module", f"{type(model).__name__}: its `reads` fails: {error}") from error
 
 
 class _Describer:

@@ -104,8 +104,9 @@ def _forward_of(found: type[nn.Module], config: Any) -> type[nn.Module] | None:
         return _Logits
     if name.endswith("ForImageClassification"):
         return _Classes
+    of_texts = getattr(found, "main_input_name", "") == "input_ids"  # unlike that of speech or of images
     if name.endswith("ForConditionalGeneration") and config.is_encoder_decoder and hasattr(config, "vocab_size"):
-        return _SecondText
+        return _SecondText if of_texts else None
     return _Matches if name == "CLIPModel" else None
 
 
@@ -173,14 +174,18 @@ class _Classes(nn.Module):
 
     @property
     def reads(self) -> Images:
-        """The images that the config names."""
-        side = self.config.image_size
+        """The images that the config names; of a usual size where it names none, as for a network of convolutions."""
+        side = getattr(self.config, "image_size", _USUAL_SIDE)
         height, width = (side, side) if isinstance(side, int) else tuple(side)
-        return Images(channels=self.config.num_channels, height=height, width=width, classes=self.config.num_labels)
+        channels = getattr(self.config, "num_channels", 3)
+        return Images(channels=channels, height=height, width=width, classes=self.config.num_labels)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Classify images: [B, channels, height, width] to [B, classes]."""
         return super().forward(pixel_values=images).logits
+
+
+_USUAL_SIDE = 224
 
 
 class _SecondText(nn.Module):
