@@ -95,7 +95,26 @@ def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Modu
             # torch warns that loading into meta parameters has no effect; the recorded operators load the values later.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint to a meta")
             model = build()
-    return model, FirstValues(recorder, model)
+    found = FirstValues(recorder, model)
+    move_to_meta(model)
+    return model, found
+
+
+def move_to_meta(model: nn.Module) -> None:
+    """Replace parameters and buffers that the constructor has put on another device, keeping tied ones tied."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in holders:
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in moved:
+                    meta: torch.Tensor = tensor.detach().to(META)
+                    if isinstance(tensor, nn.Parameter):
+                        meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
+                    moved[id(tensor)] = meta
+                tensors[name] = moved[id(tensor)]
 
 
 class FirstValues:

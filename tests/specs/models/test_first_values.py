@@ -154,6 +154,25 @@ def test_initialisers_without_meta_kernels_are_replayed():
     assert torch.equal(value("truncated.weight"), truncated)
 
 
+class OffMeta(nn.Module):
+    """Has tied parameters, and a buffer, that its constructor makes on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False, device="cpu")
+        self.second = nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.full((2,), 3.0, device="cpu"))
+
+
+def test_tensors_on_another_device_keep_their_values_and_ties_on_the_meta_device():
+    model, first_values = construct(OffMeta)
+    assert model.first.weight is model.second.weight
+    assert model.first.weight.is_meta and model.scale.is_meta
+    assert first_values.value("scale", device=CPU, seed_of=lambda draw: 0).tolist() == [3.0, 3.0]
+    assert first_values.holds("second.weight", torch.Size([2, 2]))
+
+
 class Unfilled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -4,9 +4,26 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from legoai.runtime.device import Device
+from legoai.runtime.initialize import materialize
+from legoai.specs.models.describe import describe
+from legoai.specs.models.first_values import construct
 from legoai.specs.models.huggingface import transformers_model
 
 pytest.importorskip("transformers")
+
+
+SMALL = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0, "max_position_embeddings": 32,
+}
+
+
+def test_parameters_drawn_off_the_meta_device_are_moved_to_it():
+    model, first_values = construct(lambda: transformers_model({"model_type": "diffllama", **SMALL}))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert describe(model, "theirs", first_values).flow_error is None
+    materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
 
 
 def test_recomputed_layers_append_to_no_cache_whatever_the_file_says():
