@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.init import orthogonal_
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.random_operators import is_random, seed_generators
 
@@ -171,6 +172,23 @@ def test_tensors_on_another_device_keep_their_values_and_ties_on_the_meta_device
     assert model.first.weight.is_meta and model.scale.is_meta
     assert first_values.value("scale", device=CPU, seed_of=lambda draw: 0).tolist() == [3.0, 3.0]
     assert first_values.holds("second.weight", torch.Size([2, 2]))
+
+
+class Initialising(nn.Module):
+    """Fills some of its parameters by `initialise_module`, and others nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn, self.left = nn.Parameter(torch.empty(3)), nn.Parameter(torch.empty(3))
+        self.given = nn.Parameter(torch.ones(3))
+
+    def initialise_module(self, path: str, parameters: dict, buffers: dict) -> None:
+        nn.init.trunc_normal_(parameters["drawn"], std=0.1)
+
+
+def test_what_neither_the_constructor_nor_the_model_fills_is_found():
+    model, first_values = construct(Initialising)
+    assert describe(model, "theirs", first_values).unfilled == ("left",)
 
 
 class Unfilled(nn.Module):

@@ -19,6 +19,15 @@ SMALL = {
 }
 
 
+def test_activation_whose_constructor_alone_knows_its_parameters_starts_with_them():
+    model, first_values = construct(lambda: transformers_model({"model_type": "apertus", **SMALL}))
+    assert describe(model, "theirs", first_values).unfilled == ()
+    materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
+    own = transformers_model({"model_type": "apertus", **SMALL}).model.layers[0].mlp.act_fn
+    for name, tensor in own.state_dict().items():
+        torch.testing.assert_close(model.model.layers[0].mlp.act_fn.state_dict()[name], tensor)
+
+
 def test_parameters_drawn_off_the_meta_device_are_moved_to_it():
     model, first_values = construct(lambda: transformers_model({"model_type": "diffllama", **SMALL}))
     assert all(parameter.is_meta for parameter in model.parameters())
