@@ -125,7 +125,8 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
     try:
         # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
-        return config_class(**{**values, "use_cache": False, **overrides})
+        # It also adds to the dictionaries that it is given.
+        return config_class(**copy.deepcopy({**values, "use_cache": False, **overrides}))
     except Exception as error:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)

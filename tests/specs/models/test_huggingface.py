@@ -8,15 +8,28 @@ from legoai.runtime.device import Device
 from legoai.runtime.initialize import materialize
 from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
-from legoai.specs.models.huggingface import transformers_model
+from legoai.specs.models.huggingface import transformers_config, transformers_model
 
 pytest.importorskip("transformers")
 
 
 SMALL = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0, "max_position_embeddings": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+    "max_position_embeddings": 32,
 }
+
+
+def test_fields_are_left_as_they_are():
+    rope = {"rope_type": "linear", "factor": 2.0}
+    fields = {"model_type": "llama", **SMALL, "rope_scaling": rope}
+    transformers_config(fields)
+    assert rope == {"rope_type": "linear", "factor": 2.0}
 
 
 def test_activation_whose_constructor_alone_knows_its_parameters_starts_with_them():
