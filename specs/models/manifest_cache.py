@@ -1,9 +1,9 @@
 """Cache of manifests, filled by inspecting models in a subprocess.
 
 An entry of the cache is one JSON file, named by the SHA-256 of its key: the source as the plan writes it, the text of
-the defining file (the factory's module, or the config file), and the format's version. Beside the manifest it holds the
-digest of every file of the author's that the factory's import read, so that an edit two imports away is noticed. A
-damaged or stale entry is recreated.
+the defining file (the factory's module, or the config file), the releases of torch and, for a config file, of
+transformers, and the format's version. Beside the manifest it holds the digest of every file of the author's that the
+factory's import read, so that an edit two imports away is noticed. A damaged or stale entry is recreated.
 """
 
 from __future__ import annotations
@@ -85,10 +85,17 @@ def _key(source: ModelSource, base_directory: Path) -> str:
     digest = hashlib.sha256()
     place = str(base_directory) if source.kind == "python" else ""
     digest.update(json.dumps([FORMAT, source.kind, str(source), place]).encode())
-    for file in _source_files(source, base_directory):
+    for file in (*_source_files(source, base_directory), *_release_files(source)):
         digest.update(f"\n{file.name}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _release_files(source: ModelSource) -> list[Path]:
+    """Return the files that name the releases of the libraries which define the model."""
+    modules = ("torch.version", *(["transformers"] if source.kind == "huggingface" else []))
+    found = [find_module_file(module, sys.path) for module in modules]
+    return [file for file in found if file is not None]
 
 
 def _source_files(source: ModelSource, base_directory: Path) -> list[Path]:
