@@ -37,7 +37,7 @@ from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.simulated.unfilled import Unfilled
+from legoai.cost.simulated.unfilled import built_unfilled
 from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Mark
@@ -381,8 +381,7 @@ def _built_without_fake_tensors(trainer: Trainer, kind: Kind, preparation: Prepa
 
     def build_model() -> nn.Module:
         with disable_current_modes():
-            with Unfilled():
-                model = trainer.build_model()
+            model = built_unfilled(trainer.build_model)
             cast_parameters(model, trainer.master_dtype)
             return model
 

@@ -27,8 +27,10 @@ from legoai.lowering.shrink_blocks import (
     points_of,
     rewritten,
 )
-from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
+from legoai.lowering.shrink_config import block_kinds, keeps_blocks
+from legoai.lowering.shrink_model import shrunken_model
 from legoai.lowering.shrink_rules import Rewrite, changed, with_every_rule, with_parts, with_rules
+from legoai.lowering.shrink_sizes import CannotShrinkError, Sizes
 from legoai.lowering.shrink_substitutes import (
     for_a_cpu,
     in_double_precision,
@@ -57,10 +59,6 @@ LEFT_OUT_FIRST: Final = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
 
 _SMALLEST_BUCKET: Final = 1024
 _STAGES_OF_RANK: Final = 4
-
-
-class CannotShrinkError(ValueError):
-    """A plan cannot be shrunk; the message gives the reason, and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,8 @@ def shrink(
 
     Raises:
         CannotShrinkError: the plan reads an order file for more ranks than there are, or its model is a large one from
-            a factory.
+            a factory, or from a config with fields that are not known here.
+        ManifestError: the config cannot be read by `transformers`.
     """
     manifest, count = analysis.manifest, stage_count(analysis)
     assert manifest is not None, "the model could be inspected"
@@ -122,13 +121,11 @@ def shrink(
     split = _split(analysis, pipeline, stages)
     numbers = None if stages is None or count is None else (count, stages)
     kept = keeps_blocks(plan, manifest, config)
-    blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
+    kinds = None if kept else block_kinds(plan, config)
+    blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split, kinds=kinds)
     sizes = Sizes(kept=None if blocks is None else blocks.kept, seq_len=seq_len, tp=parts_of_heads(plan),
                   tp_now=parts_of_heads(smaller), ep=plan.mesh.ep, ep_now=mesh.ep, double=double)  # fmt: skip
-    try:
-        model, ratio = shrunken_model(plan, manifest, sizes, config, changes)
-    except ModelTooLargeError as error:
-        raise CannotShrinkError(str(error)) from error
+    model, ratio = shrunken_model(plan, manifest, sizes, config, changes)
     if model is plan.model:
         blocks = None
     batch, pipeline = _batch(analysis, smaller, pipeline, seq_len, changes)

@@ -51,7 +51,12 @@ class Blocks:
 
 
 def choose_blocks(
-    plan: Plan, manifest: Manifest, *, stages: tuple[int, int] | None, split: Sequence[str] = ()
+    plan: Plan,
+    manifest: Manifest,
+    *,
+    stages: tuple[int, int] | None,
+    split: Sequence[str] = (),
+    kinds: Sequence[object] | None = None,
 ) -> Blocks | None:
     """Choose blocks so that each rule and each stage has its own.
 
@@ -61,6 +66,7 @@ def choose_blocks(
         stages: of the original plan's pipeline and of the smaller one; None without a pipeline.
         split: for a plan with explicit split points, the first module of each stage of the smaller plan but the first
             stage.
+        kinds: for each block, what distinguishes it from others with the same modules; None where nothing does.
 
     Returns:
         None where the model has no single list of numbered blocks.
@@ -71,7 +77,7 @@ def choose_blocks(
     if blocks.names != tuple(str(index) for index in range(len(blocks))):
         return None
     chosen: set[int] = set()
-    for alike, wanted in _classes(plan, manifest, blocks, split):
+    for alike, wanted in _classes(plan, manifest, blocks, split, kinds):
         chosen.update(alike[:wanted])
     count = max(len(chosen), min(_BLOCKS, len(blocks)), min(_prefetched(plan) + 1, len(blocks)))
     if stages is not None:
@@ -84,7 +90,7 @@ def choose_blocks(
 
 
 def _classes(
-    plan: Plan, manifest: Manifest, blocks: BlockList, split: Sequence[str]
+    plan: Plan, manifest: Manifest, blocks: BlockList, split: Sequence[str], kinds: Sequence[object] | None
 ) -> Iterator[tuple[list[int], int]]:
     """Yield groups of blocks that no rule distinguishes, and how many of each are needed."""
     marks: list[list[object]] = [[] for _ in blocks.names]
@@ -105,6 +111,9 @@ def _classes(
     for number, group in enumerate(blocks.groups):
         for index in group:
             marks[index].append(number)
+    if kinds is not None and len(kinds) == len(marks):
+        for mark, kind in zip(marks, kinds, strict=True):
+            mark.append(kind)
     if split:
         held = SplitPoints(manifest).stages(split, len(split) + 1)
         prefix = f"{blocks.path}." if blocks.path else ""

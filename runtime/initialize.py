@@ -61,7 +61,7 @@ def materialize(
     A parameter gets the value that the model's constructor gave it. One that the constructor left empty is drawn by its
     module's `reset_parameters()`. Buffers are computed by their module's `init_buffers()`, or else get the
     constructor's value. A model whose class has a method `initialise_module(path, parameters, buffers)` does all of
-    this for all its modules.
+    this for all its modules; what it leaves out gets the constructor's value.
 
     Args:
         model: on the meta device; its parameters are plain or DTensors.
@@ -131,7 +131,7 @@ class _Constructed:
             if self._first_values is None or not self._first_values.holds(whole, tensor.shape):
                 continue
             value = self._first_values.value(whole, device=self._device, seed_of=self._seed_of)
-            if not (value.is_floating_point() and bool(value.isnan().any())):
+            if not _has_nan(value):
                 found[name] = value
         return found
 
@@ -183,6 +183,9 @@ def _initialise_parameters(
         for value in whole.values():
             value.detach().fill_(math.nan)
         by_model(path, dict(whole), {})
+        left = {name: whole[name] for name in own if _has_nan(whole[name])}
+        for name, value in constructed.values(path, left).items():
+            whole[name].detach().copy_(value)
         _check_filled(path, whole, own)
     else:
         _reset(module, path, whole)
@@ -193,14 +196,18 @@ def _initialise_parameters(
 
 def _check_filled(path: str, whole: Mapping[str, torch.Tensor], own: Iterable[str]) -> None:
     """Check that a model has initialised the parameters of one of its modules completely."""
-    left = [name for name in own if bool(whole[name].detach().isnan().any())]
+    left = [name for name in own if _has_nan(whole[name])]
     if left:
         raise RunError(
             RunErrorCode.NO_INITIALISER,
             f"the model does not draw {', '.join(f'{path}.{name}' if path else name for name in left)}",
-            help="its method initialise_module, or for a model of transformers _init_weights, must fill it: a value "
-            "that only the constructor gives is lost on the meta device",
+            help="its constructor, its method initialise_module, or for a model of transformers _init_weights, must "
+            "fill it",
         )
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and bool(tensor.detach().isnan().any())
 
 
 def _reset(module: nn.Module, path: str, whole: dict[str, nn.Parameter]) -> None:
@@ -244,7 +251,10 @@ def _initialise_buffers(
             if buffer.is_floating_point():
                 buffer.fill_(math.nan)
         by_model(path, {}, own)
-        if not any(buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in own.values()):
+        left = {name: buffer for name, buffer in own.items() if _has_nan(buffer)}
+        for name, value in constructed.values(path, left).items():
+            left.pop(name).copy_(value)
+        if not left:
             return
     else:
         values = constructed.values(path, own)

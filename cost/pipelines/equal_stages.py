@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from legoai.cost.replay.blocks import are_equal
 from legoai.cost.simulated.program import trainer_of
-from legoai.cost.simulated.unfilled import Unfilled
+from legoai.cost.simulated.unfilled import built_unfilled
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
 from legoai.runtime.torch_internals.dynamo import without_dynamo
@@ -43,8 +42,7 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
             pipeline = trainer.pipeline
             if pipeline is None or len(pipeline.stages_of_rank) != pp:
                 return apart
-            with torch.device("meta"), Unfilled():
-                model = trainer.build_model()
+            model = built_unfilled(trainer.build_model)
     except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and reports it
         return apart
     return _groups(pipeline, model, _class_of(program.block_classes, model))

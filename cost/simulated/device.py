@@ -38,6 +38,14 @@ Kind: TypeAlias = Literal["cuda", "cpu"]
 READ_VALUE: Final = 2.0**40
 """Result of reading a value from the device; large enough that gradients are clipped."""
 
+
+def read_value(dtype: torch.dtype) -> float | int | bool:
+    """Return the result of reading a value of a dtype, as Python has it."""
+    if dtype == torch.bool:
+        return True
+    return READ_VALUE if dtype.is_floating_point or dtype.is_complex else int(READ_VALUE)
+
+
 aten = torch.ops.aten
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from legoai.cost.simulated.device import (
-    READ_VALUE,
     current_stream,
     read_from_device,
+    read_value,
 )
 from legoai.cost.simulated.grouped import is_by_group, products
 from legoai.cost.simulated.operands import operands_of, shares_of
@@ -155,7 +155,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
             capture.locate()
             read_from_device(args[0].itemsize)
-            return READ_VALUE
+            return read_value(args[0].dtype)
         if known.treatment == "wait" and (waiting := _simulated((args, tuple(kwargs.values())))):
             # The real kernel returns its argument. The fake one would return a new tensor, and so end the argument's
             # lifetime.

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from legoai.cost.simulated.calls import counted_functions
 from legoai.cost.simulated.device import (
-    READ_VALUE,
     SIM,
     Kind,
     Recorder,
@@ -22,6 +21,7 @@ from legoai.cost.simulated.device import (
     backend,
     current_stream,
     read_from_device,
+    read_value,
     register,
 )
 from legoai.cost.simulated.kernels import kernels_of
@@ -166,7 +166,7 @@ def _patched_fake_mode() -> Iterator[None]:
         if tensor.device.type != SIM:
             return tolist(tensor)
         read_from_device(tensor.numel() * tensor.itemsize)
-        return _filled(tuple(tensor.shape))
+        return _filled(tuple(tensor.shape), read_value(tensor.dtype))
 
     tolist = FakeTensor.tolist
     with (
@@ -192,8 +192,8 @@ class _InFlight(torch.autograd.Function):
         return grad
 
 
-def _filled(shape: tuple[int, ...]) -> Any:
-    return READ_VALUE if not shape else [_filled(shape[1:]) for _ in range(shape[0])]
+def _filled(shape: tuple[int, ...], value: float) -> Any:
+    return value if not shape else [_filled(shape[1:], value) for _ in range(shape[0])]
 
 
 _MESH_METHODS: Final = ("_concatenate", "_flatten", "_unflatten")

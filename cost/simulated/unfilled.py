@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from legoai.specs.models.first_values import META, move_to_meta
+
 _FILLS: Final = frozenset(
     {
         torch.Tensor.fill_,
@@ -29,7 +31,15 @@ _FILLS: Final = frozenset(
 )
 
 
-class Unfilled(TorchFunctionMode):
+def built_unfilled(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model wholly on the meta device, without initialising it."""
+    with META, _Unfilled():
+        model = build()
+    move_to_meta(model)
+    return model
+
+
+class _Unfilled(TorchFunctionMode):
     """Skips the initialisation of parameters, which has no effect on the meta device."""
 
     def __torch_function__(

@@ -72,7 +72,9 @@ class NoFirstValue(Check):
             f"no first value for `{path}` of `{module.class_name}`{rest}",
             label="its constructor leaves it empty",
             help=[
-                f"fill it in the constructor, as with `torch.nn.init`, or give `{module.class_name}` a method "
+                f"the initialisation of `{module.class_name}` by transformers leaves it empty too: take another class"
+                if analysis.plan.model.family == "huggingface"
+                else f"fill it in the constructor, as with `torch.nn.init`, or give `{module.class_name}` a method "
                 f"`{method}(self)`",
             ],
         )

@@ -6,6 +6,7 @@ broken with one item per line. `ruff format` does the same with a trailing comma
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ def literal(value: object) -> str:
         comma = "," if len(value) == 1 else ""
         return f"({', '.join(literal(item) for item in value)}{comma})"
     assert value is None or isinstance(value, bool | int | float), f"no literal for {type(value).__name__}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return re.sub(r"e([+-])0+", r"e\1", repr(value))
 
 

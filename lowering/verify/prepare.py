@@ -12,6 +12,8 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import LoweringError, Program, check_decided, lower, unavailable
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
+from legoai.lowering.shrink_blocks import Blocks
+from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.reads import Reads
@@ -77,7 +79,10 @@ def prepare(
             config = read_config(directory / linted.plan.model.target)
         except ManifestError as error:
             raise LoweringError((unavailable(analysis, error),)) from error
-    small = shrink(analysis, ranks=ranks, double=double, config=config)
+    try:
+        small = shrink(analysis, ranks=ranks, double=double, config=config)
+    except ManifestError as error:
+        raise LoweringError((unavailable(analysis, error),)) from error
     manifest = analysis.manifest
     if small.plan.model is not linted.plan.model:
         source = small.plan.model.source()
@@ -91,13 +96,48 @@ def prepare(
             try:
                 manifest = inspect_model(source, directory)
             except ManifestError as error:
+                if source.kind == "huggingface":
+                    raise CannotShrinkError(f"a smaller {source.target} is not accepted: {error.message}") from error
                 raise LoweringError((unavailable(analysis, error),)) from error
+            check_alike(small, manifest, analysis.manifest, source.target)
     smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
     found = [item for item in check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))
     return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads, drawing=_drawing(manifest))
+
+
+def check_alike(small: Shrunken, manifest: Manifest, original: Manifest, target: str) -> None:
+    """Check that a smaller model runs, and that its blocks have the modules of those whose place they take.
+
+    Raises:
+        CannotShrinkError: a field that is not known here determines the model too.
+    """
+    if manifest.flow_error is not None and original.flow_error is None:
+        raise CannotShrinkError(
+            f"the forward of a smaller {target} fails, since some field of it is not known here: {manifest.flow_error}"
+        )
+    if small.blocks is None:
+        return
+    for new, old in enumerate(small.blocks.kept):
+        before, after = (
+            _parts(original, small.blocks, small.blocks.names[old]),
+            _parts(manifest, small.blocks, str(new)),
+        )
+        if before != after:
+            differing = min(before ^ after)
+            raise CannotShrinkError(
+                f"block {new} of a smaller {target} {'has' if differing in after else 'lacks'} {differing}, unlike "
+                f"block {small.blocks.names[old]} whose place it takes: the field that decides this is not known here"
+            )
+
+
+def _parts(manifest: Manifest, blocks: Blocks, name: str) -> set[str]:
+    """Return the relative paths of a block's modules, without numbers: there may be fewer experts."""
+    prefix = f"{blocks.path}.{name}." if blocks.path else f"{name}."
+    found = (path.removeprefix(prefix) for path in manifest.modules if path.startswith(prefix))
+    return {".".join("*" if part.isdecimal() else part for part in path.split(".")) for path in found}
 
 
 LARGEST_WHOLE_MODEL = 50_000_000

@@ -59,7 +59,7 @@ def export(
         folder: to be created; it must not exist.
         whole: the model, which has a mapping.
         fields: of the model's config.
-        dtype: of the weights; None keeps the checkpoint's dtypes.
+        dtype: of the weights, not of integers; None keeps the checkpoint's dtypes.
         most_bytes: limit of one file, unless a single tensor is larger.
         beside: sources of further files of published weights, such as a tokenizer.
         say: called with a message for each file that is written.
@@ -119,11 +119,14 @@ class _Source:
             for piece in next(whole.published(name, shape)):
                 self._pieces[piece.name].append((saved, piece))
         self.shapes = published_shapes(piece for found in self._pieces.values() for _, piece in found)
-        self.dtypes = {name: dtype or self._saved[found[0][0]].properties.dtype for name, found in self._pieces.items()}
+        stored = {name: self._saved[found[0][0]].properties.dtype for name, found in self._pieces.items()}
+        self.dtypes = {
+            name: own if dtype is None or not own.is_floating_point else dtype for name, own in stored.items()
+        }
 
     def common_dtype(self) -> torch.dtype:
-        """The dtype of most tensors."""
-        kinds = list(self.dtypes.values())
+        """The dtype of most weights."""
+        kinds = [kind for kind in self.dtypes.values() if kind.is_floating_point]
         return max(dict.fromkeys(kinds), key=kinds.count)
 
     def nbytes(self, name: str) -> int:

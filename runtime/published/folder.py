@@ -25,6 +25,9 @@ _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
 DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Supported dtypes of weights: safetensors' name, and torch's dtype."""
 
+INTEGERS: Final = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+"""The same of counters and indices among a model's buffers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.published.folder import CONFIG, DTYPES, Folder, listed
+from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder, listed
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.configs import differences, ties_embeddings
 from legoai.specs.published.pieces import Pieces, published_shapes
@@ -38,13 +38,14 @@ def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, li
     for name, shape in whole.shapes.items():
         pieces = _published_in(whole, name, shape, folder)
         if isinstance(pieces, str):
-            missing[name] = pieces
+            if name not in whole.integers:  # a counter starts at its first value, a table of indices is computed
+                missing[name] = pieces
         else:
             found[name] = pieces
     wrong = _wrong_shapes(found, folder, refuse=not others)
     for name in [name for name, pieces in found.items() if any(piece.name in wrong for piece in pieces)]:
         missing[name] = found.pop(name)[0].name
-    _check_dtypes(found, folder)
+    _check_dtypes(found, folder, whole.integers)
     if not others:
         _check_missing(missing, whole, folder)
         _check_left(found, whole, folder)
@@ -129,15 +130,16 @@ def _wrong_shapes(found: Match, folder: Folder, *, refuse: bool) -> set[str]:
     return set(wrong)
 
 
-def _check_dtypes(found: Match, folder: Folder) -> None:
-    for pieces in found.values():
+def _check_dtypes(found: Match, folder: Folder, integers: Container[str]) -> None:
+    for name, pieces in found.items():
+        dtypes, what = (INTEGERS, "integers") if name in integers else (DTYPES, "weights")
         for piece in pieces:
             stored = folder.tensors[piece.name]
-            if stored.dtype not in DTYPES:
+            if stored.dtype not in dtypes:
                 raise RunError(
                     RunErrorCode.WEIGHTS_OTHER_MODEL,
-                    f"{piece.name} of {folder.path} is in {stored.dtype}: weights are read from "
-                    f"{', '.join(DTYPES)}, and quantized ones are not",
+                    f"{piece.name} of {folder.path} is in {stored.dtype}: {what} are read from {', '.join(dtypes)}, "
+                    "and quantized ones are not",
                     help="take weights that are not quantized",
                 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,9 +27,11 @@ from torch.futures import Future
 
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, State, cause
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.published.folder import DTYPES, Folder, unreadable
+from legoai.runtime.published.folder import DTYPES, INTEGERS, Folder, unreadable
 from legoai.runtime.published.matching import Match
 from legoai.specs.published.pieces import Piece
+
+_ALL: Final = {**DTYPES, **INTEGERS}
 
 
 def read(folder: Folder, matched: Match, state: State) -> None:
@@ -75,7 +77,7 @@ class PiecesReader(StorageReader):
         for tensor, pieces in self._matched.items():
             name = f"{WEIGHTS}{tensor}"
             chunks = [ChunkStorageMetadata(torch.Size(piece.start), torch.Size(piece.size)) for piece in pieces]
-            dtype = getattr(torch, DTYPES[self._folder.tensors[pieces[0].name].dtype])
+            dtype = getattr(torch, _ALL[self._folder.tensors[pieces[0].name].dtype])
             ends = zip(
                 *([a + b for a, b in zip(piece.start, piece.size, strict=True)] for piece in pieces), strict=True
             )

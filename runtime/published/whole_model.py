@@ -27,7 +27,8 @@ class WholeModel:
         kind: the class of the model.
         config: of a built-in model that has a mapping; otherwise None.
         fields: of the model's config in Hugging Face's format, or of the nearest one; empty where there is none.
-        shapes: full shapes of its floating-point tensors by name; for tied ones, of the first.
+        shapes: full shapes of its tensors by name; for tied ones, of the first.
+        integers: the names of those that are not of a floating-point dtype, such as counters of batches.
         tied: the names of tied tensors that are left out, with the one that represents them.
         published: mapping of its tensors to published ones; None where it is not known.
     """
@@ -36,6 +37,7 @@ class WholeModel:
     config: ModelConfig | None
     fields: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    integers: frozenset[str]
     tied: Mapping[str, str]
     published: Alternatives | None
 
@@ -43,13 +45,14 @@ class WholeModel:
     def of(cls, model: nn.Module) -> WholeModel:
         """Describe a model that nothing has changed yet, and that may be on the meta device."""
         shapes: dict[str, tuple[int, ...]] = {}
+        integers: set[str] = set()
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
-            if not tensor.is_floating_point():
-                continue
             if first.setdefault(id(tensor), name) == name:
                 shapes[name] = tuple(tensor.shape)
+                if not tensor.is_floating_point():
+                    integers.add(name)
             else:
                 tied[name] = first[id(tensor)]
         config: Any = getattr(model, "config", None)
@@ -60,4 +63,12 @@ class WholeModel:
             found, fields = partial(published, builtin), nearest_config(builtin)
         elif type(model).__module__.startswith("transformers.") and config is not None:
             found, fields = published_by_transformers(model), config.to_dict()
-        return cls(kind=type(model).__name__, config=builtin, fields=fields, shapes=shapes, tied=tied, published=found)
+        return cls(
+            kind=type(model).__name__,
+            config=builtin,
+            fields=fields,
+            shapes=shapes,
+            integers=frozenset(integers),
+            tied=tied,
+            published=found,
+        )

@@ -38,7 +38,7 @@ from legoai.runtime.training.batches import Batch
 from legoai.runtime.training.loop import History, TrainingLoop
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.training import Training
-from legoai.specs.models.first_values import FirstValues, construct
+from legoai.specs.models.first_values import FirstValues, construct, move_to_meta
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -206,7 +206,9 @@ class Trainer(Recipe):
 
     def _meta_model(self) -> nn.Module:
         with torch.device("meta"):
-            return self._prepared(self.build_model())
+            model = self.build_model()
+            move_to_meta(model)
+            return self._prepared(model)
 
     def _prepared(self, model: nn.Module) -> nn.Module:
         if self.context_axis is not None:

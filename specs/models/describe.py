@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.config_checks import Scalar
-from legoai.specs.models.first_values import FirstValues
+from legoai.specs.models.first_values import FirstValues, unfilled_by
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
@@ -140,17 +140,20 @@ def _shapes(
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
     """Return parameters and buffers for which `legoai.runtime.initialize.materialize` would find no value."""
-    if hasattr(type(model), "initialise_module"):
-        return []
+    by_model: Any = model.initialise_module if hasattr(type(model), "initialise_module") else None
     found = []
     for path, module in model.named_modules():
         for tensors, method in ((module._parameters, "reset_parameters"), (module._buffers, "init_buffers")):
+            if hasattr(type(module), method) and (by_model is None or method == "init_buffers"):
+                continue
+            left = []
             for name, tensor in tensors.items():
                 whole = f"{path}.{name}" if path else name
-                if tensor is not None and not (
-                    hasattr(type(module), method) or first_values.holds(whole, tensor.shape)
-                ):
-                    found.append(whole)
+                if tensor is not None and not first_values.holds(whole, tensor.shape):
+                    left.append(name)
+            if left and by_model is not None:
+                left = unfilled_by(by_model, path, module, left)
+            found += [f"{path}.{name}" if path else name for name in left]
     return found
 
 
@@ -168,7 +171,11 @@ def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
 
 def _reads(model: nn.Module) -> Reads | None:
     """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
-    told: Any = getattr(model, "reads", _UNTOLD)
+    declared = inspect.getattr_static(type(model), "reads", None)
+    if isinstance(declared, property) and declared.fget is not None:
+        told = _computed(model, declared.fget)
+    else:
+        told = getattr(model, "reads", _UNTOLD)
     if told is None:
         return None
     if told is not _UNTOLD:
@@ -187,6 +194,14 @@ def _reads(model: nn.Module) -> Reads | None:
 
 
 _UNTOLD = object()
+
+
+def _computed(model: nn.Module, told: Callable[[Any], Any]) -> Any:
+    """Return the value of a property, whose `AttributeError` a module would take for a missing attribute."""
+    try:
+        return told(model)
+    except AttributeError as error:
+        raise ManifestError("not_a_module", f"{type(model).__name__}: its `reads` fails: {error}") from error
 
 
 class _Describer:

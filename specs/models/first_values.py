@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,7 +95,62 @@ def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Modu
             # torch warns that loading into meta parameters has no effect; the recorded operators load the values later.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint to a meta")
             model = build()
-    return model, FirstValues(recorder, model)
+    found = FirstValues(recorder, model)
+    move_to_meta(model)
+    return model, found
+
+
+def unfilled_by(
+    initialise: Callable[[str, dict[str, torch.Tensor], dict[str, torch.Tensor]], None],
+    path: str,
+    module: nn.Module,
+    names: Sequence[str],
+) -> list[str]:
+    """Return those of a module's parameters and buffers that a model's `initialise_module` leaves empty.
+
+    Args:
+        initialise: the method.
+        path: of the module.
+        module: on the meta device.
+        names: of the parameters and buffers in question.
+    """
+
+    def drawn() -> nn.Module:
+        holder = nn.Module()
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                whole = torch.empty(parameter.shape, dtype=parameter.dtype)
+                holder.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                holder.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype))
+        with torch.no_grad():
+            initialise(path, dict(holder._parameters), dict(holder._buffers))  # type: ignore[arg-type]
+        return holder
+
+    try:
+        holder, values = construct(drawn)
+    except Exception:  # it reads values, which there are none of on the meta device
+        return []
+    shapes = {name: tensor.shape for name, tensor in (*holder.named_parameters(), *holder.named_buffers())}
+    return [name for name in names if not values.holds(name, shapes[name])]
+
+
+def move_to_meta(model: nn.Module) -> None:
+    """Replace parameters and buffers that the constructor has put on another device, keeping tied ones tied."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        holders: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in holders:
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in moved:
+                    meta: torch.Tensor = tensor.detach().to(META)
+                    if isinstance(tensor, nn.Parameter):
+                        meta = nn.Parameter(meta, requires_grad=tensor.requires_grad)
+                    moved[id(tensor)] = meta
+                tensors[name] = moved[id(tensor)]
 
 
 class FirstValues:

@@ -53,6 +53,17 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     Raises:
         ManifestError: `transformers` is not installed, the config is invalid, or the architecture is unknown.
     """
+    transformers = _transformers()
+    config = _config(transformers, where, fields, overrides)
+    return _model_class(transformers, where, fields, config)(config)
+
+
+def transformers_config(fields: Mapping[str, Any], /, *, where: str = "the config", **overrides: Scalar) -> Any:
+    """Return the config object that `transformers` makes of the fields; see `transformers_model`."""
+    return _config(_transformers(), where, fields, overrides)
+
+
+def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
@@ -61,8 +72,7 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
             "huggingface(...) needs the transformers package: pip install 'legoai[hf]'",
             str(error),
         ) from error
-    config = _config(transformers, where, fields, overrides)
-    return _model_class(transformers, where, fields, config)(config)
+    return transformers
 
 
 def _model_class(transformers: Any, where: str, fields: Mapping[str, Any], config: Any) -> type[nn.Module]:
@@ -94,8 +104,9 @@ def _forward_of(found: type[nn.Module], config: Any) -> type[nn.Module] | None:
         return _Logits
     if name.endswith("ForImageClassification"):
         return _Classes
+    of_texts = getattr(found, "main_input_name", "") == "input_ids"  # unlike that of speech or of images
     if name.endswith("ForConditionalGeneration") and config.is_encoder_decoder and hasattr(config, "vocab_size"):
-        return _SecondText
+        return _SecondText if of_texts else None
     return _Matches if name == "CLIPModel" else None
 
 
@@ -114,7 +125,8 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
     try:
         # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
-        return config_class(**{**values, "use_cache": False, **overrides})
+        # It also adds to the dictionaries that it is given.
+        return config_class(**copy.deepcopy({**values, "use_cache": False, **overrides}))
     except Exception as error:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
@@ -163,14 +175,18 @@ class _Classes(nn.Module):
 
     @property
     def reads(self) -> Images:
-        """The images that the config names."""
-        side = self.config.image_size
+        """The images that the config names; of a usual size where it names none, as for a network of convolutions."""
+        side = getattr(self.config, "image_size", _USUAL_SIDE)
         height, width = (side, side) if isinstance(side, int) else tuple(side)
-        return Images(channels=self.config.num_channels, height=height, width=width, classes=self.config.num_labels)
+        channels = getattr(self.config, "num_channels", 3)
+        return Images(channels=channels, height=height, width=width, classes=self.config.num_labels)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Classify images: [B, channels, height, width] to [B, classes]."""
         return super().forward(pixel_values=images).logits
+
+
+_USUAL_SIDE = 224
 
 
 class _SecondText(nn.Module):

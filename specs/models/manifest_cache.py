@@ -1,9 +1,9 @@
 """Cache of manifests, filled by inspecting models in a subprocess.
 
 An entry of the cache is one JSON file, named by the SHA-256 of its key: the source as the plan writes it, the text of
-the defining file (the factory's module, or the config file), and the format's version. Beside the manifest it holds the
-digest of every file of the author's that the factory's import read, so that an edit two imports away is noticed. A
-damaged or stale entry is recreated.
+the defining file (the factory's module, or the config file), the releases of torch and, for a config file, of
+transformers, and the format's version. Beside the manifest it holds the digest of every file of the author's that the
+factory's import read, so that an edit two imports away is noticed. A damaged or stale entry is recreated.
 """
 
 from __future__ import annotations
@@ -85,10 +85,17 @@ def _key(source: ModelSource, base_directory: Path) -> str:
     digest = hashlib.sha256()
     place = str(base_directory) if source.kind == "python" else ""
     digest.update(json.dumps([FORMAT, source.kind, str(source), place]).encode())
-    for file in _source_files(source, base_directory):
+    for file in (*_source_files(source, base_directory), *_release_files(source)):
         digest.update(f"\n{file.name}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _release_files(source: ModelSource) -> list[Path]:
+    """Return the files that name the releases of the libraries which define the model."""
+    modules = ("torch.version", *(["transformers"] if source.kind == "huggingface" else []))
+    found = [find_module_file(module, sys.path) for module in modules]
+    return [file for file in found if file is not None]
 
 
 def _source_files(source: ModelSource, base_directory: Path) -> list[Path]:
@@ -123,13 +130,14 @@ def find_module_file(module: str, search_path: list[str]) -> Path | None:
 def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str, Any]:
     """Read a Hugging Face `config.json`; `name` is its name in errors, by default its path.
 
+    Numbers that JSON lacks are written `{"__float__": "Infinity"}` by `transformers`, and `Infinity` by Python.
+
     Raises:
-        ManifestError: it is missing, not a JSON object, or has no `model_type`.
         ManifestError: it is missing, no JSON object, or has no `model_type`.
     """
     name = name or str(config_file)
     try:
-        fields = json.loads(Path(config_file).read_bytes())
+        fields = json.loads(Path(config_file).read_bytes(), object_hook=_special_float)
     except OSError as error:
         raise ManifestError("config_missing", f"cannot read {name}: {error.strerror or error}") from error
     except ValueError as error:
@@ -137,6 +145,12 @@ def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ManifestError("config_invalid", f"{name} is not a model config: it has no model_type")
     return fields
+
+
+def _special_float(item: dict[str, Any]) -> Any:
+    """Return the number that `transformers` has written as an object, or else the object."""
+    value = item.get("__float__")
+    return float(value) if len(item) == 1 and value in ("Infinity", "-Infinity", "NaN") else item
 
 
 def _read_entry(file: Path) -> Manifest | None:

@@ -251,7 +251,7 @@ def verify(
 
     Raises:
         PlanError: the plan has errors, cannot be read, or cannot be lowered.
-        legoai.lowering.shrink.CannotShrinkError: no smaller plan is equivalent to it.
+        legoai.lowering.shrink_sizes.CannotShrinkError: no smaller plan is equivalent to it.
         legoai.lowering.verify.run.ProgramFailedError: a rank raised, exited or hung.
     """
     from legoai.lowering.program import LoweringError

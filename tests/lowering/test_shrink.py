@@ -12,7 +12,8 @@ from legoai.dsl.frontend.paths import Paths, assign
 from legoai.dsl.frontend.sources import read_base, read_source
 from legoai.dsl.lint import lint
 from legoai.lowering.program import LoweringError
-from legoai.lowering.shrink import MAX_RANKS, CannotShrinkError, Shrunken, shrink
+from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
+from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.lowering.verify.prepare import prepare
 from legoai.specs.directives.base import describe
 from legoai.specs.models.configs import LlamaConfig, MixtralConfig

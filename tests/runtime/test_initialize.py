@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize, plain_path
+from legoai.specs.models.first_values import construct
 from support import programs
 
 CPU = Device(type="cpu")
@@ -189,3 +190,13 @@ def test_uninitialised_parameter_is_named():
     with pytest.raises(RunError, match="does not draw temperature") as caught:
         materialize(forgetful, device=Device(type="cpu"), seed=0)
     assert caught.value.code == RunErrorCode.NO_INITIALISER
+
+
+def test_what_a_model_does_not_draw_has_the_value_of_its_constructor():
+    model, first_values = construct(lambda: Forgetful(("weight",)))
+    model.register_buffer("eps", torch.empty((), device="meta"))
+    with pytest.raises(RunError, match="has buffers"):
+        materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
+    model, first_values = construct(lambda: Forgetful(("weight",)))
+    materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
+    assert (model.weight.tolist(), model.temperature.item()) == ([1.5] * 3, 2.5)

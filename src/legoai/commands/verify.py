@@ -103,7 +103,7 @@ def run(arguments: Namespace) -> int:
         return 1
 
     from legoai.lowering.program import LoweringError
-    from legoai.lowering.shrink import CannotShrinkError
+    from legoai.lowering.shrink_sizes import CannotShrinkError
     from legoai.lowering.verify.prepare import OtherProgramError, prepare, with_program
 
     try:

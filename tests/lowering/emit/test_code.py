@@ -118,3 +118,9 @@ def test_any_text_stays_in_its_docstring_and_its_comment(text: str):
     assert eval(f'"""{in_docstring(text)}."""') == f"{text}."
     assert in_docstring(text).isprintable() and on_one_line(text).isprintable()
     assert eval(f"1  # {on_one_line(text)}") == 1
+
+
+def test_numbers_without_a_literal_are_calls():
+    infinity = float("inf")
+    assert eval(literal([0.0, infinity, -infinity])) == (0.0, infinity, -infinity)
+    assert literal(float("nan")) == 'float("nan")'

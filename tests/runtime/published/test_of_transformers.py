@@ -53,6 +53,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "fused layers": ("Phi3ForCausalLM", {**TEXT, "num_key_value_heads": 2}),
     "experts of some layers": ("DeepseekV3ForCausalLM", {**TEXT, **LATENT, "num_key_value_heads": 4}),
     "shared experts": ("Qwen2MoeForCausalLM", {**TEXT, **SHARED, "num_key_value_heads": 2}),
+    "counters of batches": (
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 10},
+    ),
     "experts with biases": ("GptOssForCausalLM", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
@@ -72,6 +76,9 @@ def test_weight_files_round_trip_as_in_transformers(name: str, tmp_path: Path):
     model = found(found.config_class(**fields))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("num_batches_tracked"):
+            buffer.fill_(7)
     model.save_pretrained(tmp_path / "hub")
     own = transformers_model(config_of(tmp_path / "hub"))
     for parameter in own.parameters():
@@ -80,9 +87,11 @@ def test_weight_files_round_trip_as_in_transformers(name: str, tmp_path: Path):
     assert load_published(tmp_path / "hub", weights(own), whole, others=False, warn=warned.append) == warned == []
     wanted = dict(model.named_parameters())
     assert all(torch.equal(parameter, wanted[path]) for path, parameter in own.named_parameters())
+    assert all(buffer.item() == 7 for path, buffer in own.named_buffers() if path.endswith("num_batches_tracked"))
 
     save_distributed(dict(weights(own)), storage_writer=FileSystemWriter(tmp_path / "checkpoint"))
     export(tmp_path / "checkpoint", tmp_path / "exported", whole, config_of(tmp_path / "hub"))
     assert tensors_of(tmp_path / "exported").keys() == tensors_of(tmp_path / "hub").keys()
     again = found.from_pretrained(tmp_path / "exported")
     assert all(torch.equal(parameter, wanted[path]) for path, parameter in again.named_parameters())
+    assert all(buffer.item() == 7 for path, buffer in again.named_buffers() if path.endswith("num_batches_tracked"))

@@ -67,6 +67,18 @@ def test_constructors_need_no_device_kernel():
     assert simulate(constructors) == [(SIM, (2,))] * 3
 
 
+def test_values_have_the_type_of_their_dtype():
+    def read(_: Capture):
+        tensors = [torch.zeros(2, dtype=dtype, device=SIM) for dtype in (torch.int64, torch.bool, torch.bfloat16)]
+        return [item.tolist() for item in tensors], [type(item[0].item()) for item in tensors]
+
+    whole = int(READ_VALUE)
+    lists, types = simulate(read)
+    assert lists == [[whole, whole], [True, True], [READ_VALUE] * 2]
+    assert types == [int, bool, float]
+    assert type(lists[0][0]) is int
+
+
 def values(recorder: Capture):
     read = torch.zeros(2, 3, device=SIM).tolist()
     return read, [type(item) for item in recorder.records if isinstance(item, Copy | HostWaitStream)]

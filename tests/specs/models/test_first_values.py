@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.init import orthogonal_
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.random_operators import is_random, seed_generators
 
@@ -152,6 +153,42 @@ def test_initialisers_without_meta_kernels_are_replayed():
     assert torch.equal(value("dirac"), nn.init.dirac_(torch.empty(3, 3, 5)))
     assert (value("sparse") == 0).sum() == 30
     assert torch.equal(value("truncated.weight"), truncated)
+
+
+class OffMeta(nn.Module):
+    """Has tied parameters, and a buffer, that its constructor makes on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False, device="cpu")
+        self.second = nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.full((2,), 3.0, device="cpu"))
+
+
+def test_tensors_on_another_device_keep_their_values_and_ties_on_the_meta_device():
+    model, first_values = construct(OffMeta)
+    assert model.first.weight is model.second.weight
+    assert model.first.weight.is_meta and model.scale.is_meta
+    assert first_values.value("scale", device=CPU, seed_of=lambda draw: 0).tolist() == [3.0, 3.0]
+    assert first_values.holds("second.weight", torch.Size([2, 2]))
+
+
+class Initialising(nn.Module):
+    """Fills some of its parameters by `initialise_module`, and others nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn, self.left = nn.Parameter(torch.empty(3)), nn.Parameter(torch.empty(3))
+        self.given = nn.Parameter(torch.ones(3))
+
+    def initialise_module(self, path: str, parameters: dict, buffers: dict) -> None:
+        nn.init.trunc_normal_(parameters["drawn"], std=0.1)
+
+
+def test_what_neither_the_constructor_nor_the_model_fills_is_found():
+    model, first_values = construct(Initialising)
+    assert describe(model, "theirs", first_values).unfilled == ("left",)
 
 
 class Unfilled(nn.Module):

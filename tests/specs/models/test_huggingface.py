@@ -4,9 +4,48 @@ import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from legoai.specs.models.huggingface import transformers_model
+from legoai.runtime.device import Device
+from legoai.runtime.initialize import materialize
+from legoai.specs.models.describe import describe
+from legoai.specs.models.first_values import construct
+from legoai.specs.models.huggingface import transformers_config, transformers_model
 
 pytest.importorskip("transformers")
+
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+    "max_position_embeddings": 32,
+}
+
+
+def test_fields_are_left_as_they_are():
+    rope = {"rope_type": "linear", "factor": 2.0}
+    fields = {"model_type": "llama", **SMALL, "rope_scaling": rope}
+    transformers_config(fields)
+    assert rope == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_activation_whose_constructor_alone_knows_its_parameters_starts_with_them():
+    model, first_values = construct(lambda: transformers_model({"model_type": "apertus", **SMALL}))
+    assert describe(model, "theirs", first_values).unfilled == ()
+    materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
+    own = transformers_model({"model_type": "apertus", **SMALL}).model.layers[0].mlp.act_fn
+    for name, tensor in own.state_dict().items():
+        torch.testing.assert_close(model.model.layers[0].mlp.act_fn.state_dict()[name], tensor)
+
+
+def test_parameters_drawn_off_the_meta_device_are_moved_to_it():
+    model, first_values = construct(lambda: transformers_model({"model_type": "diffllama", **SMALL}))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert describe(model, "theirs", first_values).flow_error is None
+    materialize(model, device=Device(type="cpu"), seed=0, first_values=first_values)
 
 
 def test_recomputed_layers_append_to_no_cache_whatever_the_file_says():

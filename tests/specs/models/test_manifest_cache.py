@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from legoai.specs.models import manifest_cache
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file
+from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file, read_config
 from legoai.specs.models.source import ModelSource
 from support.manifests import inspected_in_this_process
 
@@ -118,6 +119,21 @@ def test_factory_manifest_is_cached_until_its_sources_change(workplace):
     assert len(workplace.announced) == 3, "a corrupt entry is ignored"
     assert json.loads(entry.read_text())["manifest"], "and rewritten"
     assert list(workplace.cache.iterdir()) == [entry]
+
+
+@pytest.mark.parametrize(("kind", "target"), [("python", "factories.models:build"), ("huggingface", "config.json")])
+def test_manifest_is_of_one_release_of_the_libraries(workplace, monkeypatch, kind, target):
+    workplace.write("config.json", '{"model_type": "llama"}')
+    source = ModelSource(kind=kind, target=target)
+    installed = workplace.directory / "installed"
+    monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
+    keys = set()
+    for release in ("1", "2"):
+        for package, file in (("torch", "version"), ("transformers", "__init__")):
+            (installed / package).mkdir(parents=True, exist_ok=True)
+            (installed / package / f"{file}.py").write_text(f"__version__ = '{release}'")
+            keys.add(manifest_cache._key(source, workplace.directory))
+    assert len(keys) == {"python": 2, "huggingface": 4}[kind]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -277,6 +293,14 @@ LLAMA = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path):
+    limit = '[0.0, {"__float__": "Infinity"}, -Infinity, {"__float__": "-Infinity"}, {"__float__": "other"}]'
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mamba2", "time_step_limit": {limit}}}')
+    infinity = float("inf")
+    fields = read_config(tmp_path / "config.json")
+    assert fields["time_step_limit"] == [0.0, infinity, -infinity, -infinity, {"__float__": "other"}]
 
 
 @pytest.mark.slow

@@ -46,6 +46,35 @@ def test_timm_pretrained_config_gives_the_inputs():
     assert read_by(Vision(num_classes=7)) == Tokens()
 
 
+class Failing(Vision):
+    @property
+    def reads(self) -> Images:
+        return self.nothing
+
+
+def test_inputs_that_cannot_be_computed_are_an_error_and_not_text():
+    with pytest.raises(ManifestError, match=r"Failing: its `reads` fails: .* no attribute 'nothing'"):
+        read_by(Failing())
+
+
+def test_convolutions_whose_config_names_no_size_read_images_of_a_usual_one():
+    fields = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic", "num_labels": 5}
+    with torch.device("meta"):
+        model = transformers_model(
+            {"architectures": ["ResNetForImageClassification"], "model_type": "resnet", **fields}
+        )
+    assert describe(model, "theirs").reads == Images(channels=3, height=224, width=224, classes=5)
+
+
+def test_encoder_decoder_of_speech_is_none_of_two_texts():
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 60, "pad_token_id": 0}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    kind = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}
+    with torch.device("meta"):
+        model = transformers_model({**kind, **sizes, **heads})
+    assert model.reads is None
+
+
 def test_invalid_input_declaration_is_an_error():
     with pytest.raises(ManifestError, match="Vision: `reads` of kind images has the fields"):
         read_by(Vision(reads={**SAID, "depth": 3}))
