@@ -196,14 +196,14 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         assert plan.comm is not None
         by_time = overlaps_by_time(analysis)
         found.append((_BY_TIME if by_time else "overlap_communication", lowering.note(plan.comm, "reorder")))
-        if isinstance(plan.comm.prefetch, Proactive):
-            found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     if offloads_some(analysis, "activations"):
         assert plan.offload is not None
         found.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
     if offloads_some(analysis, "optimizer"):
         assert plan.offload is not None
         found.append((_STATE, lowering.note(plan.offload, "optimizer")))
+    if reorders(analysis) and plan.comm is not None and isinstance(plan.comm.prefetch, Proactive):
+        found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     if unshards_selectively(analysis):
         assert plan.comm is not None
         found.append((_SELECTIVELY, lowering.note(plan.comm, "unshard")))

@@ -10,7 +10,6 @@ from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.node_times import unpriced
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.limits import memory_limit
-from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.parallelism.graph import is_traced, unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -31,15 +30,11 @@ def is_measured(analysis: Analysis) -> bool:
 
 
 def prefetches_within_memory(analysis: Analysis) -> bool:
-    """Whether gathers are moved ahead only where device memory allows it.
-
-    Where something is offloaded, later offloading makes the room.
-    """
+    """Whether gathers are moved ahead only where device memory allows it."""
     comm = analysis.plan.comm
     if comm is None or not isinstance(comm.prefetch, Proactive) or not is_traced(analysis):
         return False
-    offloads = any(offloads_some(analysis, what) for what in ("optimizer", "activations"))
-    return memory_limit(analysis) is not None and not offloads
+    return memory_limit(analysis) is not None
 
 
 def is_read(analysis: Analysis) -> bool:

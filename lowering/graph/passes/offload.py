@@ -62,7 +62,7 @@ def offload_activations(
     """Copy tensors saved for backward to the host, and back ahead of their first readers.
 
     Args:
-        graph: whose all-gathers have their final places.
+        graph: whose all-gathers are in buckets.
         most: bytes to offload, spread evenly over saved memory; None for all.
         limit: of the device's memory: only what exceeds it is offloaded.
         moments: under a limit, values per element of a parameter that the optimizer keeps on the device.

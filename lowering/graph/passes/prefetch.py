@@ -3,8 +3,9 @@
     forward     gather 2, wait 1, compute 1, gather 3, wait 2   ->  gather 2, gather 3, wait 1, compute 1, wait 2
 
 While a unit computes, the buffers that are gathered ahead for later units take at most the limit of a prefetch group in
-Algorithm 1. By the memory curve of the graph, they never raise device memory above its limit. All-gathers keep their
-order. Fusion is decided before, by the plan's buckets.
+Algorithm 1. By the memory curve of the graph, they never raise device memory above its limit: what is offloaded has
+left before, so that its room is used and no more. All-gathers keep their order. Fusion is decided before, by the plan's
+buckets.
 """
 
 from __future__ import annotations
