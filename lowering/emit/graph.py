@@ -146,21 +146,17 @@ def _times(lowering: Lowering, draft: Draft) -> Node:
 
 
 def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
-    """Return the amount to offload: all, some bytes, or the excess over the memory limit; state before activations."""
+    """Return the amount to offload: all, some bytes, or the excess over the memory limit."""
     offload = lowering.plan.offload
     assert offload is not None, "the pass is of its statement"
-    amount, kept = offload.optimizer if is_state else offload.activations, moments(lowering.analysis)
+    amount = offload.optimizer if is_state else offload.activations
     found = {}
     if isinstance(amount, ByBytes):
         found["most"] = str(amount.n)
     elif amount == "adaptive":
         found["limit"] = str(memory_limit(lowering.analysis))
-    if is_state and found:
-        found["moments"] = str(kept)
-    elif amount == "adaptive" and offload.optimizer not in ("all", "adaptive"):
-        found["moments"] = str(kept)
-        if isinstance(offload.optimizer, ByBytes):
-            found["state_away"] = str(offload.optimizer.n)
+    if (is_state and found) or (amount == "adaptive" and offload.optimizer != "adaptive"):
+        found["moments"] = str(_kept_moments(lowering))
     return found
 
 
@@ -196,12 +192,16 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         assert plan.comm is not None
         by_time = overlaps_by_time(analysis)
         found.append((_BY_TIME if by_time else "overlap_communication", lowering.note(plan.comm, "reorder")))
+    offloaded = []
     if offloads_some(analysis, "activations"):
         assert plan.offload is not None
-        found.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
+        offloaded.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
     if offloads_some(analysis, "optimizer"):
         assert plan.offload is not None
-        found.append((_STATE, lowering.note(plan.offload, "optimizer")))
+        offloaded.append((_STATE, lowering.note(plan.offload, "optimizer")))
+        if plan.offload.optimizer != "adaptive":  # the excess of activations depends on the state that is away
+            offloaded.reverse()
+    found += offloaded
     if reorders(analysis) and plan.comm is not None and isinstance(plan.comm.prefetch, Proactive):
         found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     if unshards_selectively(analysis):

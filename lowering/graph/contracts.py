@@ -114,9 +114,7 @@ PASSES: Final = (
         offload_activations,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"activations offloaded"}),
-        conflicts=frozenset(
-            {"activations offloaded", "state offloaded", "prefetched", "unsharded", "kept", "compiled"}
-        ),
+        conflicts=frozenset({"activations offloaded", "prefetched", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_optimizer_state,
@@ -149,7 +147,7 @@ PASSES: Final = (
         conflicts=frozenset({"compiled"}),
     ),
 )
-"""All passes, in the order in which programs name them."""
+"""All passes, in the order in which programs name them; amounts of state that are known leave before activations."""
 
 TRACE: Final = "trace"
 """Name of a graph that no pass has rewritten."""

@@ -29,7 +29,7 @@ class Proactive(Treatment):
 
 
 class ByBytes(Treatment):
-    """So many bytes: of each bucket at least, or of what is offloaded."""
+    """So many bytes: of each bucket at least, or of what is offloaded at most."""
 
     name: ClassVar[str] = "bytes"
 

@@ -53,20 +53,29 @@ def offload_optimizer_state(
     """Copy the optimizer's state to the host and back while the graph runs.
 
     Args:
-        graph: whose activations are offloaded already, if at all.
+        graph: under a limit, whose activations are offloaded already, if at all.
         moments: values per element of a parameter that the optimizer keeps.
-        most: bytes to offload, of the first parameters; None for all.
+        most: bytes to offload, as far as whole fragments fit; None for all.
         limit: of the device's memory: only what exceeds it is offloaded.
     """
     fragments = [Fragment(name, size) for name, size in state_bytes(graph, moments).items()]
     if limit is not None:
         chosen = _under(graph, fragments, limit)
     elif most is not None:
-        away = accumulate(fragment.bytes for fragment in fragments)
-        chosen = _spread(graph, [one for one, total in zip(fragments, away, strict=True) if total <= most])
+        chosen = _spread(graph, within(fragments, most))
     else:
         chosen = _spread(graph, fragments)
     _insert(graph, chosen)
+
+
+def within(fragments: Sequence[Fragment], most: int) -> list[Fragment]:
+    """Return fragments of at most so many bytes together, in order; the largest ones that fit are taken first."""
+    found = set()
+    for fragment in sorted(fragments, key=lambda one: one.bytes, reverse=True):
+        if fragment.bytes <= most:
+            found.add(fragment)
+            most -= fragment.bytes
+    return [fragment for fragment in fragments if fragment in found]
 
 
 def _insert(graph: StepGraph, chosen: Sequence[Places]) -> None:
