@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.communication.comm import unit_buckets
 from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
-from legoai.dsl.analysis.communication.measured_profile import is_measured, prefetches_within_memory
+from legoai.dsl.analysis.communication.measured_profile import (
+    digest_of_traced,
+    is_measured,
+    prefetches_within_memory,
+)
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.computation.checkpoint import kept_outputs
 from legoai.dsl.analysis.computation.compile import compiled_modules
@@ -119,7 +123,7 @@ def _measured(lowering: Lowering, draft: Draft) -> Line:
     """Return the line of the profile that the first steps of a run measure."""
     assert lowering.plan.comm is not None, "the option is its own"
     draft.imports.name(_PACKAGE, "MeasuredProfile")
-    options = {"plan_hash": "PLAN_HASH", "moments": str(_kept_moments(lowering))}
+    options = {"traced": quoted(digest_of_traced(lowering.plan)), "moments": str(_kept_moments(lowering))}
     made = call("MeasuredProfile", _times(lowering, draft), **options)
     return Line(made, f"{_PROFILE} = ", lowering.note(lowering.plan.comm, "profile"))
 

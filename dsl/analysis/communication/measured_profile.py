@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,6 +16,8 @@ from legoai.dsl.analysis.parallelism.graph import is_traced, unshards_selectivel
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.comm import Proactive
+from legoai.specs.directives.optimizer import Muon
+from legoai.specs.plan import Plan
 
 _STATEMENT: Final = "`profile = measured`"
 _LEAVE_OUT: Final = "leave `profile` out"
@@ -21,6 +25,30 @@ _READERS: Final = (
     "write what reads it: `bucket(compiler)`, `reorder = by_time`, `unshard = selective`, `offload` with `adaptive`, "
     "or `prefetch = proactive(…)` with `require peak_memory`"
 )
+
+_NOT_TRACED: Final = (
+    "name", "comm", "offload", "allocator", "optimizer", "clip", "schedule",
+    "data", "weights", "steps", "seed", "save", "evaluate",
+)  # fmt: skip
+"""Statements that change neither the traced graph of a step nor what its nodes take: passes over it, and what is not in
+it. All others are taken to change it."""
+
+
+def digest_of_traced(plan: Plan) -> str:
+    """Return the digest of the parts of a plan that decide how its step is traced: the identity of its profile.
+
+    Estimates read a profile before anything is traced. A run compares the graph itself with the profile's.
+    """
+    body = {keyword: value for keyword, value in plan.canonical().items() if keyword not in _NOT_TRACED}
+    algorithm = plan.optimizer.algorithm
+    # Measured memory is stored as what exceeds the values and the optimizer's state, of which a rule decides how much.
+    body["state"] = [
+        algorithm.name,
+        bool(getattr(algorithm, "momentum", 0.0)),
+        sorted(rule.path for rule in plan.optimizer.rules if isinstance(rule.treatment, Muon)),
+    ]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_measured(analysis: Analysis) -> bool:
