@@ -46,13 +46,16 @@ class Room:
         if self._memory is None:
             return units[0]
         start, size = self._place[gather.start[-1]], _size(gather)
-        for unit, anchor in zip(units, anchors, strict=True):
-            ahead = range(self._place[anchor], start)
-            if all(self._held[place] + size <= self._memory for place in ahead):
-                for place in ahead:
-                    self._held[place] += size
-                return unit
-        return units[-1]
+        begin, most = start, self._memory - size
+        while begin > self._place[anchors[0]] and self._held[begin - 1] <= most:
+            begin -= 1
+        unit, anchor = next(
+            (pair for pair in zip(units, anchors, strict=True) if self._place[pair[1]] >= begin),
+            (units[-1], gather.start[-1]),
+        )
+        for place in range(self._place[anchor], start):
+            self._held[place] += size
+        return unit
 
 
 def prefetch_proactively(graph: StepGraph, *, limit: int, memory: int | None = None, moments: int = 0) -> None:
