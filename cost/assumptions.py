@@ -57,12 +57,12 @@ def of_profile(plan: Plan, device: str) -> Iterator[str]:
     if plan.comm is None or plan.comm.profile != "measured":
         return
     try:
-        found = saved_profile(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=device))
+        found = saved_profile(ProfileKey.of_plan(plan, device=device))
     except UnusableProfileError as error:
         yield f"{error} [{RunErrorCode.PROFILE_UNUSABLE}]: {_UNMEASURED}"
         return
     if found is None:
-        yield f"no run of this plan has measured a profile: {_UNMEASURED}"
+        yield f"no run of this plan, or of one that is traced alike, has measured a profile: {_UNMEASURED}"
     else:
         yield f"the passes over the graph decide by what a run measured on {found.hardware}"
 

@@ -109,4 +109,4 @@ def of_measured(plan: Plan, kind: Kind) -> str:
     """Return the digest of the profile that a run of the plan measured; empty where its passes read none."""
     if plan.comm is None or plan.comm.profile != "measured":
         return ""
-    return digest_of(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=kind))
+    return digest_of(ProfileKey.of_plan(plan, device=kind))

@@ -1,8 +1,8 @@
 """Measured profile of a step's graph: times of operators and collectives, and temporary memory of nodes.
 
-Profiles are stored as JSON in the user's cache under a hash of plan, ranks, torch, LegoAI and type of device. A run
-whose plan has a profile uses it from its first step, and so does the simulator. Each figure is stored beside the
-predicted one.
+Profiles are stored as JSON in the user's cache under a hash of the plan's parts that are traced, ranks, torch, LegoAI
+and type of device. A run whose plan has a profile uses it from its first step, and so does the simulator; one whose
+graph or device is another measures again. Each figure is stored beside the predicted one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import legoai
+from legoai.dsl.analysis.communication.measured_profile import digest_of_traced
 from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.cache import private_cache
+from legoai.specs.plan import Plan
 
 FOLDER: Final = "graph_profiles"
 _FORMAT: Final = 1
@@ -44,29 +46,35 @@ class ProfileKey:
     """Identity of a profile.
 
     Attributes:
-        plan: hash of the plan, which includes its mesh.
+        traced: digest of the parts of the plan that are traced; see
+            :func:`legoai.dsl.analysis.communication.measured_profile.digest_of_traced`.
         ranks: of the run.
         device: type of device, as torch names it.
         torch: version.
         legoai: version.
     """
 
-    plan: str
+    traced: str
     ranks: int
     device: str
     torch: str
     legoai: str
 
     @classmethod
-    def of(cls, plan: str, *, ranks: int, device: str) -> ProfileKey:
-        """Return the key of a plan with the versions that are installed."""
+    def of(cls, traced: str, *, ranks: int, device: str) -> ProfileKey:
+        """Return the key with the versions that are installed."""
         return cls(
-            plan=plan,
+            traced=traced,
             ranks=ranks,
             device=device,
             torch=importlib.metadata.version("torch"),
             legoai=legoai.__version__,
         )
+
+    @classmethod
+    def of_plan(cls, plan: Plan, *, device: str) -> ProfileKey:
+        """Return the key of a plan's profile."""
+        return cls.of(digest_of_traced(plan), ranks=plan.mesh.world_size, device=device)
 
     @property
     def digest(self) -> str:
@@ -124,7 +132,7 @@ def saved_profile(key: ProfileKey) -> Profile | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableProfileError(f"{path} is damaged") from error
     if found is None:
-        raise UnusableProfileError(f"{path} is stale: it is of another plan, version or device")
+        raise UnusableProfileError(f"{path} is stale: it is of another key")
     return found
 
 

@@ -27,8 +27,8 @@ _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
 _BLOCK: Final = "[str(index)]"
 """Expression by which a program names a block of a list that it iterates over by index."""
-_LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops")
-"""Arguments of `Trainer` that affect only the reserved memory, or the MFU, and not what is captured."""
+_LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops", "traced")
+"""Arguments that affect only the reserved memory, the MFU, or which profile is read, whose digest is in the key."""
 _OF_DEVICE: Final = ("compile", "Mixtral", "DeepSeek")
 """Words of programs whose kernels depend on the device: compiled ones, and the models with grouped products."""
 _FEW: Final = 3
@@ -258,7 +258,7 @@ class _Variable(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Remove the allocator's settings, and arguments that serve only to compute MFU."""
+        """Remove the allocator's settings, arguments that serve only to compute MFU, and the key of a profile."""
         node.keywords = [one for one in node.keywords if one.arg not in _LEFT_OUT]
         return self.generic_visit(node)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -65,10 +65,19 @@ c10d = torch.ops.c10d
 _OF_PARAMETERS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
 """Collectives that hooks issue for parameters and gradients; where the step is no graph, others are functional."""
 
-_ON_GIVEN_TENSORS: Final = frozenset(
-    {c10d._allgather_base_.default, c10d._reduce_scatter_base_.default, c10d.allreduce_.default}
-)
-"""Collectives that return their first argument and a handle, without a new tensor."""
+
+def _with_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument of a collective, and a handle."""
+    return args[0], FakeWork().boxed()
+
+
+_ON_GIVEN_TENSORS: Final[dict[OpOverload, Callable[[tuple[Any, ...], dict[str, Any]], Any]]] = {
+    c10d._allgather_base_.default: _with_handle,
+    c10d._reduce_scatter_base_.default: _with_handle,
+    c10d.allreduce_.default: _with_handle,
+    torch.ops._c10d_functional.all_gather_into_tensor_out.default: lambda _, kwargs: kwargs["out"],
+}
+"""Results of collectives that return what they are given. For the last one, torch's fake kernel has a new tensor."""
 
 
 def _lists_of_dtensors(args: tuple[Any, ...]) -> list[Sequence[DTensor]]:
@@ -173,8 +182,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             inputs = _simulated((args, tuple(kwargs.values())))
             before = {item.untyped_storage()._cdata for item in inputs}
-            if inputs and func in _ON_GIVEN_TENSORS:
-                out = args[0], FakeWork().boxed()
+            given = _ON_GIVEN_TENSORS.get(func) if inputs else None
+            if given is not None:
+                out = given(args, kwargs)
             else:
                 out, answer = self.results.computed(func, question, args, kwargs)
             results = _simulated(out)

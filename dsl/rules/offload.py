@@ -97,7 +97,7 @@ class ParametersWithoutUnits(Check):
 class OffloadNeedsGraph(Check):
     """Offloading by piece or by need under the eager backend.
 
-    `adaptive` and `bytes(n)` place copies of parameters or optimizer state between the operations of one
+    `adaptive` and `bytes(n)` place copies of activations or optimizer state between the operations of one
     traced graph (DeepCompile, Algorithm 2). The eager backend can offload all or nothing of them.
 
     ## Example

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.communication.comm import unit_buckets
 from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
-from legoai.dsl.analysis.communication.measured_profile import is_measured, prefetches_within_memory
+from legoai.dsl.analysis.communication.measured_profile import (
+    digest_of_traced,
+    is_measured,
+    prefetches_within_memory,
+)
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.computation.checkpoint import kept_outputs
 from legoai.dsl.analysis.computation.compile import compiled_modules
@@ -119,7 +123,7 @@ def _measured(lowering: Lowering, draft: Draft) -> Line:
     """Return the line of the profile that the first steps of a run measure."""
     assert lowering.plan.comm is not None, "the option is its own"
     draft.imports.name(_PACKAGE, "MeasuredProfile")
-    options = {"plan_hash": "PLAN_HASH", "moments": str(_kept_moments(lowering))}
+    options = {"traced": quoted(digest_of_traced(lowering.plan)), "moments": str(_kept_moments(lowering))}
     made = call("MeasuredProfile", _times(lowering, draft), **options)
     return Line(made, f"{_PROFILE} = ", lowering.note(lowering.plan.comm, "profile"))
 
@@ -146,21 +150,17 @@ def _times(lowering: Lowering, draft: Draft) -> Node:
 
 
 def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
-    """Return the amount to offload: all, some bytes, or the excess over the memory limit; state before activations."""
+    """Return the amount to offload: all, some bytes, or the excess over the memory limit."""
     offload = lowering.plan.offload
     assert offload is not None, "the pass is of its statement"
-    amount, kept = offload.optimizer if is_state else offload.activations, moments(lowering.analysis)
+    amount = offload.optimizer if is_state else offload.activations
     found = {}
     if isinstance(amount, ByBytes):
         found["most"] = str(amount.n)
     elif amount == "adaptive":
         found["limit"] = str(memory_limit(lowering.analysis))
-    if is_state and found:
-        found["moments"] = str(kept)
-    elif amount == "adaptive" and offload.optimizer not in ("all", "adaptive"):
-        found["moments"] = str(kept)
-        if isinstance(offload.optimizer, ByBytes):
-            found["state_away"] = str(offload.optimizer.n)
+    if (is_state and found) or (amount == "adaptive" and offload.optimizer != "adaptive"):
+        found["moments"] = str(_kept_moments(lowering))
     return found
 
 
@@ -196,14 +196,18 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         assert plan.comm is not None
         by_time = overlaps_by_time(analysis)
         found.append((_BY_TIME if by_time else "overlap_communication", lowering.note(plan.comm, "reorder")))
-        if isinstance(plan.comm.prefetch, Proactive):
-            found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
+    offloaded = []
     if offloads_some(analysis, "activations"):
         assert plan.offload is not None
-        found.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
+        offloaded.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
     if offloads_some(analysis, "optimizer"):
         assert plan.offload is not None
-        found.append((_STATE, lowering.note(plan.offload, "optimizer")))
+        offloaded.append((_STATE, lowering.note(plan.offload, "optimizer")))
+        if plan.offload.optimizer != "adaptive":  # the excess of activations depends on the state that is away
+            offloaded.reverse()
+    found += offloaded
+    if reorders(analysis) and plan.comm is not None and isinstance(plan.comm.prefetch, Proactive):
+        found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     if unshards_selectively(analysis):
         assert plan.comm is not None
         found.append((_SELECTIVELY, lowering.note(plan.comm, "unshard")))

@@ -37,9 +37,10 @@ Property = Literal[
     "gathered again for backward",
     "bucketed",
     "overlapped",
-    "prefetched",
+    "timed",
     "activations offloaded",
     "state offloaded",
+    "prefetched",
     "unsharded",
     "kept",
     "compiled",
@@ -106,26 +107,26 @@ PASSES: Final = (
     Contract(
         overlap_by_time,
         requires=frozenset({"bucketed"}),
-        provides=frozenset({"overlapped", "prefetched"}),
+        provides=frozenset({"overlapped", "timed"}),
         conflicts=frozenset({"overlapped", "unsharded", "kept", "compiled"}),
-    ),
-    Contract(
-        prefetch_proactively,
-        requires=frozenset({"overlapped"}),
-        provides=frozenset({"prefetched"}),
-        conflicts=frozenset({"prefetched", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_activations,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"activations offloaded"}),
-        conflicts=frozenset({"activations offloaded", "state offloaded", "unsharded", "kept", "compiled"}),
+        conflicts=frozenset({"activations offloaded", "prefetched", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_optimizer_state,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"state offloaded"}),
-        conflicts=frozenset({"state offloaded", "unsharded", "kept", "compiled"}),
+        conflicts=frozenset({"state offloaded", "prefetched", "unsharded", "kept", "compiled"}),
+    ),
+    Contract(
+        prefetch_proactively,
+        requires=frozenset({"overlapped"}),
+        provides=frozenset({"prefetched"}),
+        conflicts=frozenset({"timed", "prefetched", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         unshard_selectively,
@@ -146,7 +147,7 @@ PASSES: Final = (
         conflicts=frozenset({"compiled"}),
     ),
 )
-"""All passes, in the order in which programs name them."""
+"""All passes, in the order in which programs name them; amounts of state that are known leave before activations."""
 
 TRACE: Final = "trace"
 """Name of a graph that no pass has rewritten."""

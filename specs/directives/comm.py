@@ -29,7 +29,7 @@ class Proactive(Treatment):
 
 
 class ByBytes(Treatment):
-    """So many bytes: of each bucket at least, or of what is offloaded."""
+    """So many bytes: of each bucket at least, or of what is offloaded at most."""
 
     name: ClassVar[str] = "bytes"
 
@@ -90,7 +90,8 @@ class Comm(Directive):
         doc=(
             "Times and memory by which the passes of `backend = graph` decide. `simulated`: as predicted for the "
             "plan's cluster; `measured`: the first steps of a run measure every node, all ranks agree on one profile, "
-            "and the passes are applied again; the next run begins with what was measured (DeepCompile, section 3)."
+            "and the passes are applied again; later runs begin with what was measured, also those of plans with the "
+            "same traced graph, whatever their passes and learning rate (DeepCompile, section 3)."
         ),
         default="simulated",
     )

@@ -20,7 +20,8 @@ class Offload(Directive):
         _AMOUNT,
         doc=(
             "Optimizer state, but for the optimizer's step. Under `backend = graph` copies run beside forward and "
-            "backward; `bytes(n)`: so much of it; `adaptive`: what exceeds the bound of `require peak_memory`."
+            "backward; `bytes(n)`: at most so much of it, `adaptive`: what exceeds the bound of `require peak_memory`, "
+            "in both cases of whole parameters."
         ),
         default="none",
     )
@@ -31,8 +32,8 @@ class Offload(Directive):
         _AMOUNT,
         doc=(
             "What the forward pass saves for the backward pass, but for parameters. Under `backend = graph` copies run "
-            "beside computation; `bytes(n)`: so much of it, evenly over the blocks; `adaptive`: what exceeds the bound "
-            "of `require peak_memory`."
+            "beside computation; `bytes(n)`: at most so much of it, evenly over the blocks; `adaptive`: what exceeds "
+            "the bound of `require peak_memory`."
         ),
         default="none",
     )

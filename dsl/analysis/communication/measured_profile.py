@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,11 +12,12 @@ from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.node_times import unpriced
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.limits import memory_limit
-from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.parallelism.graph import is_traced, unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.comm import Proactive
+from legoai.specs.directives.optimizer import Muon
+from legoai.specs.plan import Plan
 
 _STATEMENT: Final = "`profile = measured`"
 _LEAVE_OUT: Final = "leave `profile` out"
@@ -22,6 +25,30 @@ _READERS: Final = (
     "write what reads it: `bucket(compiler)`, `reorder = by_time`, `unshard = selective`, `offload` with `adaptive`, "
     "or `prefetch = proactive(…)` with `require peak_memory`"
 )
+
+_NOT_TRACED: Final = (
+    "name", "comm", "offload", "allocator", "optimizer", "clip", "schedule",
+    "data", "weights", "steps", "seed", "save", "evaluate",
+)  # fmt: skip
+"""Statements that change neither the traced graph of a step nor what its nodes take: passes over it, and what is not in
+it. All others are taken to change it."""
+
+
+def digest_of_traced(plan: Plan) -> str:
+    """Return the digest of the parts of a plan that decide how its step is traced: the identity of its profile.
+
+    Estimates read a profile before anything is traced. A run compares the graph itself with the profile's.
+    """
+    body = {keyword: value for keyword, value in plan.canonical().items() if keyword not in _NOT_TRACED}
+    algorithm = plan.optimizer.algorithm
+    # Measured memory is stored as what exceeds the values and the optimizer's state, of which a rule decides how much.
+    body["state"] = [
+        algorithm.name,
+        bool(getattr(algorithm, "momentum", 0.0)),
+        sorted(rule.path for rule in plan.optimizer.rules if isinstance(rule.treatment, Muon)),
+    ]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_measured(analysis: Analysis) -> bool:
@@ -31,15 +58,11 @@ def is_measured(analysis: Analysis) -> bool:
 
 
 def prefetches_within_memory(analysis: Analysis) -> bool:
-    """Whether gathers are moved ahead only where device memory allows it.
-
-    Where something is offloaded, later offloading makes the room.
-    """
+    """Whether gathers are moved ahead only where device memory allows it."""
     comm = analysis.plan.comm
     if comm is None or not isinstance(comm.prefetch, Proactive) or not is_traced(analysis):
         return False
-    offloads = any(offloads_some(analysis, what) for what in ("optimizer", "activations"))
-    return memory_limit(analysis) is not None and not offloads
+    return memory_limit(analysis) is not None
 
 
 def is_read(analysis: Analysis) -> bool:

@@ -50,7 +50,7 @@ class MeasuredProfile:
 
     Args:
         predicted: times until then, and for nodes that were not measured.
-        plan_hash: of the plan, the key of the profile.
+        traced: digest of the parts of the plan that are traced, in the key of the profile.
         moments: values per element of a parameter that the optimizer keeps on the device.
 
     Attributes:
@@ -58,9 +58,9 @@ class MeasuredProfile:
         moments: as given.
     """
 
-    def __init__(self, predicted: PredictedTimes, *, plan_hash: str, moments: int = 0) -> None:
+    def __init__(self, predicted: PredictedTimes, *, traced: str, moments: int = 0) -> None:
         self.predicted = predicted
-        self.plan_hash = plan_hash
+        self.traced = traced
         self.moments = moments
         self.profile: Profile | None = None
 
@@ -85,7 +85,7 @@ class MeasuredProfile:
     def key(self, graph: StepGraph) -> ProfileKey:
         """Return the cache key of a graph's profile."""
         device = _ON_SIMULATED[-1] if _ON_SIMULATED else device_of(graph).type
-        return ProfileKey.of(self.plan_hash, ranks=dist.get_world_size(), device=device)
+        return ProfileKey.of(self.traced, ranks=dist.get_world_size(), device=device)
 
     def read(self, graph: StepGraph) -> str:
         """Load the cached profile, if there is one, the same on all ranks; return the reason if it cannot be used."""

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from legoai.lowering.graph.passes.blocks import Blocks
-from legoai.lowering.graph.passes.memory import held_without_state, roots, state_bytes
+from legoai.lowering.graph.passes.memory import held, roots
 from legoai.lowering.graph.step.collectives import in_order
 from legoai.lowering.graph.step.operators import WAIT
 from legoai.lowering.graph.step.places import LOSS, Place, place_of, set_place
@@ -57,20 +57,19 @@ class Saved:
 
 
 def offload_activations(
-    graph: StepGraph, *, most: int | None = None, limit: int | None = None, moments: int = 0, state_away: int = 0
+    graph: StepGraph, *, most: int | None = None, limit: int | None = None, moments: int = 0
 ) -> None:
     """Copy tensors saved for backward to the host, and back ahead of their first readers.
 
     Args:
-        graph: whose all-gathers have their final places.
+        graph: whose all-gathers are in buckets.
         most: bytes to offload, spread evenly over saved memory; None for all.
         limit: of the device's memory: only what exceeds it is offloaded.
-        moments: under a limit, values per element of a parameter that the optimizer keeps on the device.
-        state_away: bytes of the optimizer's state that are offloaded.
+        moments: under a limit, values per element of a parameter that the optimizer keeps on the device; those that are
+            offloaded already are not counted while they are away.
     """
     if limit is not None:
-        state = sum(state_bytes(graph, moments).values())
-        most = _least_under(graph, limit - max(0, state - state_away))
+        most = _least_under(graph, limit, moments)
     blocks, copies = Blocks(graph), HostCopies()
     leaving: list[tuple[Saved, fx.Node]] = []
     behind: dict[fx.Node, fx.Node] = {}
@@ -82,16 +81,16 @@ def offload_activations(
         _return(graph, saved, host, blocks, copies)
 
 
-def _least_under(graph: StepGraph, limit: int) -> int:
+def _least_under(graph: StepGraph, limit: int, moments: int) -> int:
     """Return the fewest bytes to offload, to a sixteenth of all; offloading more would not lower the peak further."""
     total = sum(saved.bytes for saved in saved_activations(graph))
 
     def peak(parts: int) -> int:
         trial = graph.copied()
         offload_activations(trial, most=total * parts // _PARTS)
-        return max(held_without_state(trial))
+        return max(held(trial, moments))
 
-    if (now := max(held_without_state(graph))) <= limit or now <= (least := max(limit, peak(_PARTS))):
+    if (now := max(held(graph, moments))) <= limit or now <= (least := max(limit, peak(_PARTS))):
         return 0
     return total * bisect.bisect_left(range(_PARTS), True, lo=1, key=lambda parts: peak(parts) <= least) // _PARTS
 

@@ -6,9 +6,11 @@ returns by the end of the last.
     forward     to host(w), …, free(w), …
     backward    …, to device(w), …, wait(w), the optimizer's step
 
-Under a memory limit only the excess is offloaded. All copies to the host begin with the step; the wait for each is
-placed where the memory curve of the graph needs its room. A copy back begins where there is room from there to the end.
-The paper's Algorithm 2 covers forward only, and describes the way back in prose; here both use one curve.
+Under a memory limit only the excess is offloaded. The paper takes fragments in order; here they are chosen by size, as
+an embedding's state is a hundred times that of a small matrix, and cannot leave in part. All copies to the host begin
+with the step; the wait for each is placed where the memory curve of the graph needs its room. A copy back begins where
+there is room from there to the end. The paper's Algorithm 2 covers forward only, and describes the way back in prose;
+here both use one curve.
 
 Without a limit, copies and waits are spread evenly over the blocks, so that the state is away when forward ends.
 """
@@ -53,20 +55,41 @@ def offload_optimizer_state(
     """Copy the optimizer's state to the host and back while the graph runs.
 
     Args:
-        graph: whose activations are offloaded already, if at all.
+        graph: under a limit, whose activations are offloaded already, if at all.
         moments: values per element of a parameter that the optimizer keeps.
-        most: bytes to offload, of the first parameters; None for all.
+        most: bytes to offload, as far as whole fragments fit; None for all.
         limit: of the device's memory: only what exceeds it is offloaded.
     """
     fragments = [Fragment(name, size) for name, size in state_bytes(graph, moments).items()]
     if limit is not None:
         chosen = _under(graph, fragments, limit)
     elif most is not None:
-        away = accumulate(fragment.bytes for fragment in fragments)
-        chosen = _spread(graph, [one for one, total in zip(fragments, away, strict=True) if total <= most])
+        chosen = _spread(graph, within(fragments, most))
     else:
         chosen = _spread(graph, fragments)
     _insert(graph, chosen)
+
+
+def within(fragments: Sequence[Fragment], most: int) -> list[Fragment]:
+    """Return fragments of at most so many bytes together, in order; the largest ones that fit are taken first."""
+    found = set()
+    for fragment in sorted(fragments, key=lambda one: one.bytes, reverse=True):
+        if fragment.bytes <= most:
+            found.add(fragment)
+            most -= fragment.bytes
+    return [fragment for fragment in fragments if fragment in found]
+
+
+def sufficient(fragments: Sequence[Fragment], excess: int) -> list[Fragment]:
+    """Return fragments of little more than the excess, in order, none of them needlessly; all if it is more."""
+    found = set(within(fragments, excess))
+    left = excess - sum(fragment.bytes for fragment in found)
+    others = [fragment for fragment in fragments if fragment not in found]
+    if left > 0 and others:
+        last = min(others, key=lambda one: one.bytes)  # each is larger than what is left
+        found.add(last)
+        found -= set(within([fragment for fragment in fragments if fragment in found], last.bytes - left))
+    return [fragment for fragment in fragments if fragment in found]
 
 
 def _insert(graph: StepGraph, chosen: Sequence[Places]) -> None:
@@ -107,7 +130,7 @@ def _under(graph: StepGraph, fragments: Sequence[Fragment], limit: int) -> list[
 
 
 def frees_under(curve: Sequence[int], fragments: Sequence[Fragment], limit: int) -> list[tuple[Fragment, int]]:
-    """Return the fragments that have to be offloaded, in order, and the index before which each must be freed.
+    """Return the fragments to offload, in order, and the index before which each must be freed.
 
     Args:
         curve: bytes of everything but the state, by index.
@@ -117,9 +140,7 @@ def frees_under(curve: Sequence[int], fragments: Sequence[Fragment], limit: int)
     resident, peak = sum(fragment.bytes for fragment in fragments), max(curve)
     found: list[tuple[Fragment, int]] = []
     place = 0
-    for fragment in fragments:
-        if peak + resident <= limit:
-            break
+    for fragment in sufficient(fragments, peak + resident - limit):
         while curve[place] + resident <= limit:
             place += 1
         found.append((fragment, place))

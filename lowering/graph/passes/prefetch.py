@@ -3,8 +3,9 @@
     forward     gather 2, wait 1, compute 1, gather 3, wait 2   ->  gather 2, gather 3, wait 1, compute 1, wait 2
 
 While a unit computes, the buffers that are gathered ahead for later units take at most the limit of a prefetch group in
-Algorithm 1. By the memory curve of the graph, they never raise device memory above its limit. All-gathers keep their
-order. Fusion is decided before, by the plan's buckets.
+Algorithm 1. By the memory curve of the graph, they never raise device memory above its limit: what is offloaded has
+left before, so that its room is used and no more. All-gathers keep their order. Fusion is decided before, by the plan's
+buckets.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ class Room:
         if self._memory is None:
             return units[0]
         start, size = self._place[gather.start[-1]], _size(gather)
-        for unit, anchor in zip(units, anchors, strict=True):
-            ahead = range(self._place[anchor], start)
-            if all(self._held[place] + size <= self._memory for place in ahead):
-                for place in ahead:
-                    self._held[place] += size
-                return unit
-        return units[-1]
+        begin, most = start, self._memory - size
+        while begin > self._place[anchors[0]] and self._held[begin - 1] <= most:
+            begin -= 1
+        unit, anchor = next(
+            (pair for pair in zip(units, anchors, strict=True) if self._place[pair[1]] >= begin),
+            (units[-1], gather.start[-1]),
+        )
+        for place in range(self._place[anchor], start):
+            self._held[place] += size
+        return unit
 
 
 def prefetch_proactively(graph: StepGraph, *, limit: int, memory: int | None = None, moments: int = 0) -> None:

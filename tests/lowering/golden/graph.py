@@ -52,8 +52,8 @@ PASSES = (
     reshard_after_forward,  # tiny.plan:8
     bucket_units,  # tiny.plan:11
     overlap_communication,  # tiny.plan:11
-    partial(offload_activations, limit=75161927680, moments=2, state_away=21474836480),  # tiny.plan:14
     partial(offload_optimizer_state, most=21474836480, moments=2),  # tiny.plan:14
+    partial(offload_activations, limit=75161927680, moments=2),  # tiny.plan:14
     partial(unshard_selectively, limit=75161927680, moments=2),  # tiny.plan:11
     keep_unsharded,  # tiny.plan:11
 )

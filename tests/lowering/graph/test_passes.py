@@ -54,9 +54,9 @@ ALL = (
     schedule_overlap,
     overlap_communication,
     overlap_by_time,
-    prefetch_proactively,
     offload_activations,
     offload_optimizer_state,
+    prefetch_proactively,
     unshard_selectively,
     keep_unsharded,
     compile_regions,
@@ -322,6 +322,10 @@ def test_tensors_changed_in_place_elsewhere_stay_outside_regions():
         ((*TOGETHER[:-4], overlap_communication), "overlap_communication comes before it is overlapped"),
         ((*TOGETHER[:4], schedule_overlap), "schedule_overlap comes before it is bucketed"),
         ((*TOGETHER[:5], overlap_by_time), "overlap_by_time comes before it is overlapped"),
+        (
+            (*TOGETHER[:5], prefetch_proactively, offload_activations),
+            "offload_activations comes before it is prefetched",
+        ),
     ],
 )
 def test_pass_with_a_missing_predecessor_is_refused(passes: tuple, message: str):

@@ -86,18 +86,55 @@ PLAN = f"{HEAD}batch (global = 4, micro = 2, seq_len = 32)\n{BODY}"
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileKey:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return ProfileKey.of(resolved(PLAN).digest, ranks=2, device="cpu")
+    return ProfileKey.of_plan(resolved(PLAN), device="cpu")
 
 
 def test_profile_is_cached_under_its_key(key: ProfileKey):
     plan = resolved(PLAN)
     assert saved_profile(key) is None and not digest_of(key)
-    assert "no run of this plan has measured" in next(of_profile(plan, "cpu"))
+    assert "traced alike, has measured a profile" in next(of_profile(plan, "cpu"))
     path = keep_profile(key, PROFILE)
     assert path is not None and saved_profile(key) == PROFILE and digest_of(key)
     assert list(path.parent.iterdir()) == [path]
     assert next(of_profile(plan, "cpu")).endswith("what a run measured on a device")
-    assert saved_profile(ProfileKey.of(key.plan, ranks=4, device="cpu")) is None
+    assert saved_profile(ProfileKey.of(key.traced, ranks=4, device="cpu")) is None
+
+
+RATE = "optimizer adamw(lr = 1e-3) { norm.weight = group(weight_decay = 0) }\n"
+OTHERWISE = (
+    f"{PLAN}{RATE}clip (norm = 1.0)\nschedule cosine(warmup = 2, steps = 9, floor = 0.1)\n",
+    PLAN.replace("plan tiny", "plan other").replace("7MiB", "8MiB"),
+    PLAN.replace("limit = 1MiB", "limit = 2MiB") + "offload (optimizer = bytes(1MiB))\n",
+)
+"""Plans whose steps are traced alike."""
+
+
+@pytest.mark.parametrize("other", OTHERWISE)
+def test_profile_serves_plans_that_are_traced_alike(other: str, key: ProfileKey):
+    keep_profile(key, PROFILE)
+    assert resolved(other).digest != resolved(PLAN).digest
+    assert next(of_profile(resolved(other), "cpu")).endswith("what a run measured on a device")
+    assert f'traced="{key.traced}"' in lowered(other).text
+
+
+@pytest.mark.parametrize(
+    ("part", "instead"),
+    [
+        ("micro = 2", "micro = 1"),
+        ("param = bf16", "param = fp32"),
+        ("require", "checkpoint { layers.* = full }\nrequire"),
+        ("require", "optimizer sgd(lr = 1e-3)\nrequire"),
+        ("require", "optimizer adamw() { layers.*.attention.wq.weight = muon(lr = 0.02) }\nrequire"),
+    ],
+)
+def test_profile_is_of_what_is_traced_and_of_the_state(part: str, instead: str, key: ProfileKey):
+    assert ProfileKey.of_plan(resolved(PLAN.replace(part, instead)), device="cpu") != key
+
+
+@pytest.mark.slow
+def test_plans_with_one_profile_have_one_graph():
+    graphs = {in_a_fork(after_each_pass, lowered(text).text, digest_of_graph)["trace"] for text in (PLAN, *OTHERWISE)}
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from legoai.cost.trace.records import Copy
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.passes.memory import held_without_state
-from legoai.lowering.graph.passes.offload_state import Fragment, backs_under, frees_under
+from legoai.lowering.graph.passes.offload_state import Fragment, backs_under, frees_under, sufficient, within
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.offloading.state_copies import StateCopies
 from support.plans import HEAD, lowered
@@ -57,6 +57,33 @@ def test_offloaded_state_returns_as_early_as_memory_allows():
             assert place == first or max(curve[place - 1 :]) + resident > limit, "there was no room before"
 
 
+def test_fragments_are_chosen_by_size():
+    state = [
+        Fragment("embedding", 525),
+        *(Fragment(f"{index}", size) for index, size in enumerate((60, 15, 60, 15, 1))),
+    ]
+
+    def names(chosen: list[Fragment]) -> str:
+        return " ".join(fragment.parameter for fragment in chosen)
+
+    assert names(within(state, 100)) == "0 1 3 4" and names(within(state, 0)) == "" == names(sufficient(state, 0))
+    assert names(sufficient(state, 1)) == "4"
+    assert names(sufficient(state, 61)) == "0 4"
+    assert names(sufficient(state, 525)) == "embedding" == names(sufficient(state, 300))
+    assert names(sufficient(state, 10_000)) == names(within(state, 10_000)) == names(state)
+
+
+def test_few_bytes_more_than_the_excess_are_chosen():
+    for seed in range(300):
+        chosen = random.Random(seed)
+        state = [Fragment(str(index), chosen.randint(1, 15)) for index in range(chosen.randint(1, 10))]
+        excess = chosen.randint(1, sum(fragment.bytes for fragment in state))
+        found = [fragment.bytes for fragment in sufficient(state, excess)]
+        assert sum(found) - min(found) < excess <= sum(found), "all that leaves has to"
+        left = [fragment.bytes for fragment in state if fragment not in within(state, excess)]
+        assert not left or sum(found) - excess < min(left)
+
+
 def taken(text: str) -> tuple[Trace, int]:
     """The trace of a program, and the peak of all but the state by its graph."""
     peaks = []
@@ -93,6 +120,28 @@ def test_only_state_above_the_limit_is_offloaded():
     assert found["device_to_host"] == found["host_to_device"]
     assert 0.49 * state < found["device_to_host"] < 0.75 * state
     assert memory(trace).peak <= limit
+
+
+@pytest.mark.slow
+def test_one_byte_above_the_limit_moves_the_smallest_fragment():
+    plain, _ = plain_run()
+    limit = memory(plain).peak - 1
+    text = lowered(f"{BODY_OF_GPUS}offload (optimizer = adaptive)\nrequire peak_memory <= {limit}B\n").text
+    trace, _ = in_the_simulator(taken, text)
+    assert memory(trace).peak <= limit and 0 < moved(trace)["device_to_host"] <= 8 * 512
+
+
+@pytest.mark.slow
+def test_bytes_of_state_are_offloaded_and_counted_for_activations():
+    plain, _ = plain_run()
+    peak = memory(plain).peak
+    both = "offload (activations = adaptive, optimizer = bytes(100KB))\n"
+    limit = peak - 2**16
+    text = lowered(f"{BODY_OF_GPUS}{both}require peak_memory <= {limit}B\n").text
+    trace, _ = in_the_simulator(taken, text)
+    assert memory(trace).peak <= limit
+    alone, _ = in_the_simulator(taken, lowered(f"{BODY_OF_GPUS}offload (optimizer = bytes(100KB))\n").text)
+    assert 90_000 < moved(alone)["device_to_host"] <= 100_000, "the embedding's state is larger"
 
 
 @pytest.mark.slow
