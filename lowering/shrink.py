@@ -36,6 +36,7 @@ from legoai.lowering.shrink_substitutes import (
     in_double_precision,
     in_its_dtypes,
     with_acting_clip,
+    with_batch_norms_of_a_cpu,
     with_short_warmup,
 )
 from legoai.specs.directives.base import Directive, Divided, PathRule, Staged, Treatment
@@ -116,6 +117,7 @@ def shrink(
     smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
     smaller = for_a_cpu(smaller, changes)
     smaller = in_double_precision(smaller, changes) if double else in_its_dtypes(smaller, changes)
+    smaller = with_batch_norms_of_a_cpu(smaller, manifest, changes)
     pipeline, stages = _pipeline(analysis, smaller)
     seq_len = _sequence_length(smaller)
     split = _split(analysis, pipeline, stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_rules import changed, of_statement, with_rules
 from legoai.specs.directives.base import PathRule
@@ -11,6 +12,7 @@ from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.precision import HighPrecision, Precision
 from legoai.specs.directives.shard import Experts, Shard
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
@@ -93,6 +95,14 @@ def in_its_dtypes(plan: Plan, changes: list[str]) -> Plan:
         return plan
     changes.append("precision: without float8, of which a CPU has no products")
     return replace(plan, precision=changed(plan.precision, rules=()))
+
+
+def with_batch_norms_of_a_cpu(plan: Plan, manifest: Manifest, changes: list[str]) -> Plan:
+    """Return the plan in fp32 where batch normalisation is in fewer bits, which a CPU lacks."""
+    if plan.precision.param in ("fp32", "fp64") or not batch_norms(manifest):
+        return plan
+    changes.append("precision: fp32, since a CPU has no batch normalisation in fewer bits")
+    return replace(plan, precision=changed(plan.precision, master="fp32", param="fp32"))
 
 
 def with_short_warmup(plan: Plan, changes: list[str]) -> Plan:

@@ -14,6 +14,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.random_operators import seed_generators
+from legoai.specs.models.torch_internals import BatchNorm
 
 WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 """Path segments that activation checkpointing and `torch.compile` add."""
@@ -37,11 +38,18 @@ def seed_of(seed: int, name: str) -> int:
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Give floating-point parameters on the meta device the dtype in which they will be stored.
 
-    Buffers keep the dtype that the model chose for them.
+    Buffers keep the dtype that the model chose for them, but statistics of batches: torch normalises in fp64 by those
+    in fp64 alone.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
+    if dtype == torch.float64:
+        for module in model.modules():
+            if isinstance(module, BatchNorm):
+                for name, buffer in module.named_buffers(recurse=False):
+                    if buffer.is_floating_point():
+                        module._buffers[name] = buffer.to(dtype)
 
 
 def materialize(

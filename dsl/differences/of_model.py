@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
+from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.stages.pipeline import is_staged, stages_of_ranks
 from legoai.specs.directives.compile import Inductor
@@ -96,8 +97,7 @@ def _updates_buffers(analysis: Analysis) -> bool:
 def _has_batch_statistics(analysis: Analysis) -> bool:
     """Whether forward normalises over a micro batch, or updates buffers from it."""
     assert analysis.manifest is not None
-    modules = analysis.manifest.modules.values()
-    return _updates_buffers(analysis) or any("BatchNorm" in module.class_name for module in modules)
+    return _updates_buffers(analysis) or bool(batch_norms(analysis.manifest))
 
 
 def _updated_again(analysis: Analysis) -> set[str]:

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.precision import Precision
+from legoai.specs.models.manifest import Manifest
 
 DTYPE_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -49,8 +50,14 @@ def _accumulates_unsharded(analysis: Analysis) -> bool:
     return has_policy(analysis) and comm is not None and comm.reduce == "last_micro_batch"
 
 
+def batch_norms(manifest: Manifest) -> list[str]:
+    """Return the paths of modules that normalise by the statistics of a batch."""
+    return [path for path, module in manifest.modules.items() if "BatchNorm" in module.class_name]
+
+
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Gradients that accumulate in torch's own dtype; without units, one dtype or bf16 over fp32."""
+    yield from _batch_norms_of_a_cpu(analysis)
     precision = analysis.plan.precision
     own = gradient_dtype(analysis)
     # Without units or accumulation the option has no effect, which is a warning of its own.
@@ -69,4 +76,20 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             f"`param = {precision.param}` over `master = {precision.master}` needs an `fsdp` statement: without "
             "one, autocast computes in bf16 over fp32",
             help=("give `master` and `param` the same dtype", "or add `fsdp on dp_shard`, also over one rank"),
+        )
+
+
+def _batch_norms_of_a_cpu(analysis: Analysis) -> Iterator[Unsupported]:
+    """Batch normalisation whose weights are narrower than its statistics, which torch has on GPUs alone."""
+    precision, device, manifest = analysis.plan.precision, analysis.device, analysis.manifest
+    if device is None or device.kind != "cpu" or manifest is None or precision.param in ("fp32", "fp64"):
+        return
+    paths = batch_norms(manifest)
+    if paths and autocast_dtype(analysis) is None:
+        yield Unsupported(
+            analysis.place(precision, "param"),
+            f"`{paths[0]}` keeps the statistics of batches in fp32, beside which a CPU has no weights of "
+            f"{precision.param}",
+            label="not on a CPU",
+            help=("write `master = fp32, param = fp32`",),
         )
