@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from legoai.cost.replay.blocks import are_equal
@@ -18,6 +17,7 @@ from legoai.cost.simulated.unfilled import Unfilled
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
 from legoai.runtime.torch_internals.dynamo import without_dynamo
+from legoai.specs.models.torch_internals import meta_device
 
 if TYPE_CHECKING:
     from legoai.runtime.parallelism.pipeline import Pipeline
@@ -43,7 +43,7 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
             pipeline = trainer.pipeline
             if pipeline is None or len(pipeline.stages_of_rank) != pp:
                 return apart
-            with torch.device("meta"), Unfilled():
+            with meta_device(), Unfilled():
                 model = trainer.build_model()
     except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and reports it
         return apart
