@@ -47,7 +47,7 @@ def meta_device() -> torch.device:
     one while it replaces `torch.linspace`; if that was the first, `torch.linspace` would make tensors on the cpu later.
     """
     _device_constructors.cache_clear()
-    _device_constructors()  # type: ignore[no-untyped-call]  # before a factory calls `from_pretrained`
+    _device_constructors()  # before a factory calls `from_pretrained`
     return torch.device("meta")
 
 
