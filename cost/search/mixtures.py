@@ -44,6 +44,9 @@ MOST_LIKELY: Final = 16
 _NEAR: Final = 0.005
 """Share by which a mixture that is predicted to miss a requirement may meet it nevertheless."""
 
+_MISSED: Final = 0.02
+"""Share by which the mean of two treatments' steps may be longer than the step of their mixture."""
+
 _Bounded: TypeAlias = tuple[float, WrittenRule]
 
 
@@ -145,12 +148,13 @@ class Mixtures:
 
     def _best_estimated(self, group: Choices, left: Iterable[_Bounded], limit: float) -> list[Choices]:
         """Those to be simulated next of many whose bounds are below a limit: of least cost as the mean, if they fit."""
-        uniform = self._simulated(group)
+        uniform, best = self._simulated(group), self.state.best_cost
+        most = best + _MISSED * abs(best)
         ranked: list[tuple[float, WrittenRule]] = []
         for bound, rule in left:
             mean = self._mean(group, rule, uniform) if bound < limit else None
             cost = math.inf if mean is None else self._cost(group, rule, mean)
-            if cost < self.state.best_cost and self._is_likely_to_fit(group, rule, uniform):
+            if cost < most and self._is_likely_to_fit(group, rule, uniform):
                 ranked.append((cost, rule))
         return self._first(group, [rule for _, rule in sorted(ranked)], MOST)
 

@@ -221,7 +221,7 @@ def test_few_blocks_are_divided_by_the_mean_of_their_treatments(blocks: int, lin
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize(("blocks", "room"), [(BLOCKS, 91), pytest.param(4, 58, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("blocks", "room"), [(4, 58), pytest.param(BLOCKS, 91, marks=pytest.mark.slow)])
 def test_blocks_of_two_lists_are_divided_as_those_of_one(blocks: int, room: int):
     text = ALIKE.replace(
         f'llama3("tiny", n_layers = {BLOCKS})',
