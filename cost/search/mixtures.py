@@ -2,11 +2,12 @@
 
 The integer program of :mod:`legoai.cost.search.joint_memory` answers with the mixture that is best by its predictions,
 and all others are bounded by what the best of them takes by active memory. Where few may be better than the best
-candidate by their own bounds, these are simulated. Where there is no program, or nothing is feasible, a few are that
-are likely to be better or feasible.
+candidate by their own bounds, these are simulated; where more may be, those that are estimated to be best. Where there
+is no program, or nothing is feasible, a few are that are likely to be better or feasible.
 
 What blocks recompute and keep is a sum over them. So the mean of two treatments, weighted by their blocks, bounds each
-mixture of them, and excludes nearly all before there is a plan of any.
+mixture of them, and excludes nearly all before there is a plan of any. Of blocks that are not equal, or of several
+lists, nothing is bounded.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ from legoai.dsl.open_plan import Candidate
 _AT_ONCE: Final = 2
 """Mixtures that are simulated before the next are chosen."""
 MOST: Final = 48
-"""Mixtures of one group that are simulated at most; where more may be better than the best candidate, none is."""
+"""Mixtures of one group that are simulated at most; where more may be better, those that are estimated to be best."""
 MOST_LIKELY: Final = 16
 """Mixtures of one group that are simulated at most without a bound that leaves no others."""
 _NEAR: Final = 0.005
 """Share by which a mixture that is predicted to miss a requirement may meet it nevertheless."""
+
+_MISSED: Final = 0.02
+"""Share by which the mean of two treatments' steps may be longer than the step of their mixture."""
 
 _Bounded: TypeAlias = tuple[float, WrittenRule]
 
@@ -90,8 +94,10 @@ class Mixtures:
                 others = (one for one in sorted(nodes.untried, key=str) if one != group and nodes.untried[one] < limit)
                 return [*first, *alone(others)]
             left = self._left(group)
-            if left is None or sum(bound < limit for bound, _ in left) > MOST:
+            if left is None:
                 return []
+            if sum(bound < limit for bound, _ in left) > MOST:
+                return self._best_estimated(group, left, limit)
             if found := self._next(group, left, limit):
                 return found
             nodes.bound_untried(group, left[0][0] if left else math.inf)
@@ -116,18 +122,20 @@ class Mixtures:
             return []
         uniform = self._simulated(group)
         left = [one for one in left if one[0] < cost and self._predicted(group, one[1], uniform) < cost]
+        if len(left) > MOST:
+            return self._best_estimated(group, left, cost)
         heapq.heapify(left)
-        return [] if len(left) > MOST else self._next(group, left, cost)
+        return self._next(group, left, cost)
 
     def likely(self, group: Choices) -> list[Choices]:
         """Those of a group to be simulated next that are likely to be better than the best candidate.
 
         Where there is none, those that are likely to be feasible, and then those that are nearest to that.
         """
-        left, uniform = self._left(group), self._simulated(group)
+        uniform = self._simulated(group)
         candidate, any_feasible = self.state.candidate(group), self.state.found.best is not None
         ranked: list[tuple[float, float, WrittenRule]] = []
-        for _, rule in left or []:
+        for rule in self._rules(group):
             mean = self._mean(group, rule, uniform)
             if mean is not None and uniform[rule[0]].active <= uniform[rule[1]].active:
                 missed = max(misses(mean, candidate.plan.require, self.state.costs.capacity(candidate)))
@@ -136,15 +144,56 @@ class Mixtures:
                     ranked.append((missed, cost, rule))
                 elif missed <= _NEAR and cost < self.state.best_cost:
                     ranked.append((0.0, cost, rule))
-        most = MOST_LIKELY - sum(one == group for one, _ in self._asked)
+        return self._first(group, [rule for _, _, rule in sorted(ranked)], MOST_LIKELY)
+
+    def _best_estimated(self, group: Choices, left: Iterable[_Bounded], limit: float) -> list[Choices]:
+        """Those to be simulated next of many whose bounds are below a limit: of least cost as the mean, if they fit."""
+        uniform, best = self._simulated(group), self.state.best_cost
+        most = best + _MISSED * abs(best)
+        ranked: list[tuple[float, WrittenRule]] = []
+        for bound, rule in left:
+            mean = self._mean(group, rule, uniform) if bound < limit else None
+            cost = math.inf if mean is None else self._cost(group, rule, mean)
+            if cost < most and self._is_likely_to_fit(group, rule, uniform):
+                ranked.append((cost, rule))
+        return self._first(group, [rule for _, rule in sorted(ranked)], MOST)
+
+    def _is_likely_to_fit(self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, Figures]) -> bool:
+        """Whether a mixture fits if it fragments memory as that of its treatments does that fragments it less."""
+        (low, high, some), analysis = rule, self.state.candidate(group).analysis
+        assert analysis is not None
+        first, other, room = uniform[low], uniform[high], self.state.bounds.room(analysis)
+        if not first.points.blocks or not other.points.blocks:
+            return True
+        turn = other.points.peak + some * (first.points.released - other.points.released)
+        peak = max(turn, peak_of([(first.points, some), (other.points, other.points.blocks - some)]))
+        unused = min(one.reserved - one.active for one in (first, other))
+        reserved = min(room.reserved, room.device - first.points.outside)
+        return peak <= (1.0 + _NEAR) * room.active and peak + unused <= (1.0 + _NEAR) * reserved
+
+    def _first(self, group: Choices, ranked: Iterable[WrittenRule], most: int) -> list[Choices]:
+        """The first of some mixtures that no bound excludes; not more than so many of a group over all calls."""
+        left = most - sum(one == group for one, _ in self._asked)
         found: list[Choices] = []
-        for _, _, rule in sorted(ranked)[: max(most, 0)]:
+        for rule in itertools.islice(ranked, max(left, 0)):
             choices = self._chosen(group, rule)
             self._asked.add((group, rule))
             found += [] if self.state.bounded(choices) is None else [choices]
             if len(found) == _AT_ONCE:
                 break
         return found
+
+    def _rules(self, group: Choices) -> list[WrittenRule]:
+        """Mixtures that were not asked for: those that bounds do not exclude, where there are bounds."""
+        left = self._left(group)
+        if left is not None:
+            return [rule for _, rule in left]
+        analysis = self.state.candidate(group).analysis
+        if analysis is None or not self.joint.holes.is_open_only(0, group) or is_staged(analysis):
+            return []
+        pairs = itertools.permutations(self.joint.holes.listed(0), 2)
+        every = ((*pair, some) for pair in pairs for some in range(1, self.joint.holes.blocks))
+        return [rule for rule in every if (group, rule) not in self._asked]
 
     def _simulated(self, group: Choices) -> dict[int | None, Figures]:
         """The simulated steps of a group whose blocks all have one treatment, by its value."""
@@ -160,10 +209,9 @@ class Mixtures:
         In the steady state of a step a block adds as much whatever the others recompute.
         """
         low, high, some = rule
-        analysis = self.state.candidate(group).analysis
-        if low not in uniform or high not in uniform or analysis is None:
+        if low not in uniform or high not in uniform:
             return None
-        return mean_of(uniform[low], uniform[high], some / len(repeated_blocks(analysis.manifest)))
+        return mean_of(uniform[low], uniform[high], some / self.joint.holes.blocks)
 
     def _cost(self, group: Choices, rule: WrittenRule, figures: Mapping[str, float]) -> float:
         candidate = self.state.candidate(self._chosen(group, (None, rule[1], 0)))

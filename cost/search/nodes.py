@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.evaluator import OutOfTimeError
-from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
@@ -44,20 +43,21 @@ class Nodes:
 
     Args:
         state: of the search; what is counted and refused is noted in it.
-        joint: the holes that are answered jointly, if any.
+        divided: holes for which a division of blocks may be best, of which not all are tried.
 
     Attributes:
         heap: those that were not looked into, the least bound first.
-        untried: bounds of the cost of splits into stages, of buckets and styles, tried or not, by the other answers.
+        untried: bounds of the cost of splits into stages, of buckets, styles and divisions of blocks, tried or not, by
+            the other answers.
         early: candidates that were evaluated before the tree has come to them.
     """
 
-    def __init__(self, state: SearchState, joint: JointMemory | None) -> None:
+    def __init__(self, state: SearchState, divided: Set[int | None] = frozenset()) -> None:
         self.order = order_of(state.plan.holes)
         self.heap: list[Node] = []
         self.untried: dict[Choices, float] = {}
         self.early: set[Choices] = set()
-        self._state, self._joint = state, joint
+        self._state, self.divided = state, divided
         self._degrees = [index for index, hole in enumerate(state.plan.holes) if hole.owner in (Mesh, Batch)]
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
@@ -82,8 +82,8 @@ class Nodes:
                     self.refuse(chosen, candidate)
                 else:
                     self.push(chosen, candidate, cost)
-            if self._joint is not None and hole in self._joint.holes.holes:
-                self.bound_untried(self._joint.holes.group(choices), cost)
+            if hole in self.divided and choices == self.group(choices):  # else the cost is that of one treatment
+                self.bound_untried(choices, cost)
             if idle:
                 listed = self._state.plan.holes[hole].listed
                 self._state.found.bounded += self._ways(choices) // listed * (listed - 1)
@@ -228,6 +228,10 @@ class Nodes:
         while nodes:
             heapq.heappush(self.heap, nodes.pop())
 
+    def group(self, choices: Choices) -> Choices:
+        """The answers for all other holes than those for which a division of blocks may be best."""
+        return tuple(None if hole in self.divided else value for hole, value in enumerate(choices))
+
     def degrees_of(self, choices: Choices) -> Choices:
         """The answers for degrees and micro batch."""
         return tuple(choices[index] for index in self._degrees)
@@ -277,8 +281,7 @@ class Nodes:
     def _is_decided(self, hole: int) -> bool:
         """Whether each answer of a hole is tried by itself."""
         one = self._state.plan.holes[hole]
-        joint = self._joint is not None and hole in self._joint.holes.holes
-        return not (joint or one.assigns or one.buckets or one.line is not None)
+        return not (hole in self.divided or one.assigns or one.buckets or one.line is not None)
 
     def _is_idle(self, choices: Choices, hole: int) -> bool:
         """Whether all values of a hole mean the same beside these choices."""

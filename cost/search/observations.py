@@ -9,7 +9,6 @@ from legoai.cost.search.bounds import Bounds
 from legoai.cost.search.buckets.solved import bucketings
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures
-from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.lower_bounds.observed_blocks import keeps_on_device
 from legoai.cost.search.nodes import Nodes, split_of
 from legoai.cost.search.shortfalls import all_but_treatments
@@ -27,12 +26,10 @@ class Observations:
     Args:
         state: of the search; solved buckets are noted in it.
         nodes: that are open.
-        joint: the holes that are answered jointly, if any.
     """
 
     state: SearchState
     nodes: Nodes
-    joint: JointMemory | None
 
     def note_blocks(self, candidate: Candidate, outcome: Figures) -> None:
         """Note what the blocks and the step of a candidate took, for the bounds of others."""
@@ -55,9 +52,9 @@ class Observations:
 
     def bound_treatments(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
         """Bound all answers of the holes that decide memory beside the others."""
-        if self.joint is None or candidate.analysis is None:
+        if not self.nodes.divided or candidate.analysis is None:
             return
-        group = self.joint.holes.group(choices)
+        group = self.nodes.group(choices)
         opened = self.state.candidate(group).analysis or candidate.analysis
         seconds = self.state.bounds.whatever_is_recomputed(candidate.analysis, opened, outcome.stages)
         fastest = recomputes_nothing(candidate.analysis) and keeps_on_device(candidate.analysis)

@@ -15,7 +15,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator
 from legoai.cost.search.figures_cache import identity_of
-from legoai.cost.search.joint.holes import MemoryHoles
+from legoai.cost.search.joint.holes import divisible
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of, rounded
 from legoai.cost.search.result import Progress, SearchResult, Status
@@ -273,7 +273,7 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
 def _untried(plan: OpenPlan) -> list[str]:
     """What values were tried as far as they were likely, in words."""
     kinds = {
-        "divisions of blocks (`first(n, …)`)": MemoryHoles(plan).apply,
+        "divisions of blocks (`first(n, …)`)": bool(divisible(plan)),
         "splits into stages": any(hole.assigns for hole in plan.holes),
         "buckets": any(hole.buckets for hole in plan.holes),
     }

@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from legoai.cost.search.baselines import likely_baselines
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, evaluated
 from legoai.cost.search.evaluator import Evaluator, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.joint.holes import divisible
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.local_search import LocalSearch
 from legoai.cost.search.neighbours import Neighbours
@@ -96,9 +97,9 @@ class Search:
         self._asked: set[Choices] = set()
         """What was chosen for evaluation."""
         joint = self._joint_memory()
-        self.nodes = Nodes(self.state, joint)
+        self.nodes = Nodes(self.state, self._divided(joint))
         self._treatments = None if joint is None else Treatments(self.state, joint, self.nodes)
-        self._observations = Observations(self.state, self.nodes, joint)
+        self._observations = Observations(self.state, self.nodes)
         self._probing = Probing(
             state=self.state,
             nodes=self.nodes,
@@ -116,6 +117,11 @@ class Search:
             return None
         self.state.found.joint = joint.answers
         return joint
+
+    def _divided(self, joint: JointMemory | None) -> Set[int | None]:
+        """Holes for which a division of blocks may be faster than each listed value, whether some are tried or not."""
+        found: frozenset[int | None] = frozenset(() if joint is None else joint.holes.holes)
+        return found | divisible(self.state.plan) if is_timed(self.state.costs.objective) else found
 
     def run(self) -> SearchResult:
         """Search until nothing better is left, or until the deadline or an interrupt.

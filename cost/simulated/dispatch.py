@@ -367,7 +367,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             handle.seq_id = work
             for item in inputs:
                 number = capture.number_of(item)
-                if number is not None and kind in ("all_gather", "reduce_scatter"):
+                is_buffer = number not in capture.of_parameters  # a sharded optimizer gathers these in place
+                if number is not None and is_buffer and kind in ("all_gather", "reduce_scatter"):
                     capture.record(Categorise(number, "communication", capture.module))
         elif known.name == "_dtensor.shard_dim_alltoall":
             capture.record(WaitWork(current_stream(), work))  # torch waits within the operator

@@ -99,6 +99,8 @@ class Capture(Recorder):
         self.closed = False
         self.storages: dict[int, StorageRef] = {}
         self.storage_count = 0
+        self.of_parameters: set[int] = set()
+        """Numbers of the storages of parameters, gradients and optimizer state."""
         self.work_count = 0
         self.pending: dict[int, int] = {}
         self.paths: dict[int, str] = {}
@@ -320,7 +322,8 @@ class Capture(Recorder):
         for local in locals_of(tensor):
             if is_simulated(local):
                 self.module = module
-                self.allocate(local, category)
+                if self.allocate(local, category) and category != "other":
+                    self.of_parameters.add(self.storage_count - 1)
 
     def categorise_gradients(self, training: Training) -> None:
         """Record which storages are gradients of parameters."""
@@ -347,6 +350,7 @@ class Capture(Recorder):
             if is_simulated(local):
                 number = self.number_of(local)
                 if number is not None:
+                    self.of_parameters.add(number)
                     self.record(Categorise(number, category, module))
 
     def number_of(self, tensor: torch.Tensor) -> int | None:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from legoai.specs.models.first_values import META, move_to_meta
+from legoai.specs.models.first_values import move_to_meta
+from legoai.specs.models.torch_internals import meta_device
 
 _FILLS: Final = frozenset(
     {
@@ -33,7 +34,7 @@ _FILLS: Final = frozenset(
 
 def built_unfilled(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a model wholly on the meta device, without initialising it."""
-    with META, _Unfilled():
+    with meta_device(), _Unfilled():
         model = build()
     move_to_meta(model)
     return model

@@ -269,7 +269,10 @@ def _checkpoint(draft: Draft) -> None:
         treatment = "full"
     elif mode == "memory_budget":
         amount = config["activation_checkpoint.memory_budget"]
-        why = f"a budget of {amount} of the compiler's counts other activations than `budget(…)` does"
+        why = (
+            f"a budget of {amount} is the compiler's, and `budget(…)` is for blocks that are not compiled: write "
+            "`checkpoint { layers.* = full }` or `selective([…])`"
+        )
         draft.lost |= dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.memory_budget"), why)
     elif mode == "selective":
         treatment = _selective(draft, config["activation_checkpoint.selective_ac_option"])

@@ -39,6 +39,7 @@ from legoai.runtime.training.loop import History, TrainingLoop
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.training import Training
 from legoai.specs.models.first_values import FirstValues, construct, move_to_meta
+from legoai.specs.models.torch_internals import meta_device
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -205,7 +206,7 @@ class Trainer(Recipe):
         return self._prepared(model), first_values
 
     def _meta_model(self) -> nn.Module:
-        with torch.device("meta"):
+        with meta_device():
             model = self.build_model()
             move_to_meta(model)
             return self._prepared(model)

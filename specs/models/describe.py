@@ -21,7 +21,7 @@ from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_fr
 from legoai.specs.models.result import unfit_result
 from legoai.specs.models.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
 from legoai.specs.models.shapes import Shape, other_sizes
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, tree_map
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, meta_device, tree_map
 from legoai.specs.models.updated_buffers import UpdatedBuffers
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -91,7 +91,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module]) -> Followed:
     import_compiler()
     error: Exception | None = None
     for dtype in (None, torch.bfloat16):
-        with torch.device("meta"):
+        with meta_device():
             try:
                 inputs = _example_inputs(model)
                 if dtype is not None:

@@ -24,6 +24,7 @@ from legoai.specs.models.torch_internals import (
     IS_META,
     OperatorMode,
     import_compiler,
+    meta_device,
     storage_key,
     tree_leaves,
     tree_map,
@@ -91,7 +92,7 @@ def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Modu
     recorder = _Recorder()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with META, _Functions(recorder), recorder, warnings.catch_warnings():
+        with meta_device(), _Functions(recorder), recorder, warnings.catch_warnings():
             # torch warns that loading into meta parameters has no effect; the recorded operators load the values later.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint to a meta")
             model = build()

@@ -51,10 +51,20 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
         overrides: values of fields to use instead.
 
     Raises:
-        ManifestError: `transformers` is not installed, the config is invalid, or the architecture is unknown.
+        ManifestError: `transformers` is not installed, the config is invalid, the architecture is unknown, or layers
+            would be left out at random.
     """
     transformers = _transformers()
     config = _config(transformers, where, fields, overrides)
+    dropping = list(_dropping_layers(config.to_dict()))
+    if dropping:
+        names = ", ".join(f"`{name}`" for name in dropping)
+        arguments = ", ".join(f"{name} = 0" for name in dropping)
+        raise ManifestError(
+            "config_invalid",
+            f"{where}: {names} above 0: every rank would leave out other layers at random, and wait for the others",
+            "set to 0 " + ("in the file" if "." in arguments else f"by arguments: `huggingface(…, {arguments})`"),
+        )
     return _model_class(transformers, where, fields, config)(config)
 
 
@@ -131,6 +141,15 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
         ) from error
+
+
+def _dropping_layers(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The fields by which a model leaves out layers at random (LayerDrop, Fan et al. 2020), if they are above 0."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _dropping_layers(value))
+        elif str(name).endswith("layerdrop") and isinstance(value, int | float) and value > 0:
+            yield name
 
 
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")

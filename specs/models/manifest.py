@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.shapes import Length, Shape
 
-FORMAT = 11
+FORMAT = 12
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

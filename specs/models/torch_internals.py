@@ -11,6 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 # Base class of dropout in any number of dims, and of its variants.
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 
+# The functions that make tensors on the device of a context.
+from torch.utils._device import _device_constructors
+
 # The documented way to observe operators below autograd; torch has it only under a private name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +38,17 @@ def import_compiler() -> None:
     Within a dispatch mode that import fails half-way: the mode observes operators that the compiler defines.
     """
     import torch._dynamo  # noqa: F401
+
+
+def meta_device() -> torch.device:
+    """The meta device, as a context in which every constructor of torch makes its tensors there.
+
+    torch looks its constructors up at the first such context of a process. `from_pretrained` of transformers 5 opens
+    one while it replaces `torch.linspace`; if that was the first, `torch.linspace` would make tensors on the cpu later.
+    """
+    _device_constructors.cache_clear()
+    _device_constructors()  # before a factory calls `from_pretrained`
+    return torch.device("meta")
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -63,6 +77,7 @@ __all__ = [
     "OpOverload",
     "OperatorMode",
     "import_compiler",
+    "meta_device",
     "storage_key",
     "times_changed",
     "tree_leaves",

@@ -209,6 +209,21 @@ def build_with_table(depth: int = 2, dim: int = 16) -> nn.Module:
     return model
 
 
+def build_in_two_lists(first: int, second: int, dim: int = 16) -> nn.Module:
+    """A model whose blocks stand in two lists, one after the other."""
+
+    class InTwoLists(Decoder):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embeddings(tokens)
+            for block in (*self.blocks, *self.others):
+                x = block(x)
+            return self.head(x)
+
+    model = InTwoLists(first, dim)
+    model.others = nn.ModuleList([Layer(dim) for _ in range(second)])
+    return model
+
+
 def build_passing(way: str, depth: int = 10, dim: int = 16) -> nn.Module:
     """A model whose forward does with some of its blocks, or between them, what ``way`` says.
 

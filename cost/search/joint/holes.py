@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.search.candidates import Choices
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.open_plan import OpenHole, OpenPlan
 from legoai.specs.directives.checkpoint import Checkpoint
@@ -56,6 +57,12 @@ class MemoryHoles:
         """Whether the plan has such holes: at least one for the blocks, and each of these for all of them."""
         blocks = [hole for hole in self.holes[:2] if hole is not None]
         return bool(blocks) and all(self._of_all_blocks(hole) for hole in blocks)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of the model, which these holes are for."""
+        assert self.plan.analysis is not None
+        return len(_blocks_of(self.plan.analysis))
 
     def group(self, choices: Choices) -> Choices:
         """The choices of the other holes."""
@@ -127,19 +134,39 @@ class MemoryHoles:
         return f"first({some}, {texts[low]}{others})"
 
     def _of_all_blocks(self, hole: int) -> bool:
-        """Whether the rule of a hole matches exactly the blocks of the model's only block list."""
+        """Whether the rule of a hole matches exactly the blocks of all of the model's block lists."""
         analysis, path = self.plan.analysis, self.plan.holes[hole].path
-        if analysis is None or analysis.manifest is None or path is None:
+        if analysis is None or path is None:
             return False
-        lists = [item for item in analysis.manifest.block_lists if item.path]
-        if len(lists) != 1 or len(lists[0]) < _FEWEST_BLOCKS:
-            return False
-        return analysis.module_paths.matching(pattern(path)) == [f"{lists[0].path}.{name}" for name in lists[0].names]
+        blocks = _blocks_of(analysis)
+        return len(blocks) >= _FEWEST_BLOCKS and analysis.module_paths.matching(pattern(path)) == blocks
 
 
 _OWNERS: Final = (Checkpoint, Fsdp, Offload)
 _MADE_OF: Final = (("none", "full", "selective", "budget"), ("unit",), ("none", "all"))
 """Prefixes of the listed values from which joint solutions are composed, by kind."""
+
+
+def divisible(plan: OpenPlan) -> frozenset[int]:
+    """The holes of a plan for the treatment of several modules, which a value that is not listed may treat differently.
+
+    A hole with a domain has the values of that only.
+    """
+    return frozenset(
+        index
+        for index, hole in enumerate(plan.holes)
+        if hole.free and hole.owner in _OWNERS[:2] and hole.path is not None and _matches_several(plan, hole.path)
+    )
+
+
+def _matches_several(plan: OpenPlan, path: str) -> bool:
+    return plan.analysis is None or len(plan.analysis.module_paths.matching(pattern(path))) >= _FEWEST_BLOCKS
+
+
+def _blocks_of(analysis: Analysis) -> list[str]:
+    """The blocks of all of a model's lists, in its order."""
+    lists = () if analysis.manifest is None else analysis.manifest.block_lists
+    return [block for item in lists if item.path for block in item.paths]
 
 
 def _is_of_replicas(hole: OpenHole) -> bool:

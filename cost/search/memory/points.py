@@ -2,11 +2,13 @@
 
 The backward of a block frees its activations; its unsharded parameters may remain. Both sizes are the same for all
 repeated blocks, so a line through a few of them gives the active memory in the backward of any of them. Only that of
-the last block, the first in backward, is lower: the parameters and gradients of others are not there yet.
+the last block, the first in backward, is lower: the parameters and gradients of others are not there yet. Blocks of
+several lists are counted through all of them, and the line gives their mean.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -15,7 +17,7 @@ from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Phase
 from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.facts import holders
-from legoai.specs.models.manifest import BlockList, Manifest
+from legoai.specs.models.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
@@ -60,13 +62,13 @@ def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
     They are zero for a pipeline; without distinguishable blocks only `optimizer` and `outside` are known.
     """
     [rank, *others] = found.ranks
-    lists = [item for item in manifest.block_lists if item.path]
-    if others or len(lists) != 1:
+    blocks = [path for item in manifest.block_lists if item.path for path in item.paths]
+    if others or not blocks:
         return MemoryPoints()
-    [blocks] = lists
-    seen = _follow(rank, blocks)
+    seen = _follow(rank, {path: place for place, path in enumerate(blocks)})
     optimizer, outside = rank.memory.by_phase.get("optimizer", 0), rank.use.total - rank.use.reserved
-    if len(seen.backward) < 2:
+    are_in_order = all(one.block > other.block for one, other in itertools.pairwise(seen.backward))
+    if len(seen.backward) < 2 or not are_in_order:  # lists may stand otherwise than forward takes them
         return MemoryPoints(optimizer=optimizer, outside=outside)
     steady = seen.backward[1:] if len(seen.backward) > 2 else seen.backward
     first, last = steady[0], steady[-1]
@@ -87,9 +89,8 @@ class _LastMicroBatch:
     peak: int = 0
 
 
-def _follow(rank: RankEstimate, blocks: BlockList) -> _LastMicroBatch:
-    """Active memory before and in the backward of blocks, in the last micro batch."""
-    places = {f"{blocks.path}.{name}": place for place, name in enumerate(blocks.names)}
+def _follow(rank: RankEstimate, places: dict[str, int]) -> _LastMicroBatch:
+    """Active memory before and in the backward of blocks, in the last micro batch; their places are given by path."""
     kinds: dict[int, tuple[Segment, frozenset[Phase], frozenset[str]]] = {}
     seen = _LastMicroBatch()
     for before, most, item in _segments_of_last_micro_batch(rank):

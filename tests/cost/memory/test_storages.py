@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from legoai.cost.memory.storages import changes, memory
@@ -70,3 +72,27 @@ def test_hand_written_records_give_the_expected_changes():
 def test_invalid_step_trace_is_refused(records, why):
     with pytest.raises(ValueError, match=why):
         memory(Trace(rank=0, world=1, stage=0, items=records))
+
+
+SHARDED_STATE = """\
+plan test
+model   llama3("tiny", n_layers = 1)
+cluster cpu(devices = 2)
+batch   (global = 4, micro = 2, seq_len = 32)
+mesh    (dp_replicate = 2)
+replicate on dp_replicate (optimizer = sharded)
+"""
+
+
+def categories(path: Path) -> dict[str, int]:
+    import legoai
+
+    return dict(legoai.estimate(path).ranks[0].memory.by_category)
+
+
+def test_parameters_that_are_gathered_in_place_stay_parameters(tmp_path: Path):
+    path = tmp_path / "sharded.plan"
+    path.write_text(SHARDED_STATE, encoding="utf-8")
+    found = in_the_simulator(categories, path)
+    assert "communication" not in found
+    assert found["sharded_parameter"] > 0

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.joint.holes import divisible
 from legoai.cost.search.nodes import Nodes
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.result import SearchResult
@@ -50,7 +52,7 @@ def test_node_bound_is_the_best_answer_of_a_hole(known: dict[int, float | None],
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(known)
-    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found), None)
+    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found))
     node = (1.0, len(nothing), nothing)
     assert nodes.tightened(node) is (raised != 1.0)
     assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
@@ -62,7 +64,7 @@ def test_node_without_a_bound_is_not_counted_as_excluded():
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     found, nothing = SearchResult(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(dict.fromkeys((2, 4, 8), -math.inf))
-    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found), None)
+    nodes = Nodes(SearchState(plan=plan, costs=costs, found=found))
     assert not nodes.tightened((-math.inf, len(nothing), nothing))
     assert found.bounded == 0
 
@@ -82,7 +84,7 @@ fsdp blocks on dp_shard
 def test_unchosen_styles_are_skipped_except_for_one_rank():
     linted = with_open_rules(lint(STYLED, "test.plan", directory=Path()), directory=Path())
     plan, found = OpenPlan(linted, directory=Path()), SearchResult(total=0)
-    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf()), found=found), None)
+    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf()), found=found))
     [ranks] = [index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp"]
     one, two = (tuple(value if index == ranks else None for index in range(len(plan.holes))) for value in (0, 1))
     others = nodes.below(one) - 1
@@ -111,7 +113,7 @@ fsdp blocks on dp_shard
 def test_nodes_with_stages_or_open_styles_take_longer():
     linted = with_open_rules(lint(STAGED, "test.plan", directory=Path()), directory=Path())
     plan = OpenPlan(linted, directory=Path())
-    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())), None)
+    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())))
 
     def effort(**answers: int) -> int:
         names = [hole.what.split()[-1] if hole.line is None else "style" for hole in plan.holes]
@@ -122,3 +124,19 @@ def test_nodes_with_stages_or_open_styles_take_longer():
     assert effort(pp=0) == alone  # one rank
     assert effort(pp=1) > alone
     assert effort(pp=1, tp=1, schedule=0) > effort(pp=1)  # only styles are left
+
+
+def test_one_treatment_bounds_no_division():
+    """The bound of a node with a decided treatment is not one of divisions between it and others."""
+    text = STYLED.replace("shard auto on tp\nfsdp blocks on dp_shard", "fsdp on dp_shard { layers.* = auto }")
+    text += "checkpoint { layers.* = auto }"
+    plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+    holes = divisible(plan)
+    assert len(holes) == 2
+    first = next(hole for hole in order_of(plan.holes) if hole in holes)
+    nodes = Nodes(SearchState(plan=plan, costs=Costs(objective_of(None), BoundsOf())), holes)
+    group: Choices = tuple(None if hole in holes else 0 for hole in range(len(plan.holes)))
+    nodes.expand((1.0, 2, group))
+    assert nodes.untried == {group: 1.0}
+    nodes.expand((5.0, 1, tuple(0 if hole == first else value for hole, value in enumerate(group))))
+    assert nodes.untried == {group: 1.0}

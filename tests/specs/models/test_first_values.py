@@ -226,6 +226,24 @@ def test_construction_preserves_rng_state_and_reproduces_cpu_draws():
     assert not torch.equal(values[0], values[2])
 
 
+class Spaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0, 1, 3))
+
+
+def test_a_constructor_that_was_replaced_in_the_first_context_of_the_process_is_recorded(monkeypatch):
+    constructors = torch.utils._device._device_constructors
+    with monkeypatch.context() as patch:
+        # As `from_pretrained` of transformers 5 does, in which the process has its first context of a device.
+        patch.setattr(torch, "linspace", lambda *args, **kwargs: torch.zeros(3))
+        constructors.cache_clear()
+        constructors()
+    model, first_values = construct(Spaced)
+    assert model.table.is_meta
+    assert first_values.value("table", device=CPU, seed_of=int).tolist() == [0, 0.5, 1]
+
+
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
