@@ -28,6 +28,7 @@ from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.reads import ImagesWithTexts, Reads
+from legoai.specs.models.torch_internals import BatchNorm
 from legoai.specs.plan import Plan
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,10 +77,11 @@ def train(
         names.setdefault(id(parameter), []).append(name)
     base = [float(group["lr"]) for group in groups]
     of_group = [names[id(group["params"][0])] for group in groups]
-    # A contrastive loss matches texts and images within a micro batch, so that the micro batches must be the plan's. A
-    # batch that grows is split into pieces, of which every step has a whole number.
-    matched = isinstance(reads, ImagesWithTexts)
-    piece = plan.batch.micro_batch if matched else math.gcd(*(global_batch_at(plan, step) for step in range(steps)))
+    # A contrastive loss matches texts and images within a micro batch, and batch normalisation has the statistics of
+    # one, so that the micro batches must be the plan's. A batch that grows is split into pieces, of which every step
+    # has a whole number.
+    joined = isinstance(reads, ImagesWithTexts) or any(isinstance(module, BatchNorm) for module in model.modules())
+    piece = plan.batch.micro_batch if joined else math.gcd(*(global_batch_at(plan, step) for step in range(steps)))
     stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
         validation=False, micro_batch=piece, rank=0, degree=1, seed=seed
     )

@@ -89,3 +89,14 @@ def test_running_statistics_of_batch_normalisation_are_reported(tmp_path: Path):
     plan = 'model python("net:Net")\nmesh (dp_shard = 8)\nfsdp on dp_shard { head = unit }\n'
     [found] = [item for item in diagnostics(plan, tmp_path) if item.code == "LP660"]
     assert "`norm.running_mean` and 2 more" in found.message
+
+
+@pytest.mark.parametrize(
+    ("precision", "refused"), [("param = bf16", True), ("master = bf16, param = bf16", True), ("param = fp32", False)]
+)
+def test_batch_normalisation_of_narrow_weights_is_refused_on_a_cpu(precision: str, refused: bool, tmp_path: Path):
+    (tmp_path / "net.py").write_text(NORMALISED)
+    rest = f"mesh (dp_shard = 8)\nfsdp on dp_shard {{ head = unit }}\nprecision ({precision})\n"
+    plan = f'model python("net:Net")\ncluster cpu(devices = 8)\n{rest}'
+    found = [item.message for item in diagnostics(plan, tmp_path) if item.code == "LP010"]
+    assert any("`norm` keeps the statistics of batches in fp32" in message for message in found) == refused, found
