@@ -12,6 +12,7 @@ from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import FabricModel, analytical, fabric_model
+from legoai.cost.network.statistics import below_measured
 from legoai.cost.network.topology import Placement, World, group_placements, placement, slowest_pair
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Collective, CollectiveKind
@@ -174,7 +175,10 @@ def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve
         return curve.latency + wire_bytes(kind, bytes, measured) / curve.sigmoid.at(bytes)
 
     exact = curve.measured.at(size, formula) if curve.measured is not None else None
-    if exact is not None:
+    if exact is not None and curve.measured is not None:
+        first = curve.measured.sizes[0]
+        if size < first:
+            exact = below_measured((formula(size), curve.latency), (formula(first), curve.latency), exact)
         scale = wire_bytes(kind, size, ranks) / wire_bytes(kind, size, measured)
         extra = curve.latency * max(0.0, (ranks - measured) / measured)
         return exact * scale + extra, MEASURED + suffix
@@ -201,10 +205,14 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
         found = regression.near_one_size((seconds, latency), there, on.ranks, measured)
         return found, STATISTICAL if measured is None else MEASURED
     exact = table.at(size, lambda bytes: formula(bytes)[0]) if table is not None else None
-    if exact is not None:
-        return exact, MEASURED
+    if exact is not None and table is not None:
+        first = table.sizes[0]
+        return exact if size >= first else below_measured((seconds, latency), formula(first), exact), MEASURED
     if regression is None:
         return seconds, ANALYTICAL
+    first = regression.bytes[0]
+    if size < first:
+        return regression.below((seconds, latency), formula(first), on.ranks), STATISTICAL
     return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL
 
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 FLOOR, CEILING = 0.5, 20.0
-REACH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +67,10 @@ class Regression:
         return (1.0, seconds, latency, p, s, seconds * s, seconds * p, latency * s)
 
     def seconds(self, seconds: float, latency: float, ranks: int, bytes: float) -> float:
-        """The least time over the ranks, where the fit makes sense, and the analytical ``seconds`` otherwise."""
-        if bytes * REACH < self.bytes[0]:
-            return seconds
+        """The least time over the ranks: the fit, within a half and twenty times of the analytical ``seconds``."""
         inputs = self.features(seconds, latency, ranks, bytes)
         fitted = sum(a * b for a, b in zip(self.coefficients, inputs, strict=True))
-        return fitted if FLOOR * seconds < fitted < CEILING * seconds else seconds
+        return min(max(fitted, FLOOR * seconds), CEILING * seconds)
 
     @property
     def of_one_size(self) -> bool:
@@ -96,12 +93,17 @@ class Regression:
             measured: seconds at that size where this group was measured. For others the regression predicts them,
                 within a half and twenty times of the formula.
         """
-        (seconds, latency), (at_size, fixed) = asked, there
-        if measured is None:
-            inputs = self.features(at_size, fixed, ranks, self.bytes[0])
-            fitted = sum(a * b for a, b in zip(self.coefficients, inputs, strict=True))
-            measured = min(max(fitted, FLOOR * at_size), CEILING * at_size)
-        return latency + (seconds - latency) * max(measured - fixed, 0.0) / (at_size - fixed)
+        return at_its_rate(asked, there, self.seconds(*there, ranks, self.bytes[0]) if measured is None else measured)
+
+    def below(self, asked: tuple[float, float], there: tuple[float, float], ranks: int) -> float:
+        """Seconds of a message below the measured sizes, of which nothing is known but those of the smallest.
+
+        Args:
+            asked: analytical seconds of the message, and its latency.
+            there: the same of the smallest message that was measured.
+            ranks: of the group.
+        """
+        return below_measured(asked, there, self.seconds(*there, ranks, self.bytes[0]))
 
     def updated(self, rows: Sequence[tuple[float, float, int, float, float]], rate: float = 0.1) -> Regression:
         """Eq. 4.14 with observed rows as in :meth:`fit`: a step of ``rate`` down the error of each.
@@ -118,6 +120,23 @@ class Regression:
     def document(self) -> dict[str, Any]:
         """As :meth:`read` takes it."""
         return {"coefficients": list(self.coefficients), "ranks": list(self.ranks), "bytes": list(self.bytes)}
+
+
+def at_its_rate(asked: tuple[float, float], there: tuple[float, float], measured: float) -> float:
+    """Seconds of a message whose latency is the formula's, and whose rate is wrong as that of a measured one.
+
+    Args:
+        asked: analytical seconds of the message, and its latency.
+        there: the same of a message of the measured size.
+        measured: seconds at that size.
+    """
+    (seconds, latency), (at_size, fixed) = asked, there
+    return latency + (seconds - latency) * max(measured - fixed, 0.0) / (at_size - fixed)
+
+
+def below_measured(asked: tuple[float, float], there: tuple[float, float], measured: float) -> float:
+    """As :func:`at_its_rate`, for a message smaller than the smallest measured one: it takes no longer than that."""
+    return min(measured, at_its_rate(asked, there, measured))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

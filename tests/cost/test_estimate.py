@@ -212,3 +212,4 @@ def test_busiest_rank_is_simulated(tmp_path, rotate):
     path.write_text(IN_CONTEXT.replace("ROTATE", rotate).replace("BALANCE", "head_tail"))
     (even, *each), _ = in_the_simulator(times_of_ranks, path)
     assert each == [pytest.approx(even, rel=0.02)] * 3 and even < default
+    assert each[-1] == even, "the last one merges both of its pieces with those of others"

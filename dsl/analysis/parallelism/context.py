@@ -30,12 +30,14 @@ def parts_of_heads(plan: Plan) -> int:
 def busiest_rank(plan: Plan) -> int:
     """Return the rank of the first pipeline stage with the most work.
 
-    It is the first, whose shards are the longest where a length is not divisible. But where each rank of `cp` attends
-    from one piece of the sequence to all pieces before it, the last has the most, and the others wait for it.
+    It is the first, whose shards are the longest where a length is not divisible. But of the ranks of `cp` among which
+    keys are communicated it is the last: where each rank has one piece of the sequence it attends to all pieces before
+    it, and where each has a piece of the head and one of the tail, products are equal, but the last merges results for
+    both of its pieces, and the first for one.
     """
     mesh, context = plan.mesh, plan.context
-    ordered = context is not None and context.rotate != "heads" and context.dealt == "none"
-    return (mesh.cp - 1) * mesh.stride("cp") if ordered else 0
+    communicates_keys = context is not None and context.rotate != "heads"
+    return (mesh.cp - 1) * mesh.stride("cp") if communicates_keys else 0
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

@@ -229,9 +229,10 @@ def test_regression_recovers_its_coefficients() -> None:
         assert fitted.seconds(*inputs) == pytest.approx(measured, rel=0.05)
 
 
-def test_negative_regression_falls_back_to_the_model() -> None:
-    negative = Regression(coefficients=(-1.0, *[0.0] * 7), ranks=(2, 8), bytes=(1.0, 1e9))
-    assert negative.seconds(0.01, 0.0, 4, 1e6) == 0.01
+def test_regression_stays_within_a_half_and_twenty_times_of_the_model() -> None:
+    for constant, factor in ((-1.0, 0.5), (1.0, 20.0)):
+        fitted = Regression(coefficients=(constant, *[0.0] * 7), ranks=(2, 8), bytes=(1.0, 1e9))
+        assert fitted.seconds(0.01, 0.0, 4, 1e6) == pytest.approx(factor * 0.01)
 
 
 def test_regression_is_updated_towards_an_observed_run() -> None:
