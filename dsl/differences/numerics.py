@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.precision import gradient_dtype
 from legoai.dsl.analysis.parallelism.experts import limited_experts
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.differences.changes import Change
 from legoai.dsl.differences.of_model import WHOLE, Place, another_training, decided
 from legoai.specs.record import Record
@@ -207,3 +208,5 @@ def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[Place, Effect]]
         summed: Effect = ("dtype", f"gradients of micro batches are summed in {dtypes[1]}, and not in {dtypes[0]}")
         yield ("comm", WHOLE), summed
         yield ("fsdp", WHOLE), summed
+        yield ("mesh", "pp"), summed
+        yield ("pipeline", WHOLE if decided(is_staged, before) != decided(is_staged, after) else "microbatches"), summed

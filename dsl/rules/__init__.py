@@ -61,6 +61,7 @@ MODULES: Final = (
     "rules.positions",
     "rules.scalars",
     "rules.hygiene",
+    "rules.idle_exceptions",
     "diagnostics.codes.lowering",
     "diagnostics.codes.importing",
     "rules.support",

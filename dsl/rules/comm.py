@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.communication.comm import bucket_rules, prefetching_units
+from legoai.dsl.analysis.communication.compiler_buckets import BY_COMPILER
 from legoai.dsl.analysis.facts import following, grouped, replacement, written
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import unshards_selectively
@@ -63,8 +64,8 @@ class CommWithoutFsdp(Check):
 class BucketWithoutUnit(Check):
     """A bucket for modules that hold no unit.
 
-    Under the eager backend units are gathered and reduced, and their parameters together. A bucket joins
-    units; a module inside of a unit has no collective of its own.
+    Units are gathered and reduced, and their parameters together. A bucket joins units; a module inside of a unit has
+    no collective of its own. `bucket(compiler)` has checks of its own.
 
     ## Example
     ```
@@ -87,11 +88,11 @@ class BucketWithoutUnit(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.comm is None or plan.fsdp is None or plan.fsdp.backend != "eager":
+        if plan.comm is None or plan.fsdp is None:
             return
         with_units = {id(rule) for rule, _ in bucket_rules(analysis)}
         for rule, paths in grouped(following(analysis, plan.comm, Bucket).items()):
-            if id(rule) in with_units:
+            if id(rule) in with_units or rule.treatment.by == BY_COMPILER:
                 continue
             assert rule.path_origin.span is not None
             yield self.at(

@@ -25,7 +25,7 @@ class Unit(Treatment):
 
 
 class NoUnit(Treatment):
-    """No unit: the modules belong to the unit above them."""
+    """No unit: the modules belong to the unit above them. Experts on `ep` are units all the same."""
 
     name: ClassVar[str] = "none"
 

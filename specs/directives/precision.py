@@ -57,8 +57,9 @@ class Precision(Directive):
     gradient: str | None = option(
         _DTYPE,
         doc=(
-            "Gradients accumulated over micro batches; by default in the dtype of `master`, or, where `comm` reduces "
-            "only the last micro batch, in that of `reduce`."
+            "Gradients accumulated over micro batches; by default in the dtype of `master`, or, where they are reduced "
+            "once for several micro batches, under a pipeline or `comm (reduce = last_micro_batch)`, in that of "
+            "`reduce`."
         ),
         default=None,
     )

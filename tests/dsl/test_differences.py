@@ -162,6 +162,11 @@ OPEN = (
 )
 WIDE = MIXTURE.replace("reduce = bf16", "reduce = fp32")
 LAST = "comm (reduce = last_micro_batch)\n"
+STAGED = BASE.replace("tp = 2)", "pp = 2)").replace("shard standard on tp", "pipeline on pp")
+STAGED = STAGED.replace("reduce = fp32", "reduce = bf16").replace(
+    "layers.* = unit", "layers.* = unit(reshard = after_backward)"
+)
+FLAT = STAGED.replace("dp_shard = 2, pp = 2)", "dp_shard = 4)").replace("pipeline on pp\n", "")
 """Reduced gradients accumulate in fp32, unreduced ones in the dtype in which they will be reduced."""
 
 
@@ -175,6 +180,8 @@ LAST = "comm (reduce = last_micro_batch)\n"
         (MIXTURE + LAST, MIXTURE, "dtype"),
         (MIXTURE.replace("global = 32", "global = 8"), MIXTURE.replace("global = 32", "global = 8") + LAST, "rounding"),
         (WIDE, WIDE + LAST, "rounding"),
+        (FLAT, STAGED, "dtype"),
+        (FLAT + LAST, STAGED, "rounding"),
         (OPEN, OPEN.replace("micro = 2", "micro = 1"), "rounding"),
         (OPEN, MIXTURE.replace("micro = 2", "micro = 1"), "training"),
     ],

@@ -65,6 +65,7 @@ cluster   cpu(devices = 8)
 batch     (global = 64, micro = 4, seq_len = 64)
 mesh      (dp_shard = 8)
 fsdp on dp_shard {{ blocks.* = unit, root = unit }}
+precision (param = fp32)
 """
 MICRO = ("micro = 4", "micro = 2")
 FEWER = (("devices = 8", "devices = 4"), ("dp_shard = 8", "dp_shard = 4"))

@@ -136,7 +136,12 @@ CASES = {
     "autocast to fp32": ("precision (master = fp64, param = fp32)", {1: "autocast computes in bf16"}),
     "gradient dtype": (
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (param = fp32,\n  gradient = bf16)",
-        {4: "gradients accumulate in the dtype of the stored parameters, which is fp32"},
+        {4: "gradients accumulate in fp32, the dtype of the stored parameters"},
+    ),
+    "gradient dtype of stages": (
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp\nfsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        "precision (reduce = bf16,\n  gradient = fp32)",
+        {5: "accumulate in bf16, the dtype in which they are reduced after each pass of the pipeline"},
     ),
     "mxfp8": ("precision { layers.*.feed_forward.* = mxfp8 }", {1: "`mxfp8` is not lowered yet"}),
     "a style of every stage's root": (

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.precision import Precision
 from legoai.specs.models.manifest import Manifest
@@ -36,18 +37,27 @@ def output_bytes(precision: Precision) -> int:
 
 
 def gradient_dtype(analysis: Analysis) -> str:
-    """The dtype that gradients accumulate in.
+    """The dtype that gradients of micro batches accumulate in.
 
-    Reduced gradients are added up in the dtype of the stored parameters. Where `comm` reduces only those of the last
-    micro batch, the units add up the others in the dtype in which they will be reduced.
+    Reduced gradients are added up in the dtype of the stored parameters. Where gradients are reduced once for several
+    micro batches, by `comm` or after a pass of a pipeline, the units add them up in the dtype in which they will be
+    reduced.
+
+    Raises:
+        Undecided: a size or option that this depends on is a hole.
     """
     precision = analysis.plan.precision
     return precision.reduce if _accumulates_unsharded(analysis) else precision.master
 
 
 def _accumulates_unsharded(analysis: Analysis) -> bool:
+    if not has_policy(analysis):
+        return False
+    if is_staged(analysis):
+        # Of a stage, torch reduces gradients after the last micro batch of a pass, whatever `comm` says.
+        return pass_micro_batches(analysis.plan) != 1
     comm = analysis.plan.comm
-    return has_policy(analysis) and comm is not None and comm.reduce == "last_micro_batch"
+    return comm is not None and comm.reduce == "last_micro_batch"
 
 
 def batch_norms(manifest: Manifest) -> list[str]:
@@ -59,16 +69,6 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Gradients that accumulate in torch's own dtype; without units, one dtype or bf16 over fp32."""
     yield from _batch_norms_of_a_cpu(analysis)
     precision = analysis.plan.precision
-    own = gradient_dtype(analysis)
-    # Without units or accumulation the option has no effect, which is a warning of its own.
-    if precision.gradient not in (None, own) and has_policy(analysis) and micro_batches(analysis.plan) != 1:
-        why = "reduced gradients" if _accumulates_unsharded(analysis) else "the stored parameters"
-        yield Unsupported(
-            analysis.place(precision, "gradient"),
-            f"`gradient = {precision.gradient}` is not lowered yet: gradients accumulate in the dtype of {why}, "
-            f"which is {own}",
-            help=(f"leave `gradient` out, or write `{own}`",),
-        )
     mixed = precision.param not in (precision.master, "fp16")  # an error of its own
     if mixed and not has_policy(analysis) and autocast_dtype(analysis) is None:
         yield Unsupported(
@@ -76,6 +76,20 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             f"`param = {precision.param}` over `master = {precision.master}` needs an `fsdp` statement: without "
             "one, autocast computes in bf16 over fp32",
             help=("give `master` and `param` the same dtype", "or add `fsdp on dp_shard`, also over one rank"),
+        )
+    # Without units or accumulation the option has no effect, which is a warning of its own.
+    if precision.gradient is None or not has_policy(analysis) or micro_batches(analysis.plan) == 1:
+        return
+    own = gradient_dtype(analysis)
+    if precision.gradient != own:
+        why = "of the stored parameters"
+        if _accumulates_unsharded(analysis):
+            last = "each pass of the pipeline" if is_staged(analysis) else "the last micro batch"
+            why = f"in which they are reduced after {last}"
+        yield Unsupported(
+            analysis.place(precision, "gradient"),
+            f"`gradient = {precision.gradient}` is not lowered yet: gradients accumulate in {own}, the dtype {why}",
+            help=(f"leave `gradient` out, or write `{own}`",),
         )
 
 

@@ -30,6 +30,22 @@ def test_bucket_must_match_fsdp_units() -> None:
 
 
 @pytest.mark.parametrize(
+    "rule",
+    [
+        "layers.*.attention = bucket(group)",
+        "layers.*.attention = bucket(bytes(1MiB))",
+        "layers.*.attention = bucket(module)",
+        "norm = bucket(group)",
+    ],
+)
+def test_bucket_of_a_graph_must_match_units(rule: str) -> None:
+    graph = FSDP.format("").replace("dp_shard {", "dp_shard (backend = graph) {")
+    assert "is a unit" in message(f"{graph}comm {{ {rule} }}", "LP662")
+    assert "LP662" not in codes(f"{graph}comm {{ layers.* = bucket(group) }}")
+    assert "LP662" not in codes(f"{graph}comm {{ layers.*.attention = bucket(compiler) }}")
+
+
+@pytest.mark.parametrize(
     ("rules", "message_of"),
     [
         ("layers.* = bucket([1, 3])", None),

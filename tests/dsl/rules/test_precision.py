@@ -119,6 +119,27 @@ def test_a_dtype_for_accumulated_gradients_needs_accumulation() -> None:
     assert "LP616" in codes(plan.format("batch (global = 8, micro = 1, seq_len = 256)"))
 
 
+@pytest.mark.parametrize(
+    ("statements", "backend", "dtype"),
+    [
+        ("mesh (dp_shard = 4)", "eager", "fp32"),
+        ("mesh (dp_shard = 4)", "graph", "fp32"),
+        ("mesh (dp_shard = 4)\ncomm (reduce = last_micro_batch)", "eager", "bf16"),
+        ("mesh (pp = 2, dp_shard = 2)\npipeline on pp", "eager", "bf16"),
+        ("mesh (pp = 2, dp_shard = 2)\npipeline on pp", "graph", "bf16"),
+        ("mesh (pp = 2, dp_shard = 2)\npipeline on pp (microbatches = 1, schedule = GPipe)", "eager", "fp32"),
+    ],
+)
+def test_gradients_reduced_once_accumulate_in_the_dtype_of_their_reduction(
+    statements: str, backend: str, dtype: str
+) -> None:
+    units = f"fsdp on dp_shard (backend = {backend}) {{ layers.* = unit(reshard = after_backward) }}"
+    plan = f"{statements}\n{units}\nprecision (reduce = bf16, gradient = {dtype})\n"
+    other = "fp32" if dtype == "bf16" else "bf16"
+    assert "LP010" not in codes(plan)
+    assert "LP010" in codes(plan.replace(f"gradient = {dtype}", f"gradient = {other}"))
+
+
 def test_narrow_dtypes_get_advice() -> None:
     assert "LP822" in codes("mesh (dp_shard = 8)\nfsdp on dp_shard\nprecision (param = fp32, reduce = bf16)")
     assert "LP822" not in codes("precision (param = bf16, reduce = bf16)")
