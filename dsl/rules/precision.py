@@ -160,7 +160,8 @@ class GradientWithoutAccumulation(Check):
 class NarrowReduction(Check):
     """Gradients that are reduced in a narrower dtype than they are computed in.
 
-    Summing over many ranks loses the digits that the backward pass computed.
+    Summing over many ranks loses the digits that the backward pass computed. Only units of `fsdp` and `replicate`
+    reduce.
 
     ## Example
     ```
@@ -183,7 +184,7 @@ class NarrowReduction(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
-        if DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
+        if has_policy(analysis) and DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
             yield self.at(
                 analysis.place(precision, "reduce"),
                 f"gradients are computed in {precision.param} and reduced in {precision.reduce}",

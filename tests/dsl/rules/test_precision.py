@@ -122,6 +122,7 @@ def test_a_dtype_for_accumulated_gradients_needs_accumulation() -> None:
 def test_narrow_dtypes_get_advice() -> None:
     assert "LP822" in codes("mesh (dp_shard = 8)\nfsdp on dp_shard\nprecision (param = fp32, reduce = bf16)")
     assert "LP822" not in codes("precision (param = bf16, reduce = bf16)")
+    assert "LP822" not in codes("precision (master = fp64, param = fp64)"), "nothing is reduced without units"
     assert "LP823" in codes("precision (master = bf16)")
     parameter = torch.tensor(1.0, dtype=torch.bfloat16)
     assert parameter + parameter / 300 == parameter  # the update that LP823 speaks of
