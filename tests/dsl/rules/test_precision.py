@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.rules.precision import DtypeOfConfig
 from legoai.specs.cluster import catalogue
 from support.rule_plans import codes, message
 
@@ -85,6 +88,23 @@ def test_emulated_bf16_is_reported(tmp_path: Path) -> None:
     assert "capability 7.0 and no bf16 units" in message(plan.format("bf16"), "LP617", tmp_path)
     assert "LP617" not in codes(plan.format("fp16"), tmp_path)
     assert "LP617" not in codes("cluster a100_sxm80")
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_dtype_among_the_arguments_of_a_config_is_reported(field: str) -> None:
+    def found(model: str) -> list[str]:
+        plan = resolve(f"{_HEAD}model {model}", "hf.plan", directory=Path()).plan
+        assert plan is not None
+        return [item.message for item in DtypeOfConfig().check(Analysis(plan, None))]
+
+    assert found(f'huggingface("config.json", {field} = "bfloat16")') == [
+        f"`{field}` has no effect: `precision` decides the dtypes of a training"
+    ]
+    assert not found('huggingface("config.json", n_layer = 2)')
+    assert not found(f'python("package:model", {field} = "bfloat16")')
+
+
+_HEAD = "plan hf\ncluster h100_sxm\nbatch (global = 8, micro = 1, seq_len = 64)\n"
 
 
 def test_float8_on_nonlinear_modules_has_no_effect() -> None:
