@@ -154,13 +154,22 @@ def moments(analysis: Analysis) -> int:
     return int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
 
 
+def keeps_state(analysis: Analysis) -> bool:
+    """Whether the optimizer keeps anything per element of a parameter: SGD without momentum does not.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    return bool(moments(analysis) or muon_parameters(analysis))
+
+
 def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     """Yield amounts of the optimizer's state whose sizes or limit are not known."""
     offload = analysis.plan.offload
     if offload is None or offload.optimizer == "none" or offload.parameters != "none":
         return
     place, amount = analysis.place(offload, "optimizer"), offload.optimizer
-    if not moments(analysis) and not muon_parameters(analysis):
+    if not keeps_state(analysis):
         yield Unsupported(
             place,
             "`optimizer` of `offload` is not lowered: `sgd` without `momentum` keeps no state",

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.facts import below, following, name_of
-from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, has_slices, split_by_host
+from legoai.dsl.analysis.facts import below, following, grouped, name_of
+from legoai.dsl.analysis.parallelism.experts import (
+    changed_experts,
+    distributed_experts,
+    has_slices,
+    limited_experts,
+    loads_of_all_tokens,
+    split_by_host,
+)
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
@@ -80,6 +87,51 @@ class ExpertsInOneGraph(Check):
                 help=["write `fullgraph = false`, or give weights bf16"],
             )
             return
+
+
+class IdleCapacity(Check):
+    """A capacity of experts that no number of tokens exceeds.
+
+    A token visits an expert at most once. With a factor of at least the number of experts divided by those that a token
+    visits, an expert has room for all tokens. Nothing is dropped, and sorting out what is dropped takes time and breaks
+    graphs.
+
+    ## Example
+    ```
+    model   mixtral("8x7b")
+    mesh    (dp_shard = 32, ep = 8)
+    shard on ep { layers.*.feed_forward.experts = experts(capacity_factor = 4) }
+    ```
+
+    ## Use instead
+    ```
+    model   mixtral("8x7b")
+    mesh    (dp_shard = 32, ep = 8)
+    shard on ep { layers.*.feed_forward.experts = experts(capacity_factor = 1.25) }
+    ```
+    """
+
+    code = "LP837"
+    slug = "idle-capacity"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None:
+            return
+        for rule, paths in grouped(limited_experts(analysis).items()):
+            factor = rule.treatment.capacity_factor
+            enough = [loads_of_all_tokens(manifest, path) for path in paths]
+            known = [room for room in enough if room is not None]
+            if len(known) < len(paths) or factor < max(known):
+                continue
+            yield self.at(
+                rule.treatment.origin("capacity_factor").span or analysis.rule_span(rule),
+                f"`capacity_factor = {factor:g}` drops nothing, and takes time: from {max(known):.4g} on it has room "
+                "for all tokens, each of which visits an expert at most once",
+                label="room for all tokens",
+                help=["leave it out, or write a smaller factor such as 1.25"],
+            )
 
 
 class PaddedExperts(Check):

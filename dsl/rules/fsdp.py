@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import span_of
-from legoai.dsl.analysis.facts import each_rule, listed, written
+from legoai.dsl.analysis.facts import each_rule, listed, replacement, written
 from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, resharding
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks
 from legoai.dsl.analysis.parallelism.shard import last_module
@@ -120,6 +120,50 @@ class ReshardSize(Check):
                         else "write `after_forward`"
                     ],
                 )
+
+
+class ReshardToAllRanks(Check):
+    """Resharding to as many ranks as a unit is sharded over.
+
+    `fully_shard` takes this for `after_forward`: the backward pass gathers from all ranks.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit(reshard = 32), root = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit(reshard = 8), root = unit }
+    ```
+    """
+
+    code = "LP329"
+    slug = "reshard-to-all-ranks"
+    severity = "advice"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
+        # Fewer ranks hold the same experts, for which the number means something else.
+        if fsdp is None or analysis.plan.mesh.ep > 1:
+            return
+        for rule in each_rule(fsdp):
+            unit = rule.treatment
+            if not isinstance(unit, Unit) or not isinstance(unit.reshard, int) or unit.reshard == 1:
+                continue
+            # Of what a solver or the command line tries, one number may well be all ranks.
+            if unit.origin("reshard").decider != "human" or unit.reshard != shard_ranks(analysis):
+                continue
+            yield self.at(
+                analysis.place(unit, "reshard"),
+                f"`reshard = {unit.reshard}` is `after_forward`: units are sharded over {unit.reshard} ranks",
+                label="all ranks",
+                others=[Label(analysis.place(fsdp), "shards the parameters")],
+                help=["write `after_forward`, or a smaller number to gather from fewer ranks in the backward pass"],
+                fix=replacement(unit, "reshard", "after_forward"),
+            )
 
 
 class ReshardWithinMesh(Check):

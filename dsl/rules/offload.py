@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.optimizer import keeps_state
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.comm import ByBytes
+from legoai.specs.directives.offload import Offload
 
 _FIELDS = ("optimizer", "parameters", "activations")
 
@@ -177,7 +179,9 @@ class UpdatedInPlace(Check):
 
 
 class OffloadOfNothing(Check):
-    """An `offload` statement that offloads nothing.
+    """An `offload` statement that offloads nothing, or an optimizer's state where the optimizer keeps none.
+
+    `sgd` without `momentum` keeps no state.
 
     ## Example
     ```
@@ -196,7 +200,10 @@ class OffloadOfNothing(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         offload = analysis.plan.offload
-        if offload is None or any(getattr(offload, field) != "none" for field in _FIELDS):
+        if offload is None:
+            return
+        if any(getattr(offload, field) != "none" for field in _FIELDS):
+            yield from self._no_state(analysis, offload)
             return
         field = next((field for field in _FIELDS if written(offload, field)), "keyword")
         yield self.at(
@@ -204,4 +211,18 @@ class OffloadOfNothing(Check):
             "nothing is offloaded: optimizer state, parameters and activations are all `none`",
             label="has no effect",
             help=["leave the statement out"],
+        )
+
+    def _no_state(self, analysis: Analysis, offload: Offload) -> Iterator[Diagnostic]:
+        """Of a graph it is an error, and beside offloaded parameters the optimizer is in host memory anyway."""
+        if offload.optimizer == "none" or offload.parameters != "none" or is_traced(analysis):
+            return
+        if analysis.manifest is None or keeps_state(analysis):
+            return
+        yield self.at(
+            analysis.place(offload, "optimizer"),
+            "`optimizer` of `offload` has no effect: `sgd` without `momentum` keeps no state",
+            label="nothing to offload",
+            others=[Label(analysis.place(analysis.plan.optimizer, "algorithm"), "keeps no state")],
+            help=["leave `optimizer` out, or give `sgd` a `momentum`"],
         )

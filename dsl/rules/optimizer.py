@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import decided, replacement, written
-from legoai.dsl.analysis.optimizer import distributing_statement
+from legoai.dsl.analysis.facts import decided, listed, replacement, written
+from legoai.dsl.analysis.optimizer import distributing_statement, parameter_rules, update_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import walk
@@ -20,7 +20,8 @@ _SMALLEST: Final = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "bf16": 2.0**-133, "f
 class NothingLearned(Check):
     """A learning rate of zero.
 
-    The optimizer runs and changes nothing, whatever the schedule does with the rate.
+    The optimizer runs and changes nothing, whatever the schedule does with the rate. Parameters to which a rule gives a
+    rate of their own do learn.
 
     ## Example
     ```
@@ -40,14 +41,9 @@ class NothingLearned(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         optimizer = analysis.plan.optimizer
         algorithm = optimizer.algorithm
-        if algorithm.lr == 0.0:
-            yield self.at(
-                analysis.place(algorithm, "lr"),
-                "nothing is learned at a learning rate of 0",
-                label="no parameter changes",
-                help=["`3e-4` is usual for models of some billion parameters"],
-            )
         decided(optimizer)
+        if algorithm.lr == 0.0:
+            yield from self._of_all(analysis, algorithm)
         for rule in optimizer.rules:
             for field in ("lr", "lr_scale"):
                 if getattr(rule.treatment, field, None) == 0.0:
@@ -57,6 +53,27 @@ class NothingLearned(Check):
                         label="they do not change",
                         help=["give a small rate, or freeze them in the model (`requires_grad_(False)`)"],
                     )
+
+    def _of_all(self, analysis: Analysis, algorithm: AdamW | Adam | Sgd) -> Iterator[Diagnostic]:
+        """The parameters that take the optimizer's rate of 0: all, or those that no rule gives another."""
+        rules, manifest = parameter_rules(analysis), analysis.manifest
+        if analysis.plan.optimizer.rules and manifest is None:
+            return
+        paths = [] if manifest is None else [path for path, _ in manifest.parameters()]
+        idle = [path for path in paths if update_of(rules.get(path), algorithm)["lr"] == 0.0]
+        if paths and not idle:
+            return
+        some = len(idle) < len(paths)
+        yield self.at(
+            analysis.place(algorithm, "lr"),
+            f"{listed(idle)} learn nothing at a learning rate of 0, and cost as much as others"
+            if some
+            else "nothing is learned at a learning rate of 0",
+            label=f"{len(idle)} of {len(paths)} parameters do not change" if some else "no parameter changes",
+            help=["give them a small rate, or freeze them in the model (`requires_grad_(False)`)"]
+            if some
+            else ["`3e-4` is usual for models of some billion parameters"],
+        )
 
 
 class NesterovNeedsMomentum(Check):

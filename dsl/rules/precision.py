@@ -47,6 +47,29 @@ def _version(capability: str) -> tuple[int, ...]:
     return tuple(int(part) for part in capability.split(".") if part.isdigit())
 
 
+class DtypeOfConfig(Check):
+    """A dtype among the arguments of a Hugging Face model.
+
+    It is the dtype of the published weights, as `dtype` or `torch_dtype` of the config. A training stores and computes
+    in the dtypes of `precision`, whatever the config has.
+    """
+
+    code = "LP621"
+    slug = "dtype-of-config"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        model = analysis.plan.model
+        for name in ("dtype", "torch_dtype"):
+            if model.family == "huggingface" and name in model.arguments:
+                yield self.at(
+                    analysis.place(model, name),
+                    f"`{name}` has no effect: `precision` decides the dtypes of a training",
+                    label="has no effect",
+                    help=["leave it out, and write `precision (param = bf16)` or another dtype"],
+                )
+
+
 class Fp16WithoutScaling(Check):
     """fp16 without loss scaling.
 
@@ -160,7 +183,8 @@ class GradientWithoutAccumulation(Check):
 class NarrowReduction(Check):
     """Gradients that are reduced in a narrower dtype than they are computed in.
 
-    Summing over many ranks loses the digits that the backward pass computed.
+    Summing over many ranks loses the digits that the backward pass computed. Only units of `fsdp` and `replicate`
+    reduce.
 
     ## Example
     ```
@@ -183,7 +207,7 @@ class NarrowReduction(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
-        if DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
+        if has_policy(analysis) and DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
             yield self.at(
                 analysis.place(precision, "reduce"),
                 f"gradients are computed in {precision.param} and reduced in {precision.reduce}",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.optimizer import keeps_state
+from legoai.dsl.analysis.parallelism.replicate import replicas
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -122,6 +124,45 @@ class IdleBucket(Check):
             label="no buckets are used",
             others=[Label(analysis.place(pipeline), "a stage reduces its gradients after its last micro batch")],
             help=["leave `bucket` out"],
+        )
+
+
+class NoStateToShard(Check):
+    """A sharded optimizer that keeps no state.
+
+    `optimizer = sharded` divides the optimizer's state, and gathers the updated parameters for it. `sgd` without
+    `momentum` keeps none, so that the gathering buys nothing.
+
+    ## Example
+    ```
+    mesh (dp_replicate = 32)
+    replicate on dp_replicate (optimizer = sharded)
+    optimizer sgd(lr = 0.1)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_replicate = 32)
+    replicate on dp_replicate
+    optimizer sgd(lr = 0.1)
+    ```
+    """
+
+    code = "LP334"
+    slug = "no-state-to-shard"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        replicate = replicas(analysis)
+        if replicate is None or replicate.optimizer != "sharded" or analysis.manifest is None or keeps_state(analysis):
+            return
+        yield self.at(
+            analysis.place(replicate, "optimizer"),
+            "`optimizer = sharded` frees no memory: `sgd` without `momentum` keeps no state",
+            label="gathers updated parameters for nothing",
+            others=[Label(analysis.place(analysis.plan.optimizer, "algorithm"), "keeps no state")],
+            help=["leave it out, or give `sgd` a `momentum`"],
+            fix=replacement(replicate, "optimizer", "replicated"),
         )
 
 

@@ -54,7 +54,10 @@ class DataKind(Check):
 
 
 class IdleField(Check):
-    """The field of a JSONL object, or the column of a Parquet file or a dataset, where the data are neither.
+    """A field or column of data that have none, or a tokenizer beside made images.
+
+    `field` names the field of a JSONL object, or the column of a Parquet file or a dataset. `synthetic` makes images,
+    which no tokenizer reads.
 
     ## Example
     ```
@@ -73,9 +76,17 @@ class IdleField(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         data = analysis.plan.data
-        if data is None or not written(data, "field"):
+        if data is None:
             return
-        if data.source.startswith(HF_DATASET):
+        if data.source == _SYNTHETIC and data.tokenizer and written(data, "tokenizer"):
+            yield self.at(
+                analysis.place(data, "tokenizer"),
+                f"`tokenizer` has no effect: `{_SYNTHETIC}` makes images",
+                label="of no text",
+                others=[Label(analysis.place(data, "source"), "the data")],
+                help=["leave it out, or name a file of text where the model reads text"],
+            )
+        if not written(data, "field") or data.source.startswith(HF_DATASET):
             return
         suffix = PurePath(data.source).suffix
         folder = suffix == "" and data.source not in ("python", _SYNTHETIC)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
-from legoai.dsl.analysis.schedule import decay_steps, floor_share, warmup_steps
+from legoai.dsl.analysis.schedule import decay_steps, floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.schedule import Constant, Wsd
@@ -56,7 +56,8 @@ class WarmupFits(Check):
 class NoDecay(Check):
     """A decay that never lowers the rate.
 
-    With a floor of 1, or with a warm-up that takes all steps, `linear` and `cosine` are `constant`.
+    With a floor of 1, or with a warm-up that takes all steps, `linear` and `cosine` are `constant`. So are they with a
+    decay of one step: a decay begins at the full rate, and the floor comes after its last step.
 
     ## Example
     ```
@@ -74,21 +75,60 @@ class NoDecay(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        form = analysis.plan.schedule.form
-        warmup = warmup_steps(analysis.plan.schedule)
+        plan = analysis.plan
+        form, warmup, decay = plan.schedule.form, warmup_steps(plan.schedule), decay_steps(plan.schedule)
         if isinstance(form, Constant) or warmup > form.steps:
             return
         floor = "floor" if form.floor_lr is None else "floor_lr"
-        field = floor if floor_share(analysis.plan) == 1.0 else "decay" if isinstance(form, Wsd) else "warmup"
-        if field != floor and decay_steps(analysis.plan.schedule) > 0:
+        steps = run_steps(plan)
+        goes_on = steps is not None and steps > form.steps
+        if floor_share(plan) == 1.0:
+            field, why = floor, "its floor is the full rate"
+        elif decay > 1 or (decay == 1 and goes_on):
             return
-        reasons = {floor: "its floor is the full rate", "decay": "its decay has no step"}
-        why = reasons.get(field, "the warm-up takes all steps")
+        elif decay == 1:
+            field = "decay" if isinstance(form, Wsd) else "warmup" if warmup else "steps"
+            why = "its decay has one step, which has the full rate"
+        else:
+            field = "decay" if isinstance(form, Wsd) else "warmup"
+            why = "its decay has no step" if isinstance(form, Wsd) else "the warm-up takes all steps"
         yield self.at(
             analysis.place(form, field),
             f"`{form.name}` never lowers the learning rate: {why}",
             label="no decay",
             help=[f"write `constant(warmup = {warmup})`"],
+        )
+
+
+class NoWarmup(Check):
+    """A warm-up that is given as a share of the steps, and is rounded to none.
+
+    ## Example
+    ```
+    schedule cosine(warmup = 1%, steps = 40)
+    ```
+
+    ## Use instead
+    ```
+    schedule cosine(warmup = 5%, steps = 40)
+    ```
+    """
+
+    code = "LP680"
+    slug = "warmup-without-step"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        schedule = analysis.plan.schedule
+        form = schedule.form
+        if isinstance(form, Constant) or not form.warmup or warmup_steps(schedule) > 0:
+            return
+        yield self.at(
+            analysis.place(form, "warmup"),
+            f"a warm-up of {form.warmup * 100:.3g}% of {form.steps} steps is rounded to none",
+            label="has no effect",
+            others=[Label(analysis.place(form, "steps"), "all steps")],
+            help=["give a number of steps or a larger share, or leave `warmup` out"],
         )
 
 

@@ -35,7 +35,13 @@ _ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "rope_beta_slow": ("yarn",),
     "rope_attention_factor": ("yarn",),
 }
-"""Fields that some ways of stretching read."""
+"""Fields of a Llama that some ways of stretching read."""
+
+_YARN_FIELDS: Final = ("rope_original_seq_len", "rope_beta_fast", "rope_beta_slow", "rope_mscale")
+"""Fields of a DeepSeek that its stretching reads."""
+
+STRETCHING_FIELDS: Final = (*_ROPE_FIELDS, *_YARN_FIELDS)
+"""Fields without effect where `rope_scaling` is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +284,9 @@ class DeepSeekConfig:
             raise ConfigError("rope_mscale", f"rope_mscale must not be negative, got {self.rope_mscale}")
         if self.rope_scaling > 1 and self.rope_theta <= 1:
             raise ConfigError("rope_theta", f"rope_theta must be above 1 with rope_scaling, got {self.rope_theta}")
+        for item in fields(self):
+            if self.rope_scaling == 1 and item.name in _YARN_FIELDS and getattr(self, item.name) != item.default:
+                raise ConfigError(item.name, f"{item.name} has no effect with rope_scaling = 1: it is for a larger one")
 
     @property
     def head_size(self) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from legoai.specs.models.config_checks import ConfigError, Scalar
 from legoai.specs.models.configs import (
+    STRETCHING_FIELDS,
     DeepSeekConfig,
     GPTConfig,
     LlamaConfig,
@@ -343,6 +344,8 @@ def resolve_config(
                 )
     elif preset in chosen.presets:
         values = config_values(chosen.presets[preset])
+        if overrides.get("rope_scaling") == 1:  # without the preset's stretching, what else it says of it is nothing
+            values = {name: value for name, value in values.items() if name not in STRETCHING_FIELDS}
     else:
         raise ConfigError("preset", f"{family} has no preset named {preset!r}", tuple(chosen.presets))
     values.update(overrides)

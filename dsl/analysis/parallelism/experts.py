@@ -19,7 +19,7 @@ from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.shard import Experts
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import ModuleInfo
+    from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 
 @fact
@@ -218,6 +218,13 @@ def has_slices(info: ModuleInfo) -> bool:
     """Whether each expert has a slice of every parameter, along dim 0."""
     count = info.attributes.get("n_experts")
     return isinstance(count, int) and all(item.shape[:1] == (count,) for item in info.parameters)
+
+
+def loads_of_all_tokens(manifest: Manifest, path: str) -> float | None:
+    """Return all tokens as a multiple of an expert's mean load; None where the model does not state its choice."""
+    around = manifest.modules.get(path.rpartition(".")[0])
+    count, chosen = manifest.modules[path].attributes.get("n_experts"), around and around.attributes.get("top_k")
+    return count / chosen if isinstance(count, int) and isinstance(chosen, int) and chosen > 0 else None
 
 
 def _unknown(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:

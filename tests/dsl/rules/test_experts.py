@@ -65,3 +65,10 @@ def test_experts_that_are_not_compiled_multiply_in_any_dtype():
     )
     traced = MANY.replace("fsdp on dp_shard", "fsdp on dp_shard (backend = graph)")
     assert not {"LP630", "LP637"} & set(codes(f"{traced}\nprecision (param = fp32)\ncompile {{ layers.* = inductor }}"))
+
+
+@pytest.mark.parametrize(("factor", "idle"), [("4", True), ("8", True), ("3.9", False), ("auto in [4, 8]", False)])
+@pytest.mark.parametrize("mesh", ["dp_shard = 8, ep = 4", "dp_shard = 8"])
+def test_capacity_with_room_for_all_tokens_is_reported(factor: str, idle: bool, mesh: str):
+    plan = f'model mixtral("tiny", n_experts = 8, top_k = 2)\nmesh ({mesh})\nfsdp on dp_shard\n'
+    assert ("LP837" in codes(plan + EXPERTS.format(f"experts(capacity_factor = {factor})"))) is idle

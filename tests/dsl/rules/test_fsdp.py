@@ -170,3 +170,12 @@ def test_replicated_shards_are_refused_as_in_pytorch(mesh: Any) -> None:
         if item.code == "LP331"
     ]
     assert twice[0].help == ("delete `replicate`",)
+
+
+@pytest.mark.parametrize(
+    ("reshard", "said"), [("8", True), ("4", False), ("after_forward", False), ("auto in [8, after_forward]", False)]
+)
+def test_reshard_to_all_ranks_is_after_forward(reshard: str, said: bool) -> None:
+    rules = f"{{ layers.* = unit(reshard = {reshard}) }}"
+    assert ("LP329" in codes(f"mesh (dp_shard = 8)\nfsdp on dp_shard {rules}")) is said
+    assert "LP329" not in codes(f"mesh (dp_shard = auto)\nfsdp on dp_shard {rules}")

@@ -49,3 +49,18 @@ def test_optimizer_offload_beside_parameter_offload_is_reported() -> None:
 def test_offload_without_effect_is_reported() -> None:
     assert "LP674" in codes("offload (optimizer = none)")
     assert "LP674" not in codes("offload (activations = all)")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "option", "found"),
+    [
+        ("sgd(lr = 0.1)", "optimizer = all", True),
+        ("sgd(lr = 0.1)", "optimizer = all, activations = all", True),
+        ("sgd(lr = 0.1)", "optimizer = all, parameters = all", False),
+        ("sgd(lr = 0.1)", "activations = all", False),
+        ("sgd(lr = 0.1, momentum = 0.9)", "optimizer = all", False),
+        ("adamw(lr = 1e-3)", "optimizer = all", False),
+    ],
+)
+def test_offload_of_an_optimizer_without_state_is_reported(optimizer: str, option: str, found: bool) -> None:
+    assert ("LP674" in codes(f"{FSDP.format('eager')}optimizer {optimizer}\noffload ({option})")) is found

@@ -20,6 +20,19 @@ def test_learning_rate_zero_is_reported() -> None:
     assert "LP681" not in codes("optimizer adamw(lr = 1e-5)")
 
 
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("", "nothing is learned"),
+        ("{ ** = group(lr_scale = 2) }", "nothing is learned"),
+        ("{ norm = group(lr = 1e-3) }", "learn nothing"),
+    ],
+)
+def test_parameters_with_a_rate_of_their_own_learn_beside_a_rate_of_zero(rules: str, said: str) -> None:
+    assert said in message(f"optimizer adamw(lr = 0.0) {rules}", "LP681")
+    assert "LP681" not in codes("optimizer adamw(lr = 0.0) { ** = group(lr = 1e-3) }")
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_is_refused_where_pytorch_refuses_it(momentum: float, nesterov: bool) -> None:

@@ -32,6 +32,7 @@ WITHOUT_EXAMPLE = {
     "LP313": "needs a device's file",
     "LP418": "no built-in model has a fused layer",
     "LP425": "needs a config file",
+    "LP621": "needs a config file",
     "LP519": "no built-in model has a parameter without dims",
     "LP229": "every built-in model has first values",
     "LP518": "needs a model of somebody else's",

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.rules.precision import DtypeOfConfig
 from legoai.specs.cluster import catalogue
 from support.rule_plans import codes, message
 
@@ -87,6 +90,23 @@ def test_emulated_bf16_is_reported(tmp_path: Path) -> None:
     assert "LP617" not in codes("cluster a100_sxm80")
 
 
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_dtype_among_the_arguments_of_a_config_is_reported(field: str) -> None:
+    def found(model: str) -> list[str]:
+        plan = resolve(f"{_HEAD}model {model}", "hf.plan", directory=Path()).plan
+        assert plan is not None
+        return [item.message for item in DtypeOfConfig().check(Analysis(plan, None))]
+
+    assert found(f'huggingface("config.json", {field} = "bfloat16")') == [
+        f"`{field}` has no effect: `precision` decides the dtypes of a training"
+    ]
+    assert not found('huggingface("config.json", n_layer = 2)')
+    assert not found(f'python("package:model", {field} = "bfloat16")')
+
+
+_HEAD = "plan hf\ncluster h100_sxm\nbatch (global = 8, micro = 1, seq_len = 64)\n"
+
+
 def test_float8_on_nonlinear_modules_has_no_effect() -> None:
     assert "LP612" in codes("precision { layers.*.attention_norm = float8 }")
     assert "LP612" in codes("precision { layers.* = float8 }")
@@ -143,6 +163,7 @@ def test_gradients_reduced_once_accumulate_in_the_dtype_of_their_reduction(
 def test_narrow_dtypes_get_advice() -> None:
     assert "LP822" in codes("mesh (dp_shard = 8)\nfsdp on dp_shard\nprecision (param = fp32, reduce = bf16)")
     assert "LP822" not in codes("precision (param = bf16, reduce = bf16)")
+    assert "LP822" not in codes("precision (master = fp64, param = fp64)"), "nothing is reduced without units"
     assert "LP823" in codes("precision (master = bf16)")
     parameter = torch.tensor(1.0, dtype=torch.bfloat16)
     assert parameter + parameter / 300 == parameter  # the update that LP823 speaks of

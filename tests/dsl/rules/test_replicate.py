@@ -28,3 +28,13 @@ def test_bucket_larger_than_all_gradients_is_reported(bucket: str, one: bool) ->
 
 def test_default_bucket_of_a_small_model_is_clean() -> None:
     assert "LP805" not in codes('model llama3("tiny")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate')
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [("sgd(lr = 0.1)", True), ("sgd(lr = 0.1, momentum = 0.9)", False), ("adamw(lr = 1e-3)", False)],
+)
+def test_sharding_an_optimizer_without_state_is_reported(optimizer: str, found: bool) -> None:
+    text = f"mesh (dp_replicate = 8)\nreplicate on dp_replicate (optimizer = sharded)\noptimizer {optimizer}"
+    assert ("LP334" in codes(text)) is found
+    assert "LP334" not in codes(text.replace("sharded", "replicated"))

@@ -55,6 +55,13 @@ def test_data_field_requires_objects_or_columns(source: str, found: bool) -> Non
     assert ("LP695" in codes(f'data (source = "{source}", field = "body")')) == found
 
 
+def test_tokenizer_beside_made_images_is_reported() -> None:
+    made = 'model vit("tiny")\nbatch (global = 64, micro = 1)\ndata (source = "synthetic"'
+    assert "LP695" in codes(f'{made}, tokenizer = "nonexistent.json")')
+    assert "LP695" not in codes(f"{made})")
+    assert "LP695" not in codes('data (source = "a.txt", tokenizer = "tokenizer.json")')
+
+
 @pytest.mark.parametrize(
     ("model", "found"),
     [('llama3("8b")', False), ('mixtral("8x7b")', False), ('gpt2("xl")', False), ('gpt3("13b")', False),

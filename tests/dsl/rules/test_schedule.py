@@ -21,7 +21,7 @@ def rates(form: str, warmup: int, steps: int, floor: float) -> list[float]:
     decay: Any = form
     schedule = warmup_schedule(optimizer, warmup=warmup, steps=steps, decay=decay, floor=floor)
     found = []
-    for _ in range(steps + 1):
+    for _ in range(steps):
         found.append(float(schedule.get_last_lr()[0]))
         optimizer.step()
         schedule.step()
@@ -30,12 +30,13 @@ def rates(form: str, warmup: int, steps: int, floor: float) -> list[float]:
 
 @pytest.mark.parametrize("form", ["linear", "cosine"])
 @pytest.mark.parametrize(
-    ("warmup", "steps", "floor"), [(3, 10, 0.1), (10, 10, 0.0), (11, 10, 0.0), (0, 5, 1.0), (0, 5, 0.9)]
+    ("warmup", "steps", "floor"),
+    [(3, 10, 0.1), (10, 10, 0.0), (11, 10, 0.0), (0, 5, 1.0), (0, 5, 0.9), (9, 10, 0.5), (8, 10, 0.5), (0, 1, 0.5)],
 )
 def test_schedules_are_refused_or_flagged_as_they_behave(form: str, warmup: int, steps: int, floor: float) -> None:
     found = codes(f"schedule {form}(warmup = {warmup}, steps = {steps}, floor = {floor})")
     try:
-        decayed = rates(form, warmup, steps, floor)[-1] < 1.0
+        decayed = min(rates(form, warmup, steps, floor)[warmup:], default=1.0) < 1.0
     except ValueError:
         assert "LP691" in found
         return
@@ -45,3 +46,23 @@ def test_schedules_are_refused_or_flagged_as_they_behave(form: str, warmup: int,
 
 def test_constant_schedule_has_no_decay_diagnostics() -> None:
     assert not codes("schedule constant(warmup = 10)") & {"LP691", "LP692"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("schedule wsd(steps = 10, decay = 1, floor = 0.5, shape = sqrt)", True),
+        ("schedule wsd(steps = 10, decay = 2, floor = 0.5, shape = sqrt)", False),
+        ("schedule wsd(steps = 10, decay = 10%)", True),
+        ("steps 11\nschedule wsd(steps = 10, decay = 1)", False),
+    ],
+)
+def test_decay_of_one_step_is_reported_unless_the_run_reaches_the_floor(text: str, found: bool) -> None:
+    assert ("LP692" in codes(text)) is found
+
+
+@pytest.mark.parametrize(
+    ("warmup", "found"), [("1%", True), ("4%", True), ("6%", False), ("1", False), ("0", False), ("0%", False)]
+)
+def test_warm_up_that_is_rounded_to_no_step_is_reported(warmup: str, found: bool) -> None:
+    assert ("LP680" in codes(f"schedule linear(steps = 10, warmup = {warmup})")) is found

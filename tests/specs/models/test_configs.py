@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from legoai.specs.models.config_checks import ConfigError
-from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.configs import DeepSeekConfig, LlamaConfig
 from legoai.specs.models.families import FAMILIES, config_values, resolve_config
 from legoai.specs.models.source import ModelSource
 
@@ -109,3 +109,11 @@ def test_implausible_layer_count_is_refused_before_construction():
     for family, preset in (("llama3", "8b"), ("gpt2", "xl"), ("mixtral", "8x7b")):
         with pytest.raises(ConfigError, match="n_layers = 320000 is more than 1000"):
             resolve_config(family, preset, {"n_layers": 320_000})
+
+
+def test_preset_without_its_stretching_keeps_no_field_of_it() -> None:
+    config = resolve_config("deepseek", "v2", {"rope_scaling": 1})
+    assert isinstance(config, DeepSeekConfig)
+    assert config.rope_mscale == 1.0
+    with pytest.raises(ConfigError, match="rope_mscale has no effect"):
+        resolve_config("deepseek", "v2", {"rope_scaling": 1, "rope_mscale": 0.707})

@@ -59,6 +59,8 @@ def test_presets_have_as_many_parameters_as_the_published_weights(preset, parame
         ({"top_groups": 5}, "top_groups"), ({"top_k": 5}, "top_k"), ({"n_groups": 8, "top_groups": 8}, "n_groups"),
         ({"scores": "tanh"}, "scores"), ({"hidden_dim": 12}, "hidden_dim"), ({"q_lora_rank": -1}, "q_lora_rank"),
         ({"rope_scaling": 0.5}, "rope_scaling"), ({"rope_mscale": -1.0}, "rope_mscale"),
+        ({"rope_beta_fast": 64.0}, "rope_beta_fast"), ({"rope_beta_slow": 2.0}, "rope_beta_slow"),
+        ({"rope_original_seq_len": 128}, "rope_original_seq_len"), ({"rope_mscale": 0.5}, "rope_mscale"),
         ({"rope_beta_slow": 40.0}, "rope_beta_slow"), ({"rope_theta": 1.0, "rope_scaling": 2.0}, "rope_theta"),
     ],
 )  # fmt: skip
