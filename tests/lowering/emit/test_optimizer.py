@@ -45,17 +45,21 @@ def trained(programs: list[str], data: str) -> list[float]:
     return sums
 
 
+@pytest.mark.parametrize(
+    "cases", [pytest.param(CASES[::3], id="a third"), pytest.param(CASES, id="all", marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(120)
-def test_every_optimizer_updates_or_is_refused(gloo, data):
-    alone, together = [], []
-    for mesh, optimizer in CASES:
+def test_every_optimizer_updates_or_is_refused(cases, gloo, data):
+    alone, together, refusals = [], [], 0
+    for mesh, optimizer in cases:
         head = HEAD if mesh != "plain" else HEAD.replace("devices = 2", "devices = 1")
         linted = lint(f"{head}{MESHES[mesh]}optimizer {optimizer}\n", "updates.plan", directory=Path())
         errors = {item.code for item in linted.diagnostics if item.severity == "error"}
         refused = optimizer.startswith("sgd") and "fused" in optimizer and mesh != "plain"
+        refusals += refused
         assert errors == ({"LP685"} if refused else set()), (mesh, optimizer, errors)
         if not refused:
             (alone if mesh == "plain" else together).append(lower(linted.analysis).text)
     sums = gloo(1)(trained, alone, data)[0] + gloo(2)(trained, together, data)[0]
-    assert len(sums) == len(CASES) - 2 * (len(MESHES) - 1)
+    assert len(sums) == len(cases) - refusals > 0
     assert all(map(math.isfinite, sums))

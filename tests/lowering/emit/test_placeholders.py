@@ -98,7 +98,11 @@ def test_blocks_that_return_another_dtype_train_in_stages_as_one_process_does(na
     assert result["norm"] == pytest.approx(alone["norm"], rel=2e-2)
 
 
-@pytest.mark.parametrize("rules", ["", " { blocks.*.mixer.** = muon(lr = 1e-3) }"], ids=["alike", "by Muon"])
+@pytest.mark.parametrize(
+    "rules",
+    [pytest.param("", marks=pytest.mark.slow), " { blocks.*.mixer.** = muon(lr = 1e-3) }"],
+    ids=["alike", "by Muon"],
+)
 def test_pipeline_with_a_frozen_stage_trains_and_continues(rules: str, gloo, data, tmp_path):
     head = FACTORY.replace(":build", ":build_half_frozen").replace("depth = 5", "depth = 4")
     head = re.sub("(optimizer .*)", rf"\g<1>{rules}", head)
