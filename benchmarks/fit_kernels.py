@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +20,10 @@ from legoai.cost.kernels.features import PRODUCT_FEATURES, product_features
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import Attention, Product
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.profiles import Profile
+from legoai.cost.profiles import Profile, from_document
 from legoai.specs.cluster import Device
+
+Document: TypeAlias = dict[str, Any]
 
 TREES, LEAF = 16, 2
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
@@ -187,6 +189,14 @@ def errors(measured: Iterable[float], predicted: Iterable[float], **notes: Any) 
 def evaluate(profile: Profile, rows: Sequence[Row], **notes: Any) -> dict[str, Any]:
     """Error of a profile's predictions on rows."""
     return errors([row.seconds for row in rows], [seconds_of(row.work, profile)[0] for row in rows], **notes)
+
+
+def with_error(build: Callable[[list[Row]], Document], rows: list[Row], label: str, **notes: Any) -> Document:
+    """The document fitted on all rows, and the error on held-out rows of a document fitted on the others."""
+    trial = from_document(build([row for row in rows if not row.held]))
+    document = build(rows)
+    document["held_out"][label] = evaluate(trial, [row for row in rows if row.held], **notes)
+    return document
 
 
 def short_runs(profile: Profile) -> Profile:

@@ -19,6 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fit_attention import (
+    add_attention,
+    add_efficient,
+    add_first_flash_attention,
+    add_slower_attention,
+    attention_of_paper,
+    derive_attention,
+    derive_unmasked,
+)
 from fit_figures import (
     A100_SOURCES,
     AZURE,
@@ -41,7 +50,6 @@ from fit_gpu import (
     GAP,
     POWER_LIMITED,
     about,
-    attention_slowdown,
     backward_ratio,
     calibrated_products,
     movement,
@@ -52,9 +60,8 @@ from fit_gpu import (
     shares,
 )
 from fit_kernels import (
-    Pair,
+    Document,
     Row,
-    attention_model,
     azure_rows,
     both_rows,
     efficient_rows,
@@ -66,11 +73,11 @@ from fit_kernels import (
     product_model,
     simumax_attention,
     simumax_products,
+    with_error,
     xla_products,
 )
 from fit_network import carry, fit_fabrics, fit_links
 
-from legoai.cost.kernels.roofline import AttentionCurve
 from legoai.cost.kernels.work import Attention
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document, write_document
@@ -78,14 +85,6 @@ from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
 MADE = "2026-11-29"
-
-FIRST_FLASH_ATTENTION = (
-    "FlashAttention-1, as fast as the memory-efficient kernel by the ratio of the two on an A100 at equal widths and "
-    "masks; for published runs of it (benchmarks/validation), as no plan names it"
-)
-
-Document = dict[str, Any]
-
 
 OWN = {
     "what": "matrix products, attention and memory-bound kernels, alone and in steps of plans (gpu_kernels.py, "
@@ -137,14 +136,6 @@ def frame(target: Device, **parts: Any) -> Document:
         "held_out": {},
         **parts,
     }
-
-
-def with_error(build: Callable[[list[Row]], Document], rows: list[Row], label: str, **notes: Any) -> Document:
-    """The document fitted on all rows, and the error on held-out rows of a document fitted on the others."""
-    trial = from_document(build([row for row in rows if not row.held]))
-    document = build(rows)
-    document["held_out"][label] = evaluate(trial, [row for row in rows if row.held], **notes)
-    return document
 
 
 def same_rate(document: Document, source: str, target: str, reason: str) -> None:
@@ -205,63 +196,6 @@ def add_power_limit(document: Document) -> None:
     model["sustained_source"] = f"large products in steps of {POWER_LIMITED}, {faster:.3f} of short runs: {about()}"
 
 
-def add_slower_attention(document: Document) -> None:
-    """What the power limit costs long attention in a training step."""
-    slower, plans = attention_slowdown()
-    source = f"long attention in steps of {plans} plans at the power limit, over its time alone: {about()}"
-    document["constants"]["attention_slowdown"] = {"value": round(slower, 4), "source": source}
-
-
-def add_attention(document: Document, target: Device, key: str, rows: list[Row], derived: str = "") -> None:
-    """Fit one implementation in one direction, with its error."""
-
-    def build(some: list[Row]) -> Document:
-        model = {**attention_model(some, target), "derived": derived}
-        return {**document, "attention": {f"{key} bf16": model}, "held_out": {}}
-
-    fitted = with_error(build, rows, f"attention {key}", **({"note": derived} if derived else {}))
-    document["attention"].update(fitted["attention"])
-    document["held_out"].update(fitted["held_out"])
-
-
-def add_efficient(
-    document: Document, target: Device, pairs: list[Pair], ratio: float, derived: str, *, name: str = "efficient"
-) -> None:
-    """Fit torch's memory-efficient attention, or one like it, of which only the sum of both directions was measured."""
-    note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward, as of FlashAttention-2"
-    for direction in ("forward", "backward"):
-        rows = [
-            replace(row, work=replace(row.work, implementation=name)) for row in of_direction(pairs, direction, ratio)
-        ]
-        add_attention(document, target, f"{name} {direction}", rows, notes(derived, note))
-
-
-def derive_attention(document: Document, key: str, like: str, factor: float, reason: str) -> None:
-    """An implementation that was not measured: the curve of another one, with its limits multiplied."""
-    model = copy.deepcopy(document["attention"][f"{like} bf16"])
-    curve = model["curve"]
-    curve["limits"] = {name: [limit * factor, *rest] for name, (limit, *rest) in curve["limits"].items()}
-    document["attention"][f"{key} bf16"] = {"curve": curve, "table": None, "derived": reason}
-
-
-def derive_unmasked(document: Document, key: str, like: str) -> None:
-    """Limits without a causal mask of an implementation that was measured with one, in proportion to another one's."""
-    model, other = (document["attention"][f"{name} bf16"] for name in (key, like))
-    limits, known = model["curve"]["limits"], other["curve"]["limits"]
-    for name, (limit, sequence, units) in list(limits.items()):
-        full = name.replace("causal", "full")
-        if name in known and full in known and full not in limits:
-            (a, b, _), (c, d, _) = known[full], known[name]
-            limits[full] = [round(limit * a / c, 5), round(sequence * b / d, 5), units]
-    model["unmasked"] = f"in proportion to those of {like}, with and without a mask"
-
-
-def limit_ratio(document: Document, first: str, second: str) -> float:
-    """The median ratio of the limits of two implementations, at equal widths and masks."""
-    one, two = (document["attention"][f"{key} bf16"]["curve"]["limits"] for key in (first, second))
-    return statistics.median(one[key][0] / two[key][0] for key in one if key in two)
-
-
 def h100(directory: Path) -> Document:
     """H100 SXM."""
     target = device("h100_sxm")
@@ -281,13 +215,14 @@ def h100(directory: Path) -> Document:
     add_products(document, target, "fp8", small + dense + azure_rows(AZURE_H100, "fp8"))
     document["products"]["fp8"]["margin"] = 0.5
     forward = forward_rows(directory, "H100-80GB-SXM5")
-    unmasked = [row for row in published_backward(document, target, directory) if not row.work.causal]
+    of_paper, both_masks = attention_of_paper(document, target, directory)
+    unmasked = [row for row in both_masks if not row.work.causal]
     for name, backward in (("flash2", unmasked), ("cudnn", []), ("efficient", [])):
         published = [row for row in forward if row.work.implementation == name]
         add_attention(document, target, f"{name} forward", [*published, *own_attention(name, backward=False)])
         add_attention(document, target, f"{name} backward", [*backward, *own_attention(name, backward=True)])
     add_attention(document, target, "flash3 forward", [row for row in forward if row.work.implementation == "flash3"])
-    add_first_flash_attention(document, target, directory)
+    add_first_flash_attention(document, target, directory, of_paper)
     derive_unmasked(document, "cudnn backward", "flash2 backward")
     for direction in ("forward", "backward"):
         derive_unmasked(document, f"efficient {direction}", f"flash1 {direction}")
@@ -298,29 +233,6 @@ def h100(directory: Path) -> Document:
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
     return document
-
-
-def published_backward(document: Document, target: Device, directory: Path) -> list[Row]:
-    """FlashAttention-2's backward on an H100: published times of both directions, less those of the forward."""
-    of_paper: Document = {**document, "attention": {}, "held_out": {}}
-    forward = [row for row in forward_rows(directory, "H100-80GB-SXM5") if row.work.implementation == "flash2"]
-    add_attention(of_paper, target, "flash2 forward", forward)
-    curve = AttentionCurve.read(of_paper["attention"]["flash2 forward bf16"]["curve"])
-    both = both_rows(directory, "H100-80GB-SXM5")
-    return [Row(name, back, seconds - curve.seconds(ahead)) for name, ahead, back, seconds in both]
-
-
-def add_first_flash_attention(document: Document, target: Device, directory: Path) -> None:
-    """FlashAttention-1 by published measurements alone, of which only the sum of both directions is known."""
-    of_paper: Document = {**document, "attention": {}, "held_out": {}}
-    forward = [row for row in forward_rows(directory, "H100-80GB-SXM5") if row.work.implementation == "flash2"]
-    add_attention(of_paper, target, "flash2 forward", forward)
-    add_attention(of_paper, target, "flash2 backward", published_backward(document, target, directory))
-    faster = 1 / limit_ratio(of_paper, "flash2 backward", "flash2 forward")
-    pairs = efficient_rows(directory, "H100-80GB-SXM5")
-    add_efficient(of_paper, target, pairs, faster, FIRST_FLASH_ATTENTION, name="flash1")
-    for part in ("attention", "held_out"):
-        document[part] |= {key: model for key, model in of_paper[part].items() if "flash1" in key}
 
 
 def rescaled(document: Document, target: Device, *, attention: float, moved: Document, reason: str) -> Document:
