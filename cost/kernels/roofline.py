@@ -184,7 +184,8 @@ def _splits(blocks: float, attention: Attention) -> int:
     if attention.implementation != "flash2" or attention.backward or blocks >= 0.8:
         return 1
     waste = [_waves(blocks, splits) for splits in range(1, min(128, math.ceil(attention.keys / 128)) + 1)]
-    return 1 + next(index for index, value in enumerate(waste) if value <= min(waste) / 0.85)
+    enough = min(waste) / 0.85
+    return next(splits for splits, value in enumerate(waste, 1) if value <= enough)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -171,14 +171,11 @@ def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve
     """From the curve for ``measured`` ranks; for other numbers of ``ranks``, scaled by their bytes and hops."""
     suffix = ", derived" if curve.derived else ""
 
-    def formula(bytes: float) -> float:
-        return curve.latency + wire_bytes(kind, bytes, measured) / curve.sigmoid.at(bytes)
+    def formula(bytes: float) -> tuple[float, float]:
+        return curve.latency + wire_bytes(kind, bytes, measured) / curve.sigmoid.at(bytes), curve.latency
 
-    exact = curve.measured.at(size, formula) if curve.measured is not None else None
-    if exact is not None and curve.measured is not None:
-        first = curve.measured.sizes[0]
-        if size < first:
-            exact = below_measured((formula(size), curve.latency), (formula(first), curve.latency), exact)
+    exact = _of_table(curve.measured, size, formula)
+    if exact is not None:
         scale = wire_bytes(kind, size, ranks) / wire_bytes(kind, size, measured)
         extra = curve.latency * max(0.0, (ranks - measured) / measured)
         return exact * scale + extra, MEASURED + suffix
@@ -204,16 +201,29 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
         there = formula(regression.bytes[0])
         found = regression.near_one_size((seconds, latency), there, on.ranks, measured)
         return found, STATISTICAL if measured is None else MEASURED
-    exact = table.at(size, lambda bytes: formula(bytes)[0]) if table is not None else None
-    if exact is not None and table is not None:
-        first = table.sizes[0]
-        return exact if size >= first else below_measured((seconds, latency), formula(first), exact), MEASURED
+    exact = _of_table(table, size, formula)
+    if exact is not None:
+        return exact, MEASURED
     if regression is None:
         return seconds, ANALYTICAL
     first = regression.bytes[0]
     if size < first:
         return regression.below((seconds, latency), formula(first), on.ranks), STATISTICAL
     return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL
+
+
+def _of_table(table: Measured | None, size: float, formula: Callable[[float], tuple[float, float]]) -> float | None:
+    """Seconds by measured sizes; None where there is no table, or none of its sizes is near enough.
+
+    Args:
+        table: of a group.
+        size: bytes.
+        formula: analytical seconds of a message of so many bytes, and its latency.
+    """
+    exact = None if table is None else table.at(size, lambda bytes: formula(bytes)[0])
+    if table is None or exact is None or size >= table.sizes[0]:
+        return exact
+    return below_measured(formula(size), formula(table.sizes[0]), exact)
 
 
 def _of_placement(tables: Mapping[tuple[str, int, int], Measured], kind: str, on: Placement) -> Measured | None:
