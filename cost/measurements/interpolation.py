@@ -37,8 +37,8 @@ class Measured:
         """Return the seconds of ``bytes`` bytes; None where no measured size is near enough.
 
         That is more than four octaves above the largest or between two sizes that are so far apart, and, of one or two
-        sizes, more than an octave beyond them. Between two sizes the ratio to ``formula`` is interpolated where there is
-        one, since the slope of time changes where bandwidth begins to dominate latency; otherwise time itself.
+        sizes, more than an octave beyond them. Between two sizes the ratio to ``formula`` is interpolated where there
+        is one, since the slope of time changes where bandwidth begins to dominate latency; otherwise time itself.
         """
         if bytes > self.sizes[-1]:
             reach = 16 if len(self.sizes) > 2 else 2
