@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from legoai.runtime.parallelism.placeholders import is_held
     from legoai.runtime.parallelism.units import reshard_units
     from legoai.runtime.recomputation.budget import RecomputeWithin
+    from legoai.runtime.recomputation.compiled import compile_within
     from legoai.runtime.recomputation.policies import keep_outputs
     from legoai.runtime.shared_modules import replace_everywhere
     from legoai.runtime.training.batches import Batch, Batches
@@ -60,6 +61,7 @@ __all__ = [
     "chunked_cross_entropy",
     "clip_gradients",
     "compile_with_hooks",
+    "compile_within",
     "compute_float8_scales",
     "convert_to_float8",
     "divided",
@@ -103,6 +105,7 @@ _HOMES = {
     "chunked_cross_entropy": "loss",
     "clip_gradients": "optimizer.clip",
     "compile_with_hooks": "compiled",
+    "compile_within": "recomputation.compiled",
     "compute_float8_scales": "float8",
     "convert_to_float8": "float8",
     "divided": "loss",

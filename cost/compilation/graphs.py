@@ -29,6 +29,7 @@ from legoai.cost.simulated.dispatch import NEW_CATEGORY
 from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
+from legoai.runtime.recomputation.compiled import BackendWithin
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
 from legoai.runtime.torch_internals.fake_world import CheckpointWrapper, FSDPState
 from legoai.runtime.torch_internals.graphs import (
@@ -47,6 +48,9 @@ _AFTER_ALL: Final = "torch.nn.modules.module:_global_forward_hooks"
 
 _WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
+_AS_TRAINED: Final = {"donated_buffer": True, "force_non_lazy_backward_lowering": True, "unlift_effect_tokens": True}
+"""Settings of AOT autograd under which `torch.compile` trains."""
+
 _RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
 _COMPUTED: Final = object()
@@ -62,10 +66,12 @@ class Options:
     Attributes:
         inductor: whether its kernels are inductor's; otherwise the graphs run operator by operator (`aot_eager`).
         replayed: whether the kernels of a call are launched as one CUDA graph, without host time for each.
+        settings: of AOT autograd, beside its own.
     """
 
     inductor: bool
     replayed: bool
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def of(cls, backend: Any, mode: str | None, kind: Kind) -> Options:
@@ -77,9 +83,15 @@ class Options:
         Raises:
             SimulationError: the combination is not supported.
         """
-        if backend not in ("inductor", "aot_eager"):
-            raise SimulationError(f"torch.compile with the backend {backend} is not supported")
-        return cls(inductor=backend == "inductor", replayed=kind == "cuda" and mode in _WITH_CUDA_GRAPHS)
+        within = backend if isinstance(backend, BackendWithin) else None
+        name = backend if within is None else within.backend
+        if name not in ("inductor", "aot_eager"):
+            raise SimulationError(f"torch.compile with the backend {name} is not supported")
+        return cls(
+            inductor=name == "inductor",
+            replayed=kind == "cuda" and mode in _WITH_CUDA_GRAPHS,
+            settings=() if within is None else tuple(within.settings.items()),
+        )
 
 
 def is_of_unit(hook: Any) -> bool:
@@ -169,9 +181,7 @@ class Graph:
                 _tagged_checkpoints(call.module),
                 tracing(TracingContext(mode)),
                 saved_tensors_hooks(_as_it_is, _as_it_is),
-                functorch_config.patch(
-                    donated_buffer=True, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True
-                ),
+                functorch_config.patch({**_AS_TRAINED, **dict(self.options.settings)}),
             ):
                 self.compiled(*_copies(given))
         finally:

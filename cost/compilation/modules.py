@@ -101,26 +101,26 @@ class _Compiler:
             return model
         if others:
             raise SimulationError(f"torch.compile with {', '.join(others)} is not supported")
-        _import_compiler(backend)
+        chosen = _options(backend, mode, options, self.kind)
+        _import_compiler(chosen)
         module = getattr(model, "__self__", None)
         if isinstance(model, types.FunctionType):
             module = _Function(model)
             model = module._call_impl
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
             raise SimulationError("only functions, and modules compiled by `module.compile()`, are supported")
-        chosen = _options(backend, mode, options, self.kind)
         arguments = {"backend": backend, "mode": mode}
         return _CompiledModule(self, module, model, chosen, fullgraph=fullgraph, arguments=arguments)
 
 
-def _import_compiler(backend: Any) -> None:
+def _import_compiler(options: Options) -> None:
     """Import the compiler's modules before the first step, as `torch.compile` does.
 
     `torch.fx.wrap`, which these modules call, leaves its frame in a reference cycle, and with it the frames of all
     callers. In the middle of a step these would keep activations alive until the cyclic garbage collector runs.
     """
     importlib.import_module("legoai.runtime.torch_internals.aot")
-    if backend == "inductor":
+    if options.inductor:
         importlib.import_module("legoai.runtime.torch_internals.inductor")
 
 

@@ -170,8 +170,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("selective_ac selective_ac_option sac recompute_modules per_op_sac_force_recompute_mm_shapes",
           "selective checkpoint", "checkpoint { layers.* = selective([attention, matmul]) }"),
     Entry("memory_budget activation_memory_budget", "budget checkpoint",
-          note="the compiler's budget has no equivalent: compiled blocks take `full` or `selective([…])`, and others "
-          "also `checkpoint { layers.* = budget(50%) }`"),
+          "checkpoint { layers.* = budget(50%) }"),
     Entry("uniform block", "full every"),
     Entry("preserve_rng_state", "preserve_rng"),
     # Precision.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.attention import attention_modules
-from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import random_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import holders
@@ -102,7 +103,7 @@ def _has_batch_statistics(analysis: Analysis) -> bool:
 
 def _updated_again(analysis: Analysis) -> set[str]:
     """The buffers that are updated in forward and in backward."""
-    recomputed = recomputed_modules(analysis)
+    recomputed = checkpointed_modules(analysis)
     updated = () if analysis.manifest is None else analysis.manifest.updated
     return {path for path in updated if not recomputed.keys().isdisjoint(holders(path))}
 

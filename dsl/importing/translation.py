@@ -268,15 +268,25 @@ def _checkpoint(draft: Draft) -> None:
     if mode == "full":
         treatment = "full"
     elif mode == "memory_budget":
-        amount = config["activation_checkpoint.memory_budget"]
-        why = (
-            f"a budget of {amount} is the compiler's, and `budget(…)` is for blocks that are not compiled: write "
-            "`checkpoint { layers.* = full }` or `selective([…])`"
-        )
-        draft.lost |= dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.memory_budget"), why)
+        treatment = _budget(draft, config["activation_checkpoint.memory_budget"])
     elif mode == "selective":
         treatment = _selective(draft, config["activation_checkpoint.selective_ac_option"])
     draft.lines += [f"checkpoint {{ layers.* = {treatment} }}"] if treatment else []
+
+
+def _budget(draft: Draft, amount: float) -> str:
+    """What the compiler may save of a block; nothing of the plan where it saves all that it would."""
+    config = draft.config
+    if not (config["compile.enable"] and "model" in config["compile.components"]):
+        config.wrong("activation_checkpoint.mode", "a memory budget is the compiler's, and needs compilation")
+    if amount in (0, 1):
+        return "" if amount else "full"
+    if draft.sizes["cp"] > 1:
+        draft.lost["activation_checkpoint.memory_budget"] = (
+            "a budget is not lowered beside ranks of `cp`: write `checkpoint { layers.* = full }` or `selective([…])`"
+        )
+        return ""
+    return f"budget({amount})"
 
 
 def _selective(draft: Draft, option: str) -> str:

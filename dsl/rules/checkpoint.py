@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -303,7 +304,7 @@ class WholeModelRecomputed(Check):
     slug = "whole-model-recomputed"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        recomputed = recomputed_modules(analysis)
+        recomputed = checkpointed_modules(analysis)
         if not recomputed:
             return
         assert analysis.manifest is not None
@@ -344,10 +345,12 @@ class RngOfNothing(Check):
         checkpoint = analysis.plan.checkpoint
         if checkpoint is None or analysis.manifest is None or not written(checkpoint, "preserve_rng"):
             return
-        if not recomputed_modules(analysis):
+        if not checkpointed_modules(analysis):
+            within = bool(recomputed_modules(analysis))
+            why = "compiled modules with a budget draw no random numbers" if within else "no module is recomputed"
             yield self.at(
                 analysis.place(checkpoint, "preserve_rng"),
-                "`preserve_rng` has no effect: no module is recomputed",
+                f"`preserve_rng` has no effect: {why}",
                 label="has no effect",
                 help=["leave it out, or say what is recomputed"],
             )
@@ -374,7 +377,7 @@ class RandomStateNotKept(Check):
         checkpoint = analysis.plan.checkpoint
         if checkpoint is None or analysis.manifest is None or checkpoint.preserve_rng is not False:
             return
-        recomputed = recomputed_modules(analysis)
+        recomputed = checkpointed_modules(analysis)
         drawing = [
             path for path in random_modules(analysis) if not recomputed.keys().isdisjoint((path, *holders(path)))
         ]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compiler_budgets import compiler_budgets
+from legoai.dsl.analysis.computation.checkpoint import may_draw, recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, grouped, holders, name_of
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -22,7 +23,8 @@ class HiddenOperators(Check):
 
     `selective` and `budget` choose operator by operator what to keep. A compiled module inside such a module is a
     single operator to them. Where the module is compiled itself, the compiler keeps and recomputes what `selective`
-    lists; it cannot follow the choice that `budget` makes at run time.
+    lists, and keeps a `budget`: it chooses what it saves by `knapsack` or `greedy`, within a share of what it would
+    save by default, not within bytes. Inside of a compiled module it keeps no budget of a part.
 
     ## Example
     ```
@@ -49,6 +51,7 @@ class HiddenOperators(Check):
                 continue
             met = next((found for path in paths for found in _met(compiled, path, rule)), None)
             if met is None:
+                yield from self._beyond_compiler(analysis, compiled, rule, paths)
                 continue
             path, other = met
             assert rule.path_origin.span is not None
@@ -60,14 +63,72 @@ class HiddenOperators(Check):
                 help=["write `full`" if below(other, path) else "write `full` or `selective([…])`"],
             )
 
+    def _beyond_compiler(
+        self, analysis: Analysis, compiled: Mapping[str, PathRule[Any]], rule: PathRule[Any], paths: Iterable[str]
+    ) -> Iterator[Diagnostic]:
+        """Yield the options of a budget that the compiler of these modules does not have."""
+        path, treatment = next((path for path in paths if path in compiled), None), rule.treatment
+        if path is None or not isinstance(treatment, Budget):
+            return
+        about = f"`{name_of(path)}` is compiled, and the compiler"
+        if isinstance(treatment.amount, int):
+            yield self.at(
+                analysis.place(treatment, "amount"),
+                f"{about} keeps a budget only as a share of what it would save by default",
+                label="bytes",
+                others=_compiles(compiled, path),
+                help=["write a share, such as `budget(50%)`"],
+            )
+        if treatment.by == "ilp":
+            yield self.at(
+                analysis.place(treatment, "by"),
+                f"{about} chooses by `knapsack` or `greedy`",
+                label="chooses by another program",
+                others=_compiles(compiled, path),
+                help=["leave `by` out: `knapsack` gives the best choice up to rounding"],
+            )
+
 
 def _met(compiled: Mapping[str, PathRule[Any]], path: str, rule: PathRule[Any]) -> Iterator[tuple[str, str]]:
     """The module with the compiled one that hides its operators: inside of it, or for a budget also around it."""
     inside = (held for held in compiled if below(held, path))
-    around = (above for above in (path, *holders(path)) if above in compiled)
+    around = (above for above in holders(path) if above in compiled)
     yield from ((path, found) for found in inside)
     if isinstance(rule.treatment, Budget):
         yield from ((path, found) for found in around)
+
+
+class CompilerDrawsAgain(Check):
+    """A compiled module that draws random numbers, as dropout does, and has a budget.
+
+    Within a budget the compiler computes random operators again like others, and draws other numbers than in forward
+    (PyTorch 2.13): other elements are dropped, and the gradients are not those of the loss.
+
+    ## Use instead
+    ```
+    compile { layers.* = inductor }
+    checkpoint { layers.* = selective([attention, matmul]) }
+    ```
+    """
+
+    code = "LP639"
+    slug = "compiler-draws-again"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        compiled = compiled_modules(analysis)
+        for rule, paths in grouped(compiler_budgets(analysis).items()):
+            path = next((path for path in paths if may_draw(analysis, path)), None)
+            if path is None:
+                continue
+            assert rule.path_origin.span is not None and analysis.manifest is not None
+            draws = "may draw" if analysis.manifest.flow_error is not None else "draws"
+            yield self.at(
+                rule.path_origin.span,
+                f"`{name_of(path)}` {draws} random numbers, and its compiler would draw others when it recomputes",
+                label="wrong gradients",
+                others=_compiles(compiled, path),
+                help=["write `full` or `selective([…])`, which restore the random state", "or leave dropout out"],
+            )
 
 
 class CompiledAttention(Check):

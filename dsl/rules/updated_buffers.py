@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
-from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -45,7 +45,7 @@ class UpdatedBuffers(Check):
             )
         if plan.checkpoint is None:
             return
-        recomputed = recomputed_modules(analysis)
+        recomputed = checkpointed_modules(analysis)
         for path in manifest.updated:
             owner = path.rpartition(".")[0]
             rule = next((recomputed[holder] for holder in (owner, *holders(owner)) if holder in recomputed), None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.computation.checkpoint import keeps_random_state, recomputed_modules
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.computation.checkpoint import keeps_random_state
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import MODEL, BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal, quoted
@@ -21,7 +22,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     checkpoint = lowering.plan.checkpoint
     if checkpoint is None:
         return
-    wrapped = recomputed_modules(lowering.analysis)
+    wrapped = checkpointed_modules(lowering.analysis)
     if not wrapped:
         return
     module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"

@@ -2,7 +2,8 @@
 
 A fully recomputed module is compiled first and then checkpointed, because compiling a checkpoint wrapper around
 DTensors fails. A module with selective checkpointing is checkpointed first, because the policy is about operators,
-which a compiled module no longer has; the compiler then saves and recomputes by the policy.
+which a compiled module no longer has; the compiler then saves and recomputes by the policy. A budget of a compiled
+module is the compiler's own, and needs no checkpointing.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules, compiler_budgets
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
-from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
+from legoai.lowering.emit.code import Item, Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
@@ -47,7 +48,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if is_traced(lowering.analysis):
         _name_regions(lowering, draft, lowering.note(directive))
         return
-    compiled, recomputed = compiled_modules(lowering.analysis), recomputed_modules(lowering.analysis)
+    compiled, recomputed = compiled_modules(lowering.analysis), checkpointed_modules(lowering.analysis)
     body: list[Statement] = []
     if directive.async_tp:
         draft.imports.name("legoai.runtime", "overlap_tensor_parallel")
@@ -82,14 +83,14 @@ def _name_regions(lowering: Lowering, draft: Draft, note: Note) -> None:
     draft.apply("apply_compile", mesh=None, body=body, note=note, why=_WHY_NAMED)
 
 
-def _options_of_regions(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
+def _options_of_regions(rule: PathRule[Any]) -> tuple[Item, ...]:
     treatment = rule.treatment
     if isinstance(treatment, AotEager):
-        return (("backend", quoted("aot_eager")),)
+        return (Item(quoted("aot_eager"), "backend="),)
     assert isinstance(treatment, Inductor) and not treatment.dynamic and treatment.fullgraph, (
         "see `compile-under-graph`"
     )
-    return (("mode", quoted(_MODES[treatment.mode])),) if treatment.mode in _MODES else ()
+    return (Item(quoted(_MODES[treatment.mode]), "mode="),) if treatment.mode in _MODES else ()
 
 
 def _is_selective(rule: PathRule[Any] | None) -> bool:
@@ -98,7 +99,12 @@ def _is_selective(rule: PathRule[Any] | None) -> bool:
 
 def _calls(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
     """The calls of `compile`, in loops over blocks."""
-    made = {path: Compiled(_options(rule), rule_note(rule)) for path, rule in compiled.items()}
+    budgets = compiler_budgets(lowering.analysis)
+    made = {
+        path: Compiled(tuple(_options(rule, budgets.get(path))), rule_note(rule)) for path, rule in compiled.items()
+    }
+    if not budgets.keys().isdisjoint(compiled):
+        draft.imports.name("legoai.runtime", "compile_within")
     if any(_has_hooks(lowering, path) for path in made):
         draft.imports.name("legoai.runtime", "compile_with_hooks")
     return [item for group in lowering.groups(made) for item in _compile(lowering, group)]
@@ -115,23 +121,27 @@ def _has_hooks(lowering: Lowering, path: str) -> bool:
 class Compiled:
     """Compilation of one module."""
 
-    options: tuple[tuple[str, Node], ...]
+    options: tuple[Item, ...]
     """Keyword arguments of `torch.compile`."""
     note: Note
 
 
-def _options(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
+def _options(rule: PathRule[Any], budget: PathRule[Any] | None) -> Iterator[Item]:
+    """Yield keyword arguments of `torch.compile`; a budget is another backend, with the note of its own rule."""
     treatment = rule.treatment
-    options: dict[str, Node] = {}
-    if isinstance(treatment, AotEager):
-        options["backend"] = quoted("aot_eager")
+    backend = quoted("aot_eager") if isinstance(treatment, AotEager) else None
+    if budget is not None:
+        chosen = budget.treatment
+        within = call("compile_within", literal(chosen.amount), by=quoted(chosen.by), backend=backend)
+        yield Item(within, "backend=", rule_note(budget))
+    elif backend is not None:
+        yield Item(backend, "backend=")
     if treatment.fullgraph:
-        options["fullgraph"] = "True"
+        yield Item("True", "fullgraph=")
     if isinstance(treatment, Inductor):
-        options["dynamic"] = str(treatment.dynamic)
+        yield Item(str(treatment.dynamic), "dynamic=")
         if treatment.mode in _MODES:
-            options["mode"] = quoted(_MODES[treatment.mode])
-    return tuple(options.items())
+            yield Item(quoted(_MODES[treatment.mode]), "mode=")
 
 
 def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: bool = False) -> list[Statement]:
@@ -140,13 +150,12 @@ def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: boo
     for relative, compiled in group.members:
         path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
-        options = dict(compiled.options)
         if of_regions:
-            value = call("compile_module", module, **options)
+            value = call("compile_module", module, *compiled.options)
         elif _has_hooks(lowering, path):
-            value = call("compile_with_hooks", module, **options)
+            value = call("compile_with_hooks", module, *compiled.options)
         else:
-            value = call(f"{module}.compile", **options)
+            value = call(f"{module}.compile", *compiled.options)
         line = Line(value, "", compiled.note)
         body += where_held(lowering, group, path, line)
     return blocks.loop(body)

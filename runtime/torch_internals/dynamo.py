@@ -48,6 +48,13 @@ def import_dynamo() -> None:
     importlib.import_module(NAME)
 
 
+def backend_of(name: str) -> Callable[..., Any]:
+    """Return a backend of `torch.compile`; imports dynamo."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
 class _Named:
     """Source of a fake tensor, used only in error messages."""
 

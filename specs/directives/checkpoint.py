@@ -50,19 +50,26 @@ class Selective(Treatment):
 
 
 class Budget(Treatment):
-    """Saves activations up to a share of their memory, choosing operators so that recomputation is least."""
+    """Saves activations up to a share of their memory, choosing operators so that recomputation is least.
+
+    Of a module that is compiled itself the compiler chooses, by `torch._functorch.config.activation_memory_budget`.
+    """
 
     name: ClassVar[str] = "budget"
 
     amount: float | int = option(
-        Either((Size(), Fraction())), doc="The memory kept: a fraction of all, or bytes for each module."
+        Either((Size(), Fraction())),
+        doc=(
+            "The memory kept: a fraction of all, or bytes for each module. Of a compiled module a fraction of what "
+            "the compiler would save by itself, beyond what enters the module."
+        ),
     )
     by: str = option(
         Choice(("greedy", "knapsack", "ilp")),
         doc=(
             "How a module's operators are chosen: `greedy` by recomputation cost per byte, `knapsack` the best set "
             "with sizes rounded up to 1/4096 of the budget, `ilp` the best set by an integer program, which needs "
-            "`pip install 'legoai[solvers]'` where the plan trains."
+            "`pip install 'legoai[solvers]'` where the plan trains and which compiled modules do not take."
         ),
         default="knapsack",
     )

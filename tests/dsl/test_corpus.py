@@ -48,6 +48,7 @@ ELSEWHERE = {
     "LP634": "every built-in model calls the attention kernel",
     "LP440": "no built-in model draws random numbers",
     "LP441": "every built-in model is followed",
+    "LP639": "no built-in model draws random numbers",
     "LP659": "no built-in model draws random numbers",
     "LP660": "no built-in model updates its buffers",
     "LP621": "needs a config file",

@@ -73,11 +73,16 @@ def keeps_random_state(analysis: Analysis, path: str) -> bool:
     By default it does where the module or one within it draws random numbers, or where forward could not be followed,
     so that this is not known.
     """
-    checkpoint, manifest = analysis.plan.checkpoint, analysis.manifest
-    assert checkpoint is not None and manifest is not None, "a plan that recomputes modules"
-    if checkpoint.preserve_rng is not None:
-        return checkpoint.preserve_rng
-    return manifest.flow_error is not None or any(path in (name, *holders(name)) for name in random_modules(analysis))
+    checkpoint = analysis.plan.checkpoint
+    assert checkpoint is not None, "a plan that recomputes modules"
+    return may_draw(analysis, path) if checkpoint.preserve_rng is None else checkpoint.preserve_rng
+
+
+def may_draw(analysis: Analysis, path: str) -> bool:
+    """Whether a module or one within it draws random numbers in training, or forward could not be followed."""
+    assert analysis.manifest is not None, "a model that can be inspected"
+    unknown = analysis.manifest.flow_error is not None
+    return unknown or any(path in (name, *holders(name)) for name in random_modules(analysis))
 
 
 @fact

@@ -17,7 +17,8 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
-from legoai.runtime import keep_outputs
+from legoai.runtime import compile_within, keep_outputs
+from legoai.runtime.recomputation.compiled import BackendWithin
 from support import programs, simulated
 
 SHAPE = (2, 32, programs.DIM)
@@ -45,7 +46,7 @@ def block_of(policy: str | None) -> torch.nn.Module:
     return block if policy is None else programs.checkpoint_wrapper(block, context_fn=keep_outputs(policy))
 
 
-def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int], int, int]:
+def simulated_block(backend: str | BackendWithin, policy: str | None = None) -> tuple[list[int], int, int]:
     """Saved bytes of a compiled block on a simulated CPU, and its numbers of fused kernels in forward and backward."""
     recorder = Capture()
     with simulated.compiling(recorder, "cpu"):
@@ -62,7 +63,7 @@ def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int],
     return sizes, phases["forward"], phases["backward"]
 
 
-def real_block(backend: str, policy: str | None = None) -> tuple[list[int], list[int]]:
+def real_block(backend: str | BackendWithin, policy: str | None = None) -> tuple[list[int], list[int]]:
     """Saved bytes of a block that PyTorch compiles for the CPU, and the fused groups of each graph."""
     from torch._inductor import config
     from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
@@ -87,6 +88,18 @@ def test_saved_tensors_equal_the_real_partitioner():
     ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
     real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")
     assert ours == real
+
+
+@pytest.mark.parametrize("amount", [0.5, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_budget_saves_the_tensors_of_real_compilation(amount: float):
+    def within(backend: str) -> BackendWithin:
+        return compile_within(amount, by="knapsack", backend=backend)
+
+    ours, _, _ = simulated.in_a_fork(simulated_block, within("inductor"))
+    real, _ = simulated.in_a_fork(real_block, within("aot_eager_decomp_partition"))
+    eager = saved_bytes(programs.Block(), torch.randn(SHAPE), programs.rotary(64, programs.DIM // programs.HEADS))
+    assert ours == real
+    assert sum(ours) < 0.7 * sum(eager)
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def values(name: str, key: Key) -> list[Any]:
 def test_contexts_import_as_plans_that_lower(context: str):
     found = imported(CONTEXTS[context])
     assert found.text is not None, found.diagnostics
-    assert [item.code for item in found.diagnostics] == ["LP024"] * (context == "budget")
+    assert not found.diagnostics
     linted = lint(found.text, "some.plan", directory=Path())
     if context != "mxfp8":  # which needs another device
         assert [item.message for item in linted.diagnostics if item.severity == "error"] == []

@@ -74,10 +74,10 @@ def test_graph_regions_refuse_breaks_cuda_graphs_and_dynamic_shapes(compiled: st
     assert not codes(plan) & {"LP622", "LP623", "LP626"}
 
 
-def test_recomputation_budget_combines_with_compiled_graph_regions():
+def test_budget_in_bytes_combines_with_compiled_graph_regions():
     plan = (
         "mesh (dp_shard = 8)\nfsdp on dp_shard {} {{ layers.* = unit }}\ncompile {{ layers.* = inductor }}\n"
-        "checkpoint {{ layers.* = budget(50%) }}"
+        "checkpoint {{ layers.* = budget(1GiB) }}"
     )
     assert "LP628" in codes(plan.format(""))
     assert "LP628" not in codes(plan.format("(backend = graph)"))

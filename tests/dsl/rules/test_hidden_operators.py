@@ -20,7 +20,12 @@ shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3}
         ("layers.* = selective([matmul])", "layers.3.feed_forward = aot_eager", True),
         ("layers.* = selective([matmul])", "layers.* = inductor", False),
         ("layers.* = selective([matmul])", "root = inductor", False),
-        ("layers.* = budget(50%)", "layers.* = inductor", True),
+        ("layers.* = budget(50%)", "layers.* = inductor", False),
+        ("layers.* = budget(50%, by = greedy)", "layers.* = aot_eager", False),
+        ("layers.* = budget(50%, by = ilp)", "layers.* = inductor", True),
+        ("layers.* = budget(50%, by = ilp)", "layers.* = none", False),
+        ("layers.* = budget(1GiB)", "layers.* = inductor", True),
+        ("root = budget(50%)", "root = inductor", False),
         ("layers.* = budget(50%)", "root = inductor", True),
         ("layers.* = budget(50%)", "layers.*.feed_forward = inductor", True),
         ("layers.*.attention = budget(50%)", "layers.*.feed_forward = inductor", False),
@@ -35,6 +40,23 @@ def test_selective_recomputation_of_compiled_operators_is_reported(checkpoint: s
 def test_message_names_the_first_module_with_compiled_operators() -> None:
     text = "checkpoint { layers.* = selective([matmul]) }\ncompile { layers.3.feed_forward = inductor }"
     assert "the operators of `layers.3`" in message(text, "LP628")
+
+
+@pytest.mark.parametrize(
+    ("factory", "found"), [("build", False), ("build_random", True), ("build_random, drop = 0.0", False)]
+)
+def test_compiler_budget_of_a_random_module_is_refused(factory: str, found: bool) -> None:
+    name, *options = factory.split(", ")
+    model = f'model python("support.factories:{name}"{"".join(f", {item}" for item in options)})\n'
+    for compiled, refused in (("compile { blocks.* = inductor }", found), ("", False)):
+        text = f"{model}checkpoint {{ blocks.* = budget(50%) }}\n{compiled}"
+        assert ("LP639" in codes(text)) is refused
+
+
+def test_random_state_of_compiler_budgets_is_never_kept() -> None:
+    text = "checkpoint (preserve_rng = true) { layers.* = budget(50%) }\n"
+    assert "LP658" not in codes(text)
+    assert "compiled modules with a budget" in message(f"{text}compile {{ layers.* = inductor }}", "LP658")
 
 
 @pytest.mark.parametrize(

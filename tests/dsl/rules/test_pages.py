@@ -39,6 +39,7 @@ WITHOUT_EXAMPLE = {
     "LP617": "no device of the catalogue is older than Ampere",
     "LP440": "no built-in model draws random numbers",
     "LP441": "every built-in model is followed",
+    "LP639": "no built-in model draws random numbers",
     "LP659": "no built-in model draws random numbers",
     "LP660": "no built-in model updates its buffers",
     "LP904": "needs a solver's line whose digest belongs to another text",

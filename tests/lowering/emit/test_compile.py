@@ -25,6 +25,10 @@ MORE_PLANS = {
     "fsdp, tensor parallel, all recomputed": f"{BOTH}{BLOCKS}checkpoint {{ layers.* = full }}",
     "fully sharded": f"{SHARDED}{BLOCKS}checkpoint {{ layers.* = selective([matmul]) }}",
     "the whole model": f"{TENSOR}compile {{ root = aot_eager }}",
+    "budgets of the compiler, one for each block": f"""{BOTH}{BLOCKS}
+checkpoint {{ layers.* = first(2, budget(10%), budget(60%, by = greedy)) }}""",
+    "the whole model within a budget": f"""{TENSOR}compile {{ root = aot_eager }}
+checkpoint {{ root = budget(30%) }}""",
     "the whole model around units": f"{SHARDED}compile {{ root = aot_eager(fullgraph = false) }}",
     "modules with hooks, some kept and some recomputed": f"""{BOTH}
 compile {{ layers.*.{{attention, feed_forward}} = aot_eager, tok_embeddings = aot_eager, output = aot_eager }}
@@ -123,6 +127,18 @@ def test_options_become_torch_compile_arguments():
         'model.compile(dynamic=True, mode="max-autotune-no-cudagraphs")'
     )
     assert line("inductor(mode = reduce_overhead)").endswith('mode="reduce-overhead")')
+
+
+def test_budget_of_a_compiled_module_is_its_compilers():
+    blocks = "checkpoint { layers.* = budget(25%), layers.0 = full }\n"
+    program = lowered(f"{HEAD}{TRAINING}{blocks}compile {{ layers.* = inductor(mode = max_autotune) }}")
+    assert 'backend=compile_within(0.25, by="knapsack"),  # tiny.plan:' in program.text
+    assert 'mode="max-autotune"' in program.text
+    assert "model.layers[0] = checkpoint_wrapper(" in program.text.replace('["0"]', "[0]")
+    assert program.text.count("compile_within(") == 1
+    assert "RecomputeWithin" not in program.text
+    text = lowered(f"{HEAD}{TRAINING}{blocks}compile {{ layers.* = aot_eager }}").text
+    assert 'compile_within(0.25, by="knapsack", backend="aot_eager")' in text
 
 
 def test_outputs_into_compiled_modules_wait_for_collectives():
