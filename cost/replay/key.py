@@ -29,8 +29,9 @@ _BLOCK: Final = "[str(index)]"
 """Expression by which a program names a block of a list that it iterates over by index."""
 _LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops", "traced")
 """Arguments that affect only the reserved memory, the MFU, or which profile is read, whose digest is in the key."""
-_OF_DEVICE: Final = ("compile", "Mixtral", "DeepSeek")
-"""Words of programs whose kernels depend on the device: compiled ones, and the models with grouped products."""
+_COMPILED: Final = "compile"
+"""Word of programs whose kernels depend on all of the device; of others attention and grouped products do, by its
+compute capability."""
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on programs are equivalent: more where a program asks which is the last."""
@@ -80,8 +81,8 @@ def variation_of(
 
     The digest covers the program without comments, name, global batch, number of micro batches, learning rate, values
     of its schedule and of clipping, the allocator's settings, and depth, or the lengths of runs of blocks with equal
-    treatments. It also covers the ranks, the kind of device (for compiled programs and experts the device itself), and
-    the versions and sources of the code that captures.
+    treatments. It also covers the ranks, the kind of device and its compute capability (for compiled programs the
+    device itself), and the versions and sources of the code that captures.
 
     Args:
         text: of a program whose model is a built-in one.
@@ -100,14 +101,14 @@ def variation_of(
     found = _without(text, depth, runs.bounds if runs else ())
     if found.micro_batches is None:
         return None
-    of_device = any(word in text for word in _OF_DEVICE)
+    of_device = repr(gpu) if _COMPILED in text else "" if gpu is None else gpu.compute_capability
     parts = [
         FORMAT,
         found.text,
         [[path, [] if found.deep and path in depths else of_block] for path, of_block in classes]
         if runs is None
         else runs.likeness,
-        [world, rank, kind, repr(gpu) if of_device else ""],
+        [world, rank, kind, of_device],
         measured,
         state_of_code(*_SOURCES),
     ]
