@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,25 +147,27 @@ def seconds_on(
     seen = _of_placement(network.fabric.observed, like, on)
     observed = seen.at(size) if seen is not None else None
     seconds, model = _between(like, size, on, network, profile) if observed is None else (observed, MEASURED)
+    if model != MEASURED:
+        seconds = max(seconds, _of_one_host(like, size, on.ranks, network, profile))
     if straggler and network.fabric.straggler is not None:
         seconds *= network.fabric.straggler.ratio(on.ranks, size)
     return seconds, model + (", derived" if network.fabric.derived and observed is None else "")
 
 
 def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> Answer:
-    """On one host: interpolated between the measured numbers of ranks, by the logarithm."""
+    """On one host: interpolated between the measured numbers of ranks, by the bytes over a link."""
     like, curves = _curves(kind, profile)
     if like != kind:  # as long as what carries as many bytes over each link
         size *= wire_bytes(kind, size, ranks) / wire_bytes(like, size, ranks)
         kind = like
     below = max((count for count in curves if count <= ranks), default=min(curves))
     above = min((count for count in curves if count >= ranks), default=max(curves))
-    answers = [_on_link(kind, size, ranks, count, curves[count]) for count in (below, above)]
     if below == above:
-        return answers[0]
-    share = math.log(ranks / below) / math.log(above / below)
-    (first, model), (second, _) = answers
-    return math.exp((1 - share) * math.log(first) + share * math.log(second)), model
+        return _on_link(kind, size, ranks, below, curves[below])
+    moved = [wire_bytes(kind, size, count) for count in (below, ranks, above)]
+    share = (moved[1] - moved[0]) / (moved[2] - moved[0])
+    (first, model), (second, _) = (_on_link(kind, size, count, count, curves[count]) for count in (below, above))
+    return first + share * (second - first), model
 
 
 def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve: LinkCurve) -> Answer:
@@ -189,10 +192,7 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     assert fabric is not None
     table = _of_placement(fabric.measured, kind, on)
 
-    def formula(bytes: float) -> tuple[float, float]:
-        link = _link_seconds(kind, bytes, on.per_host, profile)
-        return analytical(kind, bytes, on, fabric, bandwidth=network.bandwidth, link=link)
-
+    formula = functools.partial(_formula, kind, on=on, network=network, profile=profile)
     seconds, latency = formula(size)
     regression = fabric.regression.get(kind)
     if regression is not None and regression.of_one_size:
@@ -205,11 +205,40 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     if exact is not None:
         return exact, MEASURED
     if regression is None:
-        return seconds, ANALYTICAL
+        return max(seconds, _of_fewer_hosts(kind, size, on, network, profile)), ANALYTICAL
     first = regression.bytes[0]
     if size < first:
         return regression.below((seconds, latency), formula(first), on.ranks), STATISTICAL
     return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL
+
+
+def _of_one_host(kind: CollectiveKind, size: float, ranks: int, network: Network, profile: Profile) -> float:
+    """Seconds of a group of one host, which over hosts takes no less; 0 where no such group was measured."""
+    inside = min(ranks, network.devices_per_host)
+    if inside == 1 or not profile.links:
+        return 0.0
+    seconds, model = _inside(kind, size, inside, profile)
+    return seconds if model == MEASURED else 0.0
+
+
+def _of_fewer_hosts(kind: CollectiveKind, size: float, on: Placement, network: Network, profile: Profile) -> float:
+    """Most seconds of measured groups over fewer hosts with as many ranks on each; 0 where there is none."""
+    fabric, most = network.fabric, 0.0
+    assert fabric is not None
+    for hosts in range(2, 0 if on.short else on.hosts):
+        fewer = Placement(ranks=hosts * on.per_host, hosts=hosts, per_host=on.per_host)
+        formula = functools.partial(_formula, kind, on=fewer, network=network, profile=profile)
+        most = max(most, _of_table(_of_placement(fabric.measured, kind, fewer), size, formula) or 0.0)
+    return most
+
+
+def _formula(
+    kind: CollectiveKind, size: float, on: Placement, network: Network, profile: Profile
+) -> tuple[float, float]:
+    """Analytical seconds of a group over hosts, and the latency among them."""
+    assert network.fabric is not None
+    link = _link_seconds(kind, size, on.per_host, profile)
+    return analytical(kind, size, on, network.fabric, bandwidth=network.bandwidth, link=link)
 
 
 def _of_table(table: Measured | None, size: float, formula: Callable[[float], tuple[float, float]]) -> float | None:
