@@ -378,7 +378,8 @@ class TrainingLoop:
         """Raise where loss or gradient of a step is not finite."""
         if result.finite:
             return
-        where = f"checkpoints are in {self.checkpoints.root}" if self.checkpoints is not None else "nothing was saved"
+        saved = self.checkpoints is not None and self.checkpoints.points()
+        where = f"checkpoints are in {self.checkpoints.root}" if self.checkpoints and saved else "nothing was saved"
         raise RunError(
             RunErrorCode.NOT_FINITE,
             f"step {self.step + 1}: loss {result.loss}, gradient norm {result.norm}; the update was not made, {where}",

@@ -80,7 +80,9 @@ class Group(Treatment):
 
 
 class Muon(Treatment):
-    """Muon for the matrices among these parameters (`torch.optim.Muon`); those of other shapes stay with the statement.
+    """Muon for the matrices among these parameters (`torch.optim.Muon`).
+
+    Those of other shapes follow the next rule that names them, or the statement.
 
     It orthogonalizes the momentum of whole matrices, for which ranks that share some exchange their parts in bf16.
     """

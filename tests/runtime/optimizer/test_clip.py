@@ -69,6 +69,13 @@ def test_an_empty_gradient_has_norm_zero():
     assert float(squared_norm_share([{"params": [nn.Parameter(torch.zeros(3))]}], holders=4)) == 0.0
 
 
+def test_norm_of_bf16_gradients_is_not_rounded_to_bf16():
+    parameter = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+    parameter.grad = torch.full_like(parameter, 0.0159)
+    square = squared_norm_share([{"params": [parameter]}], holders=1)
+    assert float(square) == pytest.approx(float(parameter.grad.double().square().sum()), rel=1e-6)
+
+
 @pytest.mark.parametrize("others", [(), (torch.float32,), (torch.float32, torch.float64)])
 def test_norm_of_fp16_gradients_may_exceed_the_range_of_fp16(others):
     parameters = [nn.Parameter(torch.zeros(90_000, dtype=dtype)) for dtype in (torch.float16, *others)]

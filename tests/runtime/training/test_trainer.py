@@ -225,13 +225,14 @@ def test_metrics_are_written_once_per_step_with_the_plan_first(gloo, data, tmp_p
     assert [record["event"] for record in records[-2:]] == ["checkpoint", "end"]
 
 
-def explode(on_nan: str, data: str) -> dict:
-    return fit({"dp_shard": 2, "tp": 2, "lr": 1e300}, {"steps": STEPS, "data": data, "on_nan": on_nan})
+def explode(on_nan: str, data: str, out: Path | None = None) -> dict:
+    options = {"steps": STEPS, "data": data, "on_nan": on_nan}
+    return fit({"dp_shard": 2, "tp": 2, "lr": 1e300}, options if out is None else options | {"out": out})
 
 
-def test_non_finite_loss_stops_the_run(gloo, data):
-    with pytest.raises(RunError, match=r"step \d: loss .*not made") as caught:
-        gloo(4)(explode, "stop", data)
+def test_non_finite_loss_stops_the_run(gloo, data, tmp_path):
+    with pytest.raises(RunError, match=r"step \d: loss .*not made, nothing was saved") as caught:
+        gloo(4)(explode, "stop", data, tmp_path / "run")
     assert caught.value.code == RunErrorCode.NOT_FINITE
 
 
