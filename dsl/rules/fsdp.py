@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.blocks import span_of
 from legoai.dsl.analysis.facts import each_rule, listed, replacement, written
 from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, resharding
@@ -14,6 +15,7 @@ from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.batch import batch_label
 from legoai.dsl.rules.mesh import legal_divisors
 from legoai.specs.directives.fsdp import NoUnit, Unit
 from legoai.specs.directives.mesh import AXES
@@ -294,6 +296,47 @@ class KeptUnderPipeline(Check):
                     label="freed all the same",
                     others=[Label(analysis.place(pipeline), "frees parameters at the end of every pass")],
                     help=["`after_backward` keeps them gathered for the whole pass"],
+                )
+
+
+class KeptForNothing(Check):
+    """A unit that is never resharded, in a step of one micro batch.
+
+    `never` keeps parameters gathered after backward for the next micro batch, and there is none: it saves no gather,
+    and holds more memory than `after_backward`.
+
+    ## Example
+    ```
+    batch (global = 32, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 32, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward), root = unit }
+    ```
+    """
+
+    code = "LP330"
+    slug = "kept-for-nothing"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        if plan.fsdp is None or is_staged(analysis) or micro_batches(plan) != 1:
+            return
+        for rule in each_rule(plan.fsdp):
+            if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":
+                yield self.at(
+                    analysis.place(rule.treatment, "reshard"),
+                    "`reshard = never` saves no gather: a step has one micro batch",
+                    label="holds memory for nothing",
+                    others=[batch_label(analysis)],
+                    help=["write `after_backward`"],
+                    fix=replacement(rule.treatment, "reshard", "after_backward"),
                 )
 
 
