@@ -49,7 +49,6 @@ _AFTER_ALL: Final = "torch.nn.modules.module:_global_forward_hooks"
 _WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 _AS_TRAINED: Final = {"donated_buffer": True, "force_non_lazy_backward_lowering": True, "unlift_effect_tokens": True}
-"""Settings of AOT autograd under which `torch.compile` trains."""
 
 _RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -66,12 +65,12 @@ class Options:
     Attributes:
         inductor: whether its kernels are inductor's; otherwise the graphs run operator by operator (`aot_eager`).
         replayed: whether the kernels of a call are launched as one CUDA graph, without host time for each.
-        settings: of AOT autograd, beside its own.
+        within: budget of what forward saves; None where there is none.
     """
 
     inductor: bool
     replayed: bool
-    settings: tuple[tuple[str, Any], ...] = ()
+    within: BackendWithin | None = None
 
     @classmethod
     def of(cls, backend: Any, mode: str | None, kind: Kind) -> Options:
@@ -90,7 +89,7 @@ class Options:
         return cls(
             inductor=name == "inductor",
             replayed=kind == "cuda" and mode in _WITH_CUDA_GRAPHS,
-            settings=() if within is None else tuple(within.settings.items()),
+            within=within,
         )
 
 
@@ -181,7 +180,8 @@ class Graph:
                 _tagged_checkpoints(call.module),
                 tracing(TracingContext(mode)),
                 saved_tensors_hooks(_as_it_is, _as_it_is),
-                functorch_config.patch({**_AS_TRAINED, **dict(self.options.settings)}),
+                functorch_config.patch(_AS_TRAINED),
+                contextlib.nullcontext() if self.options.within is None else self.options.within.applied(),
             ):
                 self.compiled(*_copies(given))
         finally:

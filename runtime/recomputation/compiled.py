@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 
 from legoai.runtime.torch_internals.dynamo import backend_of
-from legoai.runtime.torch_internals.graphs import functorch_config
+from legoai.runtime.torch_internals.graphs import FakeScriptObject, functorch_config
+from legoai.runtime.torch_internals.patching import original, patched
 
 CompilerMethod = Literal["greedy", "knapsack"]
 
 _SOLVERS: Final = {"greedy": "greedy", "knapsack": "dp"}
 
-_OF_MESHES: Final = "unsafe_treat_script_objects_as_zero_size"
-"""Setting by which the device meshes that enter a graph over DTensors, which hold no tensors, have no size; without it
-PyTorch 2.13 refuses to choose."""
+SIZE: Final = "torch._functorch.partitioners:_size_of"
+"""The function by which the partitioner knows the bytes of a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,17 @@ class BackendWithin:
     by: CompilerMethod
     backend: str
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of AOT autograd while a module is compiled."""
-        found = {"activation_memory_budget": self.amount, "activation_memory_budget_solver": _SOLVERS[self.by]}
-        return {**found, _OF_MESHES: True} if hasattr(functorch_config, _OF_MESHES) else found
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """While entered, let AOT autograd keep the budget; also of a graph that device meshes enter, as DTensors do."""
+        settings = {"activation_memory_budget": self.amount, "activation_memory_budget_solver": _SOLVERS[self.by]}
+        size = original(SIZE)
+
+        def size_of(node: torch.fx.Node) -> int:
+            return 0 if isinstance(node.meta.get("val"), FakeScriptObject) else size(node)
+
+        with functorch_config.patch(settings), patched(SIZE, size_of):
+            yield
 
     def __call__(
         self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], *, mode: str = "default"
@@ -53,7 +60,7 @@ class BackendWithin:
             from legoai.runtime.torch_internals.regions import list_mode_options
 
             options["config_patches"] = list_mode_options(mode)
-        with functorch_config.patch(self.settings):
+        with self.applied():
             compiled: Callable[..., Any] = backend_of(self.backend)(graph, inputs, **options)
         return compiled
 

@@ -9,6 +9,9 @@ from typing import Any
 # Settings of AOT autograd, and the context in which it traces.
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
+
+# Stands for an object that is no tensor, such as a device mesh.
+from torch._library.fake_class_registry import FakeScriptObject
 from torch.nn.modules import module
 
 # Calls a module with other parameters than its own, tied ones included.
@@ -18,6 +21,7 @@ from torch.nn.utils.stateless import _reparametrize_module as reparametrize_modu
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
+    "FakeScriptObject",
     "TracingContext",
     "disable_current_modes",
     "forward_hooks_of_all_modules",

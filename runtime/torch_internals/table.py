@@ -1,47 +1,11 @@
-"""Table of the patches of torch, and of the private names that lowered programs import.
-
-CI runs the tests of this folder on the newest version of :data:`TRIED`, and on the oldest where it can be installed; on
-both they passed on 2026-11-22. On 2.12.1 plans were costed only.
-"""
+"""Table of the patches of torch, and of the private names that lowered programs import."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-TRIED: Final = ("2.12.0", "2.12.1", "2.13.0")
-"""Versions of torch on which the patches were tried, oldest first; the module's head says how."""
-
-Kind: TypeAlias = Literal[
-    "function", "static", "class method", "property", "class", "builtin", "mapping", "module", "setting"
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """Something of torch that is temporarily replaced.
-
-    Attributes:
-        path: `module:name` or `module:Class.name`.
-        kind: of the original.
-        parameters: names of the first parameters, on whose order the replacement or a caller relies, including `self`;
-            those of a builtin cannot be inspected.
-        why: what would happen without it.
-        since: first version of torch that needs it.
-        until: first version of torch that does not need it, for which :func:`~.patching.patched` does not apply it.
-        build: the only build of torch that needs it, `cuda`; empty for all.
-        test: that fails when torch no longer behaves as the patch expects; `file::function` under this folder's tests.
-    """
-
-    path: str
-    kind: Kind = "function"
-    parameters: str = ""
-    why: str
-    test: str
-    since: str = ""
-    until: str = ""
-    build: Literal["", "cuda"] = ""
-
+from legoai.runtime.torch_internals.compilation_patches import COMPILATION, SCHEDULING
+from legoai.runtime.torch_internals.patch import Kind, Patch
 
 _MESH: Final = "torch.distributed.device_mesh:DeviceMesh"
 _RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode would drop"
@@ -278,101 +242,6 @@ _PIPELINES: Final = (
     ),
 )
 
-_COMPILATION: Final = (
-    Patch(
-        path="torch:compile",
-        parameters="model",
-        why="dynamo cannot trace the simulated device",
-        test="test_compilation.py::test_modules_are_compiled_for_the_simulated_device",
-    ),
-    *(
-        Patch(
-            path=f"torch.nn.modules.module:{name}",
-            kind="mapping",
-            why="hooks of all modules would become part of the graph; one of ours notes which module makes a node",
-            test="test_compilation.py::test_kernels_know_their_module",
-        )
-        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
-    ),
-    Patch(
-        path="torch.fx.traceback:current_meta",
-        kind="mapping",
-        why="a checkpoint's context tags the nodes of a graph, and does not take its tags back",
-        test="test_compilation.py::test_checkpoints_tag_only_their_own_operators",
-    ),
-    Patch(
-        path="torch._functorch.partitioners:functionalize_rng_ops",
-        parameters="joint_module, fw_module, bw_module, num_sym_nodes",
-        why="a recomputed operator that may be random would keep the state of CUDA's generator",
-        test="test_compilation.py::test_random_operators_are_recomputed_without_a_generator",
-    ),
-    Patch(
-        path="torch:Tensor.copy_",
-        kind="builtin",
-        why="inductor's passes try a copy on constants of the device to see whether shapes fit",
-        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
-    ),
-    Patch(
-        path="torch._inductor.scheduler:Scheduler.create_backend",
-        parameters="self, device",
-        why="inductor refuses to schedule for a GPU that is not there",
-        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
-    ),
-    Patch(
-        path="torch._inductor.runtime.hints:DeviceProperties.create",
-        kind="class method",
-        parameters="cls, device",
-        why="inductor asks the driver; it is told the properties of the plan's device",
-        test="test_compilation.py::test_inductor_gets_the_properties_of_the_device",
-    ),
-    Patch(
-        path="torch.distributed:is_nccl_available",
-        why="inductor's AsyncTP pass does nothing in a build of torch without NCCL",
-        test="test_compilation.py::test_products_are_fused_with_their_collectives",
-    ),
-    Patch(
-        path="torch.distributed._symmetric_memory:make_contiguous_for_perm",
-        parameters="t, perm",
-        why="the pass would copy a tensor of a GPU",
-        test="test_compilation.py::test_products_are_fused_with_their_collectives",
-    ),
-    Patch(
-        path="torch.distributed._symmetric_memory:enable_symm_mem_for_group",
-        parameters="group_name",
-        why="exchanges handles of memory with the ranks of a group, of which only one is simulated",
-        test="test_compilation.py::test_symmetric_memory_state_is_reset",
-    ),
-    Patch(
-        path="torch.distributed._symmetric_memory:_group_name_to_store",
-        kind="mapping",
-        why="groups of one simulation that have symmetric memory, by which the AsyncTP pass knows them",
-        test="test_compilation.py::test_symmetric_memory_state_is_reset",
-    ),
-)
-
-_SCHEDULER_TEST: Final = "test_overlap_scheduling.py::test_overlap_scheduler_uses_the_given_times"
-
-_SCHEDULING: Final = (
-    Patch(
-        path="torch._inductor.fx_passes.overlap_scheduling:estimate_roofline_runtime_ms",
-        parameters="node",
-        why="the scheduler of communication asks the driver for rates before it takes the times that are given",
-        test=_SCHEDULER_TEST,
-    ),
-    *(
-        Patch(
-            path=f"torch._inductor.fx_passes.node_runtime_estimation:{name}",
-            parameters=parameters,
-            why="estimates everything once more by NCCL's tuning for a GPU that may not be there, only to log it",
-            test=_SCHEDULER_TEST,
-        )
-        for name, parameters in (
-            ("_log_compute_estimations", "compute_nodes, benchmarked_estimations, analytical_estimations"),
-            ("_log_collective_benchmarks", "collective_nodes"),
-        )
-    ),
-)
-
 _PLACED: Final = (
     Patch(
         path="torch:_dynamo",
@@ -437,7 +306,7 @@ _BENCHMARKS: Final = (
 
 PATCHES: Final[dict[str, Patch]] = {
     patch.path: patch
-    for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_SCHEDULING, *_PLACED, *_RUNS, *_BENCHMARKS)
+    for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *COMPILATION, *SCHEDULING, *_PLACED, *_RUNS, *_BENCHMARKS)
 }
 """All patches by their path."""
 

@@ -17,7 +17,10 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import HostKernel, Kernel
 from legoai.runtime.compiled import overlap_tensor_parallel
+from legoai.runtime.recomputation.compiled import SIZE, compile_within
+from legoai.runtime.torch_internals.graphs import FakeScriptObject
 from legoai.runtime.torch_internals.inductor import DeviceProperties, config
+from legoai.runtime.torch_internals.patching import original
 from legoai.specs.cluster import Device, Processor, device, device_names
 from support import programs, simulated
 
@@ -182,6 +185,15 @@ def test_products_are_fused_with_their_collectives():
         turned = _symmetric_memory.make_contiguous_for_perm(torch.ones(2, 3), [1, 0])
         assert turned.is_meta and turned.stride() == (1, 2)
     assert torch.distributed.is_nccl_available() == before
+
+
+def test_device_meshes_have_no_size_within_a_budget():
+    mesh = torch.fx.Graph().placeholder("mesh")
+    mesh.meta["val"] = FakeScriptObject(object(), "Mesh", None)
+    with pytest.raises(RuntimeError, match=r"size|metadata"):
+        original(SIZE)(mesh)
+    with compile_within(0.5, by="knapsack").applied():
+        assert original(SIZE)(mesh) == 0
 
 
 def asynchronous() -> list[bool]:
