@@ -108,6 +108,7 @@ def test_missing_solver_names_the_extra(monkeypatch: pytest.MonkeyPatch):
         knapsack(3, 1).solve()
 
 
+@pytest.mark.slow
 def test_pulp_is_imported_only_to_solve():
     code = (
         "import sys, legoai.runtime.recomputation.budget; sys.exit('pulp' in sys.modules or 'highspy' in sys.modules)"
