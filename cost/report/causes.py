@@ -9,6 +9,7 @@ from typing import Any
 from legoai.cost.timing.breakdown import CollectiveCost, ModuleCost
 from legoai.cost.trace.records import LOSS, Phase
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.dsl.reporting.explain import place
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.mesh import DATA_AXES
@@ -47,6 +48,8 @@ class Causes:
         plan, axes = self.plan, frozenset(axis.split("+"))
         if phase == "optimizer" and kind == "all_reduce" and plan.clip is not None:
             return self._statement(plan.clip, "clip")
+        if phase == "optimizer" and kind != "all_reduce" and not of_parameters and muon_parameters(self.analysis):
+            return self._statement(plan.optimizer, "optimizer")
         if "pp" in axes and plan.pipeline is not None:
             return self._statement(plan.pipeline, "pipeline on pp")
         if axes == {"tp"}:
@@ -61,6 +64,10 @@ class Causes:
             return self._statement(plan.replicate, _title(plan.replicate))
         return None
 
+    def of_copies(self) -> Cause | None:
+        """Return the statement that moves tensors between host and device, and computes on the host."""
+        return None if self.plan.offload is None else self._statement(self.plan.offload, "offload")
+
     def of_segments(self) -> Cause:
         """Return the statement that decides how the allocator reserves memory."""
         assert self.plan.allocator is not None
@@ -68,15 +75,15 @@ class Causes:
 
     def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
         """Return the statements that decide the time of a module's kernels, and their recomputation."""
-        found = [self.of_kernel(cost.op, cost.first)]
+        found = [self.of_kernel(cost.op, cost.first, cost.phase)]
         if cost.recompute and self.plan.checkpoint is not None:
             found.append(self._nearest(self.plan.checkpoint, "checkpoint", cost.first))
         return tuple(found)
 
-    def of_kernel(self, op: str, module: str) -> Cause:
+    def of_kernel(self, op: str, module: str, phase: Phase) -> Cause:
         """Return the statement that decides the time of an operator of a module: in most cases, the model itself."""
         plan = self.plan
-        if any(word in op for word in ("adam", "sgd", "_foreach_")) and not module:
+        if phase == "optimizer" and not module:
             return self._statement(plan.optimizer, "optimizer")
         if module == LOSS and plan.loss.origin("keyword").span is not None:
             return self._statement(plan.loss, "loss")

@@ -111,13 +111,14 @@ class Lines:
                 record.axis, record.kind, record.phase, record.module, record.of_parameters,
             )  # fmt: skip
         else:
-            key = ("copy" if isinstance(record, Copy) else record.op, record.module)
+            key = ("copy" if isinstance(record, Copy) else record.op, record.module, record.phase)
         if key not in self.known:
             if isinstance(record, Collective):
                 cause = self.causes.of_communication(
                     record.axis, record.kind, record.phase, record.module, of_parameters=record.of_parameters
                 )
             else:
-                cause = self.causes.of_kernel("copy" if isinstance(record, Copy) else record.op, record.module)
+                op = "copy" if isinstance(record, Copy) else record.op
+                cause = self.causes.of_kernel(op, record.module, record.phase)
             self.known[key] = cause.place if cause is not None else ""
         return self.known[key]

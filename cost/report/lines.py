@@ -23,6 +23,8 @@ class LineCost:
         recompute: seconds of kernels in recomputation.
         communication: seconds of collectives.
         exposed: seconds of collectives during which nothing is computed.
+        copies: seconds of copies between host and device during which nothing else runs.
+        host: seconds of computation on the host for which the device waits.
         memory: bytes at the peak, by category.
         required: for a requirement: the value of the bounded figure, as text.
     """
@@ -33,6 +35,8 @@ class LineCost:
     recompute: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
+    copies: float = 0.0
+    host: float = 0.0
     memory: dict[Category, int] = field(default_factory=dict)
     required: str = ""
 
@@ -45,6 +49,8 @@ class LineCost:
             "recompute_s": self.recompute,
             "communication_s": self.communication,
             "exposed_s": self.exposed,
+            "exposed_copies_s": self.copies,
+            "host_compute_s": self.host,
             "memory_bytes": self.memory,
             "text": ", ".join(self._words()),
         }
@@ -60,6 +66,10 @@ class LineCost:
             hidden = "" if self.exposed else ", hidden"
             exposed = f", {words.seconds(self.exposed)} exposed" if self.exposed else hidden
             yield f"{words.seconds(self.communication)} of communication{exposed}"
+        if self.copies:
+            yield f"{words.seconds(self.copies)} of exposed copies"
+        if self.host:
+            yield f"{words.seconds(self.host)} of computation on the host"
         for category, size in self.memory.items():
             yield f"{words.size(size)} of {words.CATEGORIES[category]}"
 
@@ -83,6 +93,10 @@ def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
         line = at(causes.of_collective(collective))
         line.communication += collective.seconds
         line.exposed += collective.exposed
+    offload = causes.of_copies()
+    if offload is not None:
+        line = at(offload)
+        line.copies, line.host = estimate.slowest.breakdown.copies, estimate.slowest.breakdown.host
     for category, size in estimate.fullest.memory.by_category.items():
         line = at(causes.of_memory(category))
         line.memory[category] = line.memory.get(category, 0) + size

@@ -32,6 +32,7 @@ class ModuleCost:
         seconds: of all their kernels.
         recompute: part of the seconds in recomputation.
         op: the operator with the largest share.
+        phase: of the step, in which that operator takes longest.
     """
 
     pattern: str
@@ -40,6 +41,7 @@ class ModuleCost:
     seconds: float
     recompute: float
     op: str
+    phase: Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +204,12 @@ def _modules(
     costs = []
     for pattern, kernels in found.items():
         ops: defaultdict[str, float] = defaultdict(float)
+        phases: defaultdict[tuple[str, Phase], float] = defaultdict(float)
         for kernel, took in kernels:
             ops[kernel.op] += took
+            phases[kernel.op, kernel.phase] += took
+        op = max(ops, key=lambda op: ops[op])
+        _, phase = max((one for one in phases if one[0] == op), key=lambda one: phases[one])
         costs.append(
             ModuleCost(
                 pattern=pattern,
@@ -211,7 +217,8 @@ def _modules(
                 modules=len({kernel.module for kernel, _ in kernels}),
                 seconds=sum(ops.values()),
                 recompute=sum(took for kernel, took in kernels if kernel.phase == "recompute"),
-                op=max(ops, key=lambda op: ops[op]),
+                op=op,
+                phase=phase,
             )
         )
     return tuple(sorted(costs, key=lambda item: (-item.seconds, item.pattern)))

@@ -9,6 +9,7 @@ import pytest
 from legoai.cost.estimate import estimate
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.document import document
+from legoai.cost.report.lines import line_costs
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import lower
 from support.plans import manifest_of, resolved
@@ -58,6 +59,41 @@ def figures(text: str) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
     found = estimate(lower(analysis), analysis.plan, analysis.manifest)
     whole = document(found, Causes(analysis))
     return whole["collectives"], whole["exposed_communication_by_axis"], found.ranks[0].use.outside["nccl"]
+
+
+OPTIMIZERS = """\
+plan updates
+model   llama3("tiny", dim = 512)
+cluster h100_sxm(devices = 4)
+batch   (global = 4, micro = 1, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+fsdp blocks on dp_shard
+shard standard on tp (sequence)
+optimizer adamw(lr = 1e-3) { layers.* = muon(lr = 1e-2) }
+"""
+
+ON_HOST = """\
+plan on_host
+model   llama3("tiny")
+cluster h100_sxm(devices = 2)
+batch   (global = 2, micro = 1, seq_len = 64)
+mesh    (dp_shard = 2)
+fsdp blocks on dp_shard
+offload (parameters = all)
+"""
+
+
+def lines(text: str) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """What each line causes, by its first word, and the seconds that kernels take in each phase."""
+    plan = resolved(text)
+    analysis = Analysis(plan, manifest_of(plan.model.source()))
+    assert analysis.manifest is not None
+    found = estimate(lower(analysis), analysis.plan, analysis.manifest)
+    written = text.splitlines()
+    costs = [item.document() for item in line_costs(found, Causes(analysis))]
+    parts = found.slowest.breakdown
+    known = {**parts.by_phase, "copies": parts.copies, "host": parts.host}
+    return {written[item["line"] - 1].split()[0]: item for item in costs}, known
 
 
 def words(item: dict[str, Any]) -> str:
@@ -114,3 +150,21 @@ def test_batches_of_sends_and_receives_need_the_communicator_of_their_group():
     *_, apart = in_the_simulator(figures, PIPELINE.format(schedule="GPipe"))
     *_, mixed = in_the_simulator(figures, PIPELINE.format(schedule="1F1B"))
     assert mixed - apart == 544 * MIB
+
+
+def test_kernels_and_communication_of_muon_are_caused_by_the_optimizer():
+    found, phases = in_the_simulator(lines, OPTIMIZERS)
+    assert found["optimizer"]["compute_s"] >= phases["optimizer"] > 0
+    assert found["optimizer"]["communication_s"] > 0
+    collectives, *_ = in_the_simulator(figures, OPTIMIZERS)
+    of_update = [item for item in collectives if item["phase"] == "optimizer" and item["kind"] == "all_to_all"]
+    assert {words(item) for item in of_update} == {"optimizer"}
+    assert {item["axis"] for item in of_update} == {"dp_shard", "tp"}
+
+
+def test_copies_and_computation_on_the_host_are_caused_by_offload():
+    found, parts = in_the_simulator(lines, ON_HOST)
+    of_offload = found["offload"]
+    assert (of_offload["exposed_copies_s"], of_offload["host_compute_s"]) == (parts["copies"], parts["host"])
+    assert parts["copies"] > 0 and parts["host"] > 0
+    assert "of computation on the host" in of_offload["text"]

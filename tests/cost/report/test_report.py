@@ -148,7 +148,9 @@ def everything(text: str) -> dict:
         "timeline": timeline_picture(found.ranks[0], causes, name=plan.name),
         "pipeline": pipeline_picture(found, alone=True) if plan.pipeline is not None else "",
         "violations": list(violations(found, causes)),
-        "attention": causes.of_kernel("aten._scaled_dot_product_flash_attention", "layers.0.attention").place,
+        "attention": causes.of_kernel(
+            "aten._scaled_dot_product_flash_attention", "layers.0.attention", "forward"
+        ).place,
         "short curve": memory_curve(found.ranks[0], points=50),
         "calls of a curve": function_calls(lambda: memory_curve(found.ranks[0])),
         "records": len(found.ranks[0].trace.records),
