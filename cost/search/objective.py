@@ -139,7 +139,7 @@ class Costs:
         """A bound of the cost."""
         metric = self.objective.metric
         if self.objective.direction == "minimize":
-            return _least(bounds).get(metric, 0.0)
+            return _least(bounds).get(metric, -math.inf)
         analysis, batch = candidate.analysis, candidate.plan.batch
         if bounds.step_time <= 0.0 or candidate.errors or analysis is None:
             return -math.inf

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -257,8 +258,8 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
     if without.best is None:
         return [_nothing_fits(plan, without)]
     left, searches, untried = list(requirements), [found, without], found.untried
-    for item in requirements:
-        fewer = [other for other in left if other is not item]
+    met: list[Sequence[Requirement]] = []
+    for fewer in _smaller(requirements, left, met):
         kept = {other.origin.span for other in fewer}
         tried = search([span for span in spans if span not in kept], first_feasible=True)
         searches.append(tried)
@@ -266,8 +267,38 @@ def _why_infeasible(plan: OpenPlan, found: SearchResult, search: _Searches) -> l
             found.status = "interrupted" if tried.status == "interrupted" else found.status
             break
         if tried.status == "infeasible":
-            left, untried = fewer, tried.untried
+            left[:], untried = fewer, tried.untried
+        else:
+            met.append(fewer)
     return [_conflict(left, searches, _untried(plan) if untried else [])]
+
+
+def _smaller(
+    whole: Sequence[Requirement], least: Sequence[Requirement], met: Sequence[Sequence[Requirement]]
+) -> Iterator[tuple[Requirement, ...]]:
+    """Yield sets of requirements that may be smaller than the least that cannot be met together.
+
+    Leaving out one after the other gives a set of which none can be left out; then all smaller sets are tried that are
+    not part of one that can be met.
+
+    Args:
+        whole: which cannot be met together.
+        least: the least such set that is known; the caller replaces its items by what was yielded.
+        met: sets that can be met, to which the caller adds.
+    """
+    for item in whole:
+        yield tuple(other for other in least if other is not item)
+    for size in range(1, len(whole)):
+        for some in itertools.combinations(whole, size):
+            if size >= len(least):
+                return
+            if not any(_all_in(some, known) for known in met):
+                yield some
+
+
+def _all_in(some: Sequence[Requirement], others: Sequence[Requirement]) -> bool:
+    """Whether all of some requirements are among others, by identity."""
+    return {id(item) for item in some} <= {id(item) for item in others}
 
 
 def _untried(plan: OpenPlan) -> list[str]:

@@ -28,12 +28,14 @@ class Priced(Drawn):
         return figures(step, memory, recompute=step - 1.0)
 
 
-CONFLICTS = [  # of several smallest sets the one without the first lines is found
+CONFLICTS = [  # of several smallest sets of two the one without the first lines is found
     ("require peak_memory <= 15MB\nrequire recompute <= 25%\nrequire step_time <= 9s\n", ["peak_memory", "recompute"]),
     ("require peak_memory <= 9MB\nrequire recompute <= 20%\n", ["peak_memory"]),
+    # Leaving out one after the other would end with the last two.
+    ("require peak_memory <= 9MB\nrequire recompute <= 25%\nrequire reserved_memory <= 15MB\n", ["peak_memory"]),
     (
         "require step_time <= 0.5s\nrequire peak_memory <= 15MB\nrequire recompute <= 25%\n",
-        ["peak_memory", "recompute"],
+        ["step_time"],
     ),
 ]
 
