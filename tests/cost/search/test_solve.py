@@ -185,3 +185,20 @@ def test_gaps_of_rounding_are_none(monkeypatch: pytest.MonkeyPatch, less: float,
     solution = solve(opened(priced("")), Priced(1))
     assert solution.result.status == status
     assert (solution.gap == 0.0) is (status == "optimal")
+
+
+class Equal(Priced):
+    """Nothing is recomputed, whatever the treatment."""
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        priced = super().figures(analysis)
+        return figures(priced.metrics["step_time seconds"], priced.reserved)
+
+
+def test_of_equal_candidates_the_one_of_least_memory_is_the_best():
+    """The first is as good by the objective, which has no bound, and its least value is 0."""
+    evaluator = Equal(1)
+    solution = solve(opened(priced("minimize recompute\n")), evaluator)
+    assert solution.best is not None and solution.result.status == "optimal" and evaluator.asked == 3
+    assert solution.best.figures.reserved == min(item.figures.reserved for item in solution.result.evaluated)
+    assert solution.result.bound == 0.0
