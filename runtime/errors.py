@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +14,9 @@ CONSEQUENCE: Final = "legoai.Consequence"
 
 AGENT: Final = "LEGOAI_AGENT"
 """Set in the environment of ranks that LegoAI's own launcher has started."""
+
+_IN_STAGE: Final = re.compile(r"\s*\[Stage \d+\] failed to run")
+"""Beginning of the message of an error in which a stage of torch's pipelines wraps that of a module."""
 
 
 class RunErrorCode(StrEnum):
@@ -91,3 +95,10 @@ class RunError(ValueError):
 
 def _rebuild(code: RunErrorCode, message: str, help: str) -> RunError:
     return RunError(code, message, help=help)
+
+
+def unwrapped(error: Exception) -> Exception:
+    """Return what a module raised within a stage of a pipeline, whose error shows arguments only; any other error."""
+    while _IN_STAGE.match(str(error)) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error

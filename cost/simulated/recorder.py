@@ -47,7 +47,7 @@ from legoai.cost.trace.records import (
 )
 from legoai.cost.trace.segments import Item
 from legoai.lowering.graph.step.places import Makes, Place, place_of
-from legoai.runtime.errors import RunError
+from legoai.runtime.errors import RunError, unwrapped
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.collectives import resolve_process_group
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
@@ -156,15 +156,20 @@ class Capture(Recorder):
         """Turn exceptions that a program may raise into SimulationError."""
         try:
             yield
-        except SimulationError:
-            raise
-        except RunError as error:
-            raise SimulationError(str(error)) from error
-        except UnknownCollective as error:
-            raise SimulationError(f"{error} communicates in a way that is not supported") from error
-        except Exception as error:
-            where = f" in {self.module}" if self.module else ""
-            raise SimulationError(f"the program failed{where}: {type(error).__name__}: {error}") from error
+        except Exception as wrapped:
+            error = unwrapped(wrapped)
+            if isinstance(error, SimulationError):
+                raise error from error.__cause__
+            raise SimulationError(self._why(error)) from error
+
+    def _why(self, error: Exception) -> str:
+        """What went wrong in a program, in words."""
+        if isinstance(error, RunError):
+            return str(error)
+        if isinstance(error, UnknownCollective):
+            return f"{error} communicates in a way that is not supported"
+        where = f" in {self.module}" if self.module else ""
+        return f"the program failed{where}: {type(error).__name__}: {error}"
 
     def next_batch(self) -> None:
         """Begin the next micro batch. A pipeline reads all of a pass at once, and marks its actions instead."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.errors import RunError, RunErrorCode, unwrapped
 from legoai.runtime.launching.attendant import silent_ranks
 from legoai.runtime.process_group import patience
 
@@ -26,6 +26,7 @@ _NO_MEMORY: Final = re.compile(r"can't allocate memory|not enough memory|out of 
 
 def explained(error: Exception) -> RunError:
     """Return the error to report for an exception that ended this rank; a `RunError` is returned as it is."""
+    error = unwrapped(error)
     if isinstance(error, RunError):
         return error
     who, text = f"rank {os.environ.get('RANK', '0')}", " ".join(str(error).split())

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.simulated.device import READ_VALUE, SIM, Recorder, SimulationError
 from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import (
     Copy,
     HostWaitDevice,
@@ -184,3 +185,16 @@ def cut_behind_a_simulation() -> list[float]:
 def test_simulated_meshes_do_not_leak_into_later_process_groups():
     """DTensor keeps the meshes of its results, which are equal for all ranks: rank 1 would get the shard of rank 0."""
     assert simulated.in_a_fork(cut_behind_a_simulation) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        (SimulationError("not captured [LP637]"), "not captured [LP637]"),
+        (ValueError("a value"), "the program failed: ValueError: a value"),
+    ],
+)
+def test_what_a_stage_wraps_is_reported(cause: Exception, message: str):
+    with pytest.raises(SimulationError) as caught, Capture().errors():
+        raise RuntimeError("\n            [Stage 0] failed to run forward:\n            args: ()") from cause
+    assert str(caught.value) == message

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.pipelining import PipelineStage
 
 from legoai.runtime import RunError, RunErrorCode
 from legoai.runtime.data.corpus import open_corpus
@@ -169,6 +170,36 @@ def test_every_run_failure_is_one_error_with_a_code(capsys, text):
 )
 def test_torch_errors_are_distinguished(text, code):
     assert explained(RuntimeError(text)).code == code
+
+
+class Failing(torch.nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), RunErrorCode.NO_MEMORY),
+        (RunError(RunErrorCode.ATTENTION, "no kernel"), RunErrorCode.ATTENTION),
+        (ValueError("a value"), RunErrorCode.FAILED),
+    ],
+)
+def test_errors_within_a_stage_keep_their_code(gloo, error: Exception, code: RunErrorCode):
+    """torch's stages wrap what a module raises in an error that shows arguments, and not why."""
+    assert gloo(1)(failed_in_a_stage, error) == [(code, True)]
+
+
+def failed_in_a_stage(error: Exception) -> tuple[RunErrorCode, bool]:
+    stage = PipelineStage(Failing(error), 0, 1, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="failed to run forward") as caught:
+        stage.forward_one_chunk(0, (torch.ones(1),), {})
+    found = explained(caught.value)
+    return found.code, str(error.args[0]) in found.message
 
 
 def test_failure_names_the_last_user_line(tmp_path):
