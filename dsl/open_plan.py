@@ -345,7 +345,8 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
     statement = next((item for item in found.statements if inside(span, item.span)), None)
-    keywords = {owner.keyword for owner, _ in uses if isinstance(owner, Directive)}
+    directives = () if found.plan is None else found.plan.directives()
+    keywords = {directive.keyword for directive in directives if any(True for _ in _uses(directive, span))}
     if isinstance(statement, Statement):
         keywords.add(statement.keyword.text)
     learned = next((keyword for keyword in _LEARNED if keyword in keywords), None)

@@ -97,6 +97,16 @@ RAMPED = "batch (global = 32, micro = 4, seq_len = 128, ramp = stages(global = [
 REFUSED = [
     (BATCH + MESH + "optimizer adamw(lr = auto in [3e-4, 1e-3])", "what is learned"),
     (BATCH + MESH + "optimizer adamw(lr = 3e-4, betas = [auto, 0.9])", "what is learned"),
+    *(
+        (f"let x = auto in {domain}\n{BATCH}{MESH}{use}", "what is learned")
+        for domain, use in (
+            ("[3e-4, 1e-3]", "optimizer adamw(lr = x)"),
+            ("[[0.9, 0.95], [0.9, 0.99]]", "optimizer adamw(lr = 3e-4, betas = x)"),
+            ("[0.0, 0.1]", "optimizer adamw(lr = 3e-4) { layers.* = group(weight_decay = x) }"),
+            ("[10, 20]", "schedule cosine(warmup = x, steps = 100)"),
+            ("[0.5, 1.0]", "clip (norm = x)"),
+        )
+    ),
     ("batch (global = auto in [32, 64], micro = 8, seq_len = 128)\n" + MESH, "what is learned"),
     (RAMPED + MESH, "what is learned"),
     (BATCH + "mesh (tp = 4)\nshard standard on tp { norm.weight = auto }", "without a domain"),
