@@ -12,14 +12,14 @@ from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.suppress import SUPPRESSION, suppressible
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Name, Statement, Variant
 from legoai.dsl.frontend.values import names_of
-from legoai.dsl.reporting.reference import OWN_STATEMENTS, parts_of, treatments_in, value_text
+from legoai.dsl.reporting.reference import OWN_STATEMENTS, treatments_in, value_text
 from legoai.dsl.server.cursor import Place, place_at
 from legoai.dsl.server.documents import Checked, Document
 from legoai.dsl.server.module_paths import divided, segments
 from legoai.dsl.server.pages import owner_of, page_at
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Option
-from legoai.specs.directives.kinds import Boolean, Integer, Kind, ListOf, ModulePath
+from legoai.specs.directives.kinds import Boolean, Integer, Kind, ListOf, ModulePath, parts_of
 from legoai.specs.directives.require import METRICS
 from legoai.specs.models.families import FAMILIES as MODELS
 from legoai.specs.models.manifest import Manifest

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from legoai.dsl.frontend.parse import chunks
-from legoai.dsl.reporting.reference import parts_of
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
-from legoai.specs.directives.kinds import Kind, ListOf
+from legoai.specs.directives.kinds import Kind, ListOf, parts_of
 from legoai.specs.directives.require import COMPARISONS
 from legoai.specs.record import Record
 
