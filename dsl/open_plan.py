@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.domains import RULES, Use, values_of
+from legoai.dsl.analysis.domains import RULES, Use, is_item, values_of
 from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -336,8 +336,11 @@ def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[
         yield from ((None, kind) for kind in asked)
         return
     for owner, field in uses:
-        kind = owner.treatments if field == RULES and isinstance(owner, Directive) else None
-        yield (owner, field), kind or type(owner).option(field).kind
+        treated = owner.treatments if field == RULES and isinstance(owner, Directive) else None
+        kind: kinds.Kind = treated or type(owner).option(field).kind
+        if is_item((owner, field)):
+            kind = next(part.item for part in kinds.parts_of(kind) if isinstance(part, kinds.ListOf))
+        yield (owner, field), kind
 
 
 def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
@@ -345,7 +348,8 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
     statement = next((item for item in found.statements if inside(span, item.span)), None)
-    keywords = {owner.keyword for owner, _ in uses if isinstance(owner, Directive)}
+    directives = () if found.plan is None else found.plan.directives()
+    keywords = {directive.keyword for directive in directives if any(True for _ in _uses(directive, span))}
     if isinstance(statement, Statement):
         keywords.add(statement.keyword.text)
     learned = next((keyword for keyword in _LEARNED if keyword in keywords), None)

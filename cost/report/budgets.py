@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.parts import BUBBLE, COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.dsl.diagnostics.codes.budgets import MemoryLeftByRecomputation, OutOfMemory, RequirementViolated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -126,9 +127,7 @@ def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
         return Contributor(f"{name}, {words.size(size)}", causes.of_memory(category, largest.module))
     one = estimate.slowest.breakdown
     if metric == "bubble":
-        pipeline = causes.plan.pipeline
-        cause = Cause("pipeline on pp", pipeline.origin("schedule")) if pipeline is not None else None
-        return Contributor("waiting for other stages", cause)
+        return Contributor("waiting for other stages", causes.of_part(BUBBLE))
     if metric == "recompute":
         again = max(one.modules, key=lambda module: module.recompute)
         text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} recomputed"
@@ -136,10 +135,14 @@ def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
     if metric == "exposed_comm" and one.collectives:
         return _collective(estimate, causes)
     slowest = one.modules[0]
-    if one.exposed > slowest.seconds and one.collectives:
+    outside = {part: seconds for part, seconds in parts(estimate).items() if part != COMPUTATION}
+    part = max(outside, key=lambda name: outside[name])
+    if outside[part] <= slowest.seconds:
+        text = f"{words.path(slowest.pattern)}, {words.seconds(slowest.seconds)}"
+        return Contributor(text, causes.of_module(slowest)[0])
+    if part == COMMUNICATION and one.collectives:
         return _collective(estimate, causes)
-    text = f"{words.path(slowest.pattern)}, {words.seconds(slowest.seconds)}"
-    return Contributor(text, causes.of_module(slowest)[0])
+    return Contributor(f"{part}, {words.seconds(outside[part])}", causes.of_part(part))
 
 
 def _collective(estimate: Estimate, causes: Causes) -> Contributor:

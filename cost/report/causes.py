@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from legoai.cost.report.parts import BUBBLE, COPIES, HOST
 from legoai.cost.timing.breakdown import CollectiveCost, ModuleCost
 from legoai.cost.trace.records import LOSS, Phase
 from legoai.dsl.analysis.analysis import Analysis
@@ -72,6 +73,15 @@ class Causes:
         """Return the statement that decides how the allocator reserves memory."""
         assert self.plan.allocator is not None
         return self._statement(self.plan.allocator, "allocator")
+
+    def of_part(self, part: str) -> Cause | None:
+        """Return the statement that causes a part of the step that no module and no collective has, if one does."""
+        plan = self.plan
+        if part == BUBBLE and plan.pipeline is not None:
+            return Cause("pipeline on pp", plan.pipeline.origin("schedule"))
+        if part in (COPIES, HOST) and plan.offload is not None:
+            return self._statement(plan.offload, "offload")
+        return None
 
     def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
         """Return the statements that decide the time of a module's kernels, and their recomputation."""

@@ -11,6 +11,7 @@ from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.holders import holders
+from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
 
@@ -72,25 +73,22 @@ def _bubble(estimate: Estimate) -> Iterator[Row]:
 
 def _where(estimate: Estimate) -> Iterator[str]:
     one, total = estimate.slowest.breakdown, estimate.step_time
-    rows: list[tuple[str, float]] = [("computation", one.compute)]
-    rows += [(f"  {words.KINDS.get(kind, kind)}", took) for kind, took in one.by_kind.items() if took > _SMALL * total]
-    rows.append(("  recomputation (included)", one.recompute))
-    rows.append(("  slowdown from overlapping communication (included)", one.slowed))
-    rows.append(("exposed communication", one.exposed))
-    rows += [(f"  on {axis}", took) for axis, took in one.exposed_by_axis.items()]
-    rows.append(("exposed copies to and from the host", one.copies))
-    rows.append(("computation on the host", one.host))
-    bubble = min(one.idle, estimate.slowest.bubble * total)
-    rows.append(("pipeline bubble", bubble))
-    rows.append(("waiting for the host to launch", one.idle - bubble))
+    kinds = [(words.KINDS.get(kind, kind), took) for kind, took in one.by_kind.items() if took > _SMALL * total]
+    kinds.append(("recomputation (included)", one.recompute))
+    kinds.append(("slowdown from overlapping communication (included)", one.slowed))
+    axes = [(f"on {axis}", took) for axis, took in one.exposed_by_axis.items()]
+    inside = {COMPUTATION: kinds, COMMUNICATION: axes}
+    rows: list[tuple[str, float]] = []
+    for part, seconds in parts(estimate).items():
+        rows.append((part, seconds))
+        rows += [(f"  {name}", took) for name, took in inside.get(part, ())]
     busiest = f", on rank {estimate.slowest.rank}, the busiest of {len(estimate.ranks)}"
     yield "step time breakdown" + (busiest if len(estimate.ranks) > 1 else "")
-    always = ("computation", "exposed communication")
     yield from _table(
         [
             (f"  {name}", words.seconds(took), words.share(took / total))
             for name, took in rows
-            if name in always or took > _SMALL * total
+            if name in inside or took > _SMALL * total
         ],
         right=(1, 2),
     )

@@ -19,7 +19,7 @@ from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import ChunkedLoss, Loss
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.directives.pipeline import Pipeline
-from legoai.specs.directives.precision import Precision
+from legoai.specs.directives.precision import Float8, Precision
 from legoai.specs.directives.replicate import ReplicateUse
 from legoai.specs.directives.shard import Shard
 
@@ -107,6 +107,7 @@ _WITH_DOMAIN: Final = (
     *((Precision, item.field) for item in Precision.options),
     *((ClusterUse, item.field) for item in ClusterUse.options),
     (Precision, RULES),
+    (Float8, "gather"),
     (Shard, RULES),
 )
 """Holes that are searched only among values that the user lists: they affect numerics, or cost of hardware.
@@ -114,17 +115,27 @@ Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.parallelism.
 none."""
 
 
+def is_item(use: Use) -> bool:
+    """Whether the hole is an item of the option's list, and not its value."""
+    owner, field = use
+    return field != RULES and isinstance(getattr(owner, field), tuple)
+
+
 def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> list[str]:
     """Return the default values of a hole, by its use, else by its kind; none where there are none.
 
     Args:
         use: of the hole; None where that is not known.
-        kind: of its values.
+        kind: of its values; of an item's, where the hole is one in a list.
         analysis: of the plan with all its holes open; None where a statement cannot be read without an answer.
     """
     if use is not None:
         owner, field = use
         place = type(owner), field
+        if place in _WITH_DOMAIN:
+            return []
+        if is_item(use):  # the usual values below are whole lists, or stand in the place of one
+            return list(_of_kind(kind))
         if place in _COMPUTED and analysis is not None:
             try:
                 return _COMPUTED[place](analysis)
@@ -132,6 +143,4 @@ def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> l
                 return []
         if place in _TEXTS:
             return list(_TEXTS[place])
-        if place in _WITH_DOMAIN:
-            return []
     return list(_of_kind(kind))

@@ -65,6 +65,9 @@ def loading(saved: Analysis, wanted: Analysis) -> Loading:
     if missing:
         lacks = ", ".join(sorted(needed[missing[0]] - held[missing[0]]))
         return Loading("weights", (f"a checkpoint has no {lacks} of {_counted(missing)}",), notes)
+    names = [one.plan.optimizer.algorithm.name for one in (saved, wanted)]
+    if names[0] != names[1]:
+        notes += (f"`{names[1]}` goes on with the state of `{names[0]}`",)
     return Loading("resumes", notes=notes)
 
 
@@ -112,7 +115,7 @@ def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
 
 
 def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
-    """Messages about a run that resumes such a checkpoint, and differences in its behaviour."""
+    """Messages about a run that loads such a checkpoint, and differences in its behaviour."""
     if saved.name != wanted.name:
         yield f"`legoai run` writes into another folder: give `-- --resume runs/{saved.name}`"
     old, new = (plan.seed.value if plan.seed is not None else 0 for plan in (saved, wanted))
@@ -124,9 +127,6 @@ def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
     ]
     if sources[0] != sources[1]:
         yield "another corpus is read from the same sample number"
-    names = [type(plan.optimizer.algorithm) for plan in (saved, wanted)]
-    if names[0] is not names[1] and not any(issubclass(name, Hole) for name in names):
-        yield f"`{wanted.optimizer.algorithm.name}` goes on with the state of `{saved.optimizer.algorithm.name}`"
     dtypes = [plan.precision.master for plan in (saved, wanted)]
     if not any(isinstance(dtype, Hole) for dtype in dtypes) and dtypes[0] != dtypes[1]:
         yield f"tensors that were saved in {dtypes[0]} are loaded as {dtypes[1]}"

@@ -10,7 +10,13 @@ from typing import Any, Literal, TypeVar
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
-from legoai.dsl.diagnostics.codes.statements import MisplacedPart, MissingStatement, PlanNotFirst, UnknownStatement
+from legoai.dsl.diagnostics.codes.statements import (
+    CannotExtend,
+    MisplacedPart,
+    MissingStatement,
+    PlanNotFirst,
+    UnknownStatement,
+)
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
@@ -169,7 +175,8 @@ class _Resolver:
             elif isinstance(found, Solved):
                 self.solved = found
         missing = [keyword for keyword in REQUIRED if keyword not in self.found]
-        self._missing([keyword for keyword in missing if keyword not in self.unreadable])
+        if not any(item.code == CannotExtend.code for item in self.diagnostics):  # the base may have them
+            self._missing([keyword for keyword in missing if keyword not in self.unreadable])
         if missing or self.name is None:
             return None
         self._fill_rest()

@@ -238,7 +238,9 @@ def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
         )  # fmt: skip
     reason = (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "this is no file name"
     help = []
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and os.path.islink(name):  # noqa: PTH114 - a name Path may refuse
+        reason = f"it is a link to `{os.readlink(name)}`, which does not exist"  # noqa: PTH115
+    elif isinstance(error, FileNotFoundError):
         folder, word = os.path.split(name)
         try:
             known = [entry.name for entry in Path(folder).iterdir() if entry.suffix == ".plan"]

@@ -17,7 +17,7 @@ from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import MISSING, Calls, Declared, Directive, Option, Treatment, describe
 from legoai.specs.directives.hole import Hole
-from legoai.specs.directives.kinds import Choice, Either, Fraction, Kind, ListOf, Size, Text
+from legoai.specs.directives.kinds import Choice, Fraction, Kind, ListOf, Size, Text, parts_of
 from legoai.specs.directives.require import METRICS
 from legoai.specs.units import format_bytes, format_fraction
 
@@ -175,15 +175,6 @@ def _treatment_text(treatment: Treatment) -> str:
     if [item for item in treatment.options if item.required] != given or len(given) != 1:
         words = [f"{item.name} = {word}" for item, word in zip(given, words, strict=True)]
     return f"{treatment.name}({', '.join(words)})" if words else treatment.name
-
-
-def parts_of(kind: Kind) -> Iterator[Kind]:
-    """The kinds of which a value may be any."""
-    if isinstance(kind, Either):
-        for inner in kind.kinds:
-            yield from parts_of(inner)
-    else:
-        yield kind
 
 
 def _names(kind: Kind) -> set[str]:

@@ -15,7 +15,6 @@ from legoai.dsl.reporting.reference import (
     keyword_page,
     legal_values,
     option_lines,
-    parts_of,
     rule_page,
     treatments_in,
     value_text,
@@ -24,7 +23,7 @@ from legoai.dsl.rules import all_rules
 from legoai.specs.cluster import Device, Fabric, device, device_names, fabric, fabric_names
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Directive, Option, Treatment
-from legoai.specs.directives.kinds import Choice, Kind, ListOf
+from legoai.specs.directives.kinds import Choice, Kind, ListOf, parts_of
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.directives.require import METRICS
 from legoai.specs.models.configs import ModelConfig

@@ -12,15 +12,15 @@ from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.suppress import SUPPRESSION, suppressible
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Name, Statement, Variant
 from legoai.dsl.frontend.values import names_of
-from legoai.dsl.reporting.reference import OWN_STATEMENTS, parts_of, treatments_in, value_text
-from legoai.dsl.server.cursor import Place, place_at
+from legoai.dsl.reporting.reference import OWN_STATEMENTS, treatments_in, value_text
+from legoai.dsl.server.cursor import Hole, Place, place_at
 from legoai.dsl.server.documents import Checked, Document
 from legoai.dsl.server.module_paths import divided, segments
 from legoai.dsl.server.pages import owner_of, page_at
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Option
-from legoai.specs.directives.kinds import Boolean, Integer, Kind, ListOf, ModulePath
-from legoai.specs.directives.require import METRICS
+from legoai.specs.directives.kinds import REST, Boolean, Integer, Kind, ListOf, ModulePath, parts_of
+from legoai.specs.directives.require import COMPARISONS, METRICS
 from legoai.specs.models.families import FAMILIES as MODELS
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.record import Record
@@ -80,6 +80,10 @@ def _items(place: Place, written: str, document: Document, known: Checked | None
         yield from _head(place, document)
     elif place.part == "axis":
         yield from _axes(place, document)
+    elif place.part in ("argument", "value") and place.hole in ("auto", "in", "domain"):
+        yield from _of_hole(place.hole)
+        if place.hole == "in":  # an end of a range
+            yield from _lets(document)
     elif place.part == "argument":
         yield from _arguments(place)
         if place.kind is not None and not isinstance(place.kind, Boolean):
@@ -106,9 +110,13 @@ def _statements(place: Place) -> Iterator[_Item]:
 
 def _head(place: Place, document: Document) -> Iterator[_Item]:
     keyword = place.keyword
-    if keyword in ("require", "minimize", "maximize"):
+    if keyword in ("require", "minimize", "maximize") and not place.subject:
         for name, metric in METRICS.items():
             yield _Item(name, _Kinds.Property, metric.doc)
+    elif keyword == "require":
+        bounds = METRICS[place.subject].better if place.subject in METRICS else "less"
+        for sign in sorted(COMPARISONS, key=lambda sign: sign[0] != ("<" if bounds == "less" else ">")):
+            yield _Item(sign, _Kinds.Operator, label=sign)
     elif keyword == "unset":
         if place.subject == "variant":
             yield from _named(document, Variant)
@@ -165,11 +173,24 @@ def _value(place: Place, document: Document, known: Checked | None) -> Iterator[
         option = place.option
         first = _default(option)
         items = list(_values(place.kind, known))
+        if place.hole == "answer":
+            items = [item for item in items if item.text != REST]
         yield from sorted(items, key=lambda item: item.text != first)
-        yield _Item("auto", _Kinds.Keyword, "a value that `legoai solve` finds")
+        if place.hole != "answer":
+            yield _Item("auto", _Kinds.Keyword, "a value that `legoai solve` finds")
     if place.in_variant and place.owner is None and place.keyword in FAMILIES:
         yield _Item("unset", _Kinds.Keyword, "takes the rule of the same path away")
     yield from _lets(document)
+
+
+def _of_hole(hole: Hole) -> Iterator[_Item]:
+    """What may follow `auto`, `auto in` and a domain."""
+    if hole == "in":
+        yield _Item("[", _Kinds.Operator, "the values to choose from", "[…]")
+    if hole == "auto":
+        yield _Item("in ", _Kinds.Keyword, "the values to choose from")
+    if hole != "in":
+        yield _Item("-> ", _Kinds.Operator, "the answer, which `legoai solve` writes", "->")
 
 
 def _default(option: Option | None) -> str | None:
@@ -184,7 +205,7 @@ def _values(kind: Kind, known: Checked | None) -> Iterator[_Item]:
         if isinstance(part, Boolean):
             yield from (_Item(word, _Kinds.Value) for word in ("true", "false"))
         elif isinstance(part, Integer) and part.rest:
-            yield _Item("rest", _Kinds.Value, "what makes the product whole")
+            yield _Item(REST, _Kinds.Value, "what makes the product whole")
         elif isinstance(part, ListOf):
             inner = list(_values(part.item, None))
             if inner:

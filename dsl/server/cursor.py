@@ -7,16 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from legoai.dsl.frontend.parse import chunks
-from legoai.dsl.reporting.reference import parts_of
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
-from legoai.specs.directives.kinds import Kind, ListOf
+from legoai.specs.directives.kinds import Kind, ListOf, parts_of
 from legoai.specs.directives.require import COMPARISONS
 from legoai.specs.record import Record
 
 Part = Literal["statement", "head", "axis", "argument", "value", "path", "text", "comment"]
 """Part of a plan: a keyword; its value; an axis; an option's name or a positional value; a value; a module's path;
 inside a string; inside a comment."""
+
+
+Hole = Literal["", "auto", "in", "domain", "answer"]
+"""What of a hole precedes: nothing, `auto`, `auto in`, its domain too; or a plain value is expected, in the list of a
+domain or after `->`."""
 
 
 class Place(Record, kw_only=True):
@@ -39,6 +43,7 @@ class Place(Record, kw_only=True):
     """Of the value; None where it may be anything."""
     given: tuple[str, ...] = ()
     """Names of the options, or axes, that precede."""
+    hole: Hole = ""
     in_variant: bool = False
 
 
@@ -70,6 +75,9 @@ class _Frame:
         self.position = 0
         self.last = ""
         """The last word of the item."""
+        self.is_domain = False
+        """Whether it is the list of a hole's domain, or inside of one."""
+        self.hole: Hole = ""
 
     def next_item(self) -> None:
         """Begin the next argument or rule."""
@@ -77,7 +85,7 @@ class _Frame:
             positional = self.options[self.position].name if self.position < len(self.options) else ""
             self.given.append(self.option.name if self.option is not None else positional)
             self.position += 1
-        self.phase, self.last, self.option = "", "", None
+        self.phase, self.last, self.option, self.hole = "", "", None, ""
 
     def expected(self) -> tuple[Option | None, Kind | None]:
         """The option whose value is expected, and its kind."""
@@ -166,18 +174,30 @@ def _take(token: Token, frames: list[_Frame]) -> None:
     elif token.kind in (*_WORDS, "string"):
         if top.sort == "statement":
             _word(token.text, top)
-        top.last = token.text
+        top.last, top.hole = token.text, _hole_after(token.text, top.hole)
     elif token.text == "=":
         top.phase = "value"
         top.option = next((item for item in top.options if item.name == top.last), None)
     elif token.text in COMPARISONS:
         top.phase = "value"
+    elif token.text == "->":
+        top.hole = "answer"
     elif token.text in ("(", "[", "{"):
         _open(token.text, frames)
     elif token.text in (")", "]", "}") and len(frames) > 1:
-        frames.pop()
+        closed = frames.pop()
         if frames[-1].sort == "variant":
             frames.pop()
+        elif closed.is_domain and frames[-1].hole == "in":
+            frames[-1].hole = "domain"
+
+
+def _hole_after(word: str, hole: Hole) -> Hole:
+    if word == "auto":
+        return "auto"
+    if word == "in" and hole == "auto":
+        return "in"
+    return "domain" if hole in ("in", "domain") else ""
 
 
 def _separate(token: Token, frames: list[_Frame]) -> None:
@@ -217,6 +237,7 @@ def _open(sign: str, frames: list[_Frame]) -> None:
         inner.option = option
         # After `in` there is a list of values, not a value that is a list.
         inner.kind = kind if top.last == "in" else next((x.item for x in _parts(kind) if isinstance(x, ListOf)), None)
+        inner.is_domain = top.is_domain or top.hole == "in"
         frames.append(inner)
         return
     inner = _Frame("arguments")
@@ -281,5 +302,6 @@ def _place(part: Part, frames: Sequence[_Frame], start: int) -> Place:
         option=option,
         kind=kind,
         given=tuple(top.given),
+        hole="answer" if top.is_domain else top.hole,
         in_variant=any(frame.sort == "variant" for frame in frames),
     )

@@ -6,7 +6,7 @@ A kind defines which values are legal, and describes them for messages. Reading 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from legoai.specs.record import Record, replace
@@ -139,6 +139,15 @@ class Either(Kind):
 
     def describe(self) -> str:
         return either_of([kind.describe() for kind in self.kinds])
+
+
+def parts_of(kind: Kind) -> Iterator[Kind]:
+    """The kinds of which a value may be any."""
+    if isinstance(kind, Either):
+        for inner in kind.kinds:
+            yield from parts_of(inner)
+    else:
+        yield kind
 
 
 def either_of(words: list[str]) -> str:

@@ -121,8 +121,8 @@ def solve(
     """Fill the holes of a plan, as `legoai solve` does. The first arguments are those of :func:`lint`.
 
     Candidates are simulated in processes that are forked from this one, in which torch's autograd must not have run; if
-    it has, they are simulated in this process, one after another. Nothing is written: `Solution.text` is the solved
-    plan.
+    it has, they are simulated in this process, one after another. Nothing is written: `Solution.text` returns the plan
+    with the answers of a candidate, as `solution.text(solution.best.choices)` where one is feasible.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.

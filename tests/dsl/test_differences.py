@@ -365,6 +365,14 @@ def test_checkpoint_compatibility_matches_resume(edits: list[tuple[str, str]], v
     assert words in "\n".join((*found.reasons, *found.notes))
 
 
+@pytest.mark.parametrize("edits", [[], [('"tiny")', '"tiny", n_layers = 3)')]], ids=["weights", "another model"])
+def test_state_that_does_not_load_is_not_said_to_go_on(edits: list[tuple[str, str]]):
+    other = edited(("adamw(lr = 3e-3, weight_decay = 0.1)", "sgd(lr = 3e-3, momentum = 0.9)"), *edits)
+    found = loading(side(BASE).analysis, side(other).analysis)
+    assert found.verdict != "resumes"
+    assert not any("goes on with the state" in note for note in found.notes)
+
+
 def test_partial_optimizer_state_loads_weights_only():
     one = "layers.*.attention = muon(lr = 0.02)"
     two = f"{one}, layers.*.feed_forward.w1 = muon(lr = 0.02)"

@@ -11,6 +11,7 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
+from legoai.dsl.analysis.domains import values_of
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.mesh import mesh_axes
@@ -20,8 +21,10 @@ from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives import kinds
 from legoai.specs.directives.base import has_hole
-from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.directives.precision import Float8
 
 HEAD = """\
 plan test
@@ -40,6 +43,7 @@ loss auto in [eager, chunked(2)]
 """
 FACTS = (state_bytes, fsdp_units, mesh_axes, stage_count, lambda analysis: list(recomputed_modules(analysis)))
 BATCH = "batch (global = 32, micro = 8, seq_len = 128)\n"
+STAGED = BATCH + "mesh (pp = 2, dp_shard = 2)\nfsdp blocks on dp_shard\n"
 MESH = "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\n"
 SEARCHED = """\
 batch (global = 32, micro = auto, seq_len = 128)
@@ -71,6 +75,12 @@ LEGAL = [
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard { layers.* = unit(reshard = auto) }",
      ("after_forward", "after_backward", "never")),
     (BATCH + MESH + "loss chunked(auto in 2..4)", ("2", "3", "4")),
+    (BATCH + MESH + "checkpoint { layers.* = selective([attention, auto]) }",
+     ("attention", "matmul", "alternate_matmul", "collective")),
+    ("let kept = auto\n" + BATCH + MESH + "checkpoint { layers.* = selective([kept]) }",
+     ("attention", "matmul", "alternate_matmul", "collective")),
+    (STAGED + "pipeline on pp (schedule = 1F1B)\ncheckpoint { layers.* = stages([full, auto]) }", ("none", "full")),
+    (STAGED + "pipeline on pp (schedule = 1F1B, split = [auto in 1..3, 2])", ("1", "2", "3")),
     ("let n = auto in [1, 2]\n" + BATCH + "mesh (dp_shard = rest, tp = n)\nshard standard on tp\n"
      "fsdp blocks on dp_shard", ("1", "2")),
 ]  # fmt: skip
@@ -97,8 +107,20 @@ RAMPED = "batch (global = 32, micro = 4, seq_len = 128, ramp = stages(global = [
 REFUSED = [
     (BATCH + MESH + "optimizer adamw(lr = auto in [3e-4, 1e-3])", "what is learned"),
     (BATCH + MESH + "optimizer adamw(lr = 3e-4, betas = [auto, 0.9])", "what is learned"),
+    *(
+        (f"let x = auto in {domain}\n{BATCH}{MESH}{use}", "what is learned")
+        for domain, use in (
+            ("[3e-4, 1e-3]", "optimizer adamw(lr = x)"),
+            ("[[0.9, 0.95], [0.9, 0.99]]", "optimizer adamw(lr = 3e-4, betas = x)"),
+            ("[0.0, 0.1]", "optimizer adamw(lr = 3e-4) { layers.* = group(weight_decay = x) }"),
+            ("[10, 20]", "schedule cosine(warmup = x, steps = 100)"),
+            ("[0.5, 1.0]", "clip (norm = x)"),
+        )
+    ),
     ("batch (global = auto in [32, 64], micro = 8, seq_len = 128)\n" + MESH, "what is learned"),
     (RAMPED + MESH, "what is learned"),
+    (STAGED + "pipeline on pp (schedule = 1F1B, split = [auto])", "without a domain"),
+    (BATCH + MESH + "comm { layers.* = bucket([auto, 2]) }", "without a domain"),
     (BATCH + "mesh (tp = 4)\nshard standard on tp { norm.weight = auto }", "without a domain"),
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\ncheckpoint (preserve_rng = auto) { layers.* = full }",
      "what is learned"),
@@ -112,6 +134,11 @@ def test_unsearchable_hole_is_refused(text: str, why: str):
     assert refused.code == "LP012"
     assert why in refused.message
     assert (HEAD + text)[refused.label.span.start :].startswith("auto")
+
+
+def test_numerics_are_not_searched_without_a_domain_in_a_list_either():
+    use = Float8(gather=(Hole(),)), "gather"
+    assert values_of(use, kinds.Choice(("weights", "activations")), None) == []
 
 
 def test_a_hole_of_a_base_plan_is_refused():

@@ -193,6 +193,13 @@ def test_unreadable_file_is_a_diagnostic(name: str, command: list[str], capsys: 
     assert "error[" not in other and "Traceback" not in found + other
 
 
+def test_link_to_nothing_is_called_one(capsys: pytest.CaptureFixture[str]):
+    Path("link.plan").symlink_to("gone.plan")
+    _, out, _ = called(capsys, "lint", "link.plan")
+    assert "`link.plan` cannot be read: it is a link to `gone.plan`, which does not exist" in out
+    assert "did you mean" not in out
+
+
 def test_byte_order_mark_is_no_part_of_the_text(capsys: pytest.CaptureFixture[str]):
     plain = Path("good.plan").read_bytes()
     Path("mark.plan").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))

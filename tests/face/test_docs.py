@@ -13,6 +13,7 @@ from legoai.dsl.reporting.reference import GROUPS, OWN_STATEMENTS, documents, ke
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
 from support import ROOT
+from support.simulated import in_a_fork
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -78,6 +79,31 @@ def test_manual_lists_exactly_the_options_of_a_command(name: str):
 def test_manual_has_exactly_one_section_per_command():
     manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `legoai (\w+)`$", manual, re.MULTILINE) == list(COMMANDS)
+
+
+def python_example() -> str:
+    """The example of the Python API."""
+    manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    return manual.partition("\n## Python\n")[2].partition("```python\n")[2].partition("```")[0]
+
+
+def run_example(code: str) -> list[str]:
+    names: dict[str, object] = {}
+    exec(code, names)
+    return sorted(names)
+
+
+def test_python_example_of_the_manual_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    without_torch, simulated, _ = python_example().partition("estimate = ")
+    assert simulated
+    assert {"plan", "diagnostics", "program"} <= set(run_example(without_torch))
+
+
+@pytest.mark.slow
+def test_whole_python_example_of_the_manual_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    assert "estimate" in in_a_fork(run_example, python_example())
 
 
 NAMED = re.compile(r"`((?:specs|dsl|lowering|cost|runtime|tests|docs|plans|benchmarks|src|\.ci)/[\w./-]*)`")

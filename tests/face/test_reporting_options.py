@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.frontend import sources
+from legoai.dsl.rules import all_rules
+from legoai.runtime.errors import RunErrorCode
 from support.command_line import (
     BAD,
     GOOD,
@@ -257,11 +259,17 @@ def test_completion_script_has_commands_options_and_names(shell: str, capsys: py
 def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
     Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
     asked = (
-        "source ./script; COMP_WORDS=(legoai lint --no-f); COMP_CWORD=2; COMP_LINE='legoai lint --no-f';"
-        " _shtab_legoai legoai --no-f lint; echo ${COMPREPLY[@]}"
+        "source ./script; COMP_WORDS=(legoai {0} {1}); COMP_CWORD=2; COMP_LINE='legoai {0} {1}';"
+        " _shtab_legoai legoai {1} {0}; echo ${{COMPREPLY[@]}}"
     )
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == ["--no-factories"], done.stderr
+    for command, word, legal in (
+        ("lint", "--no-f", ["--no-factories"]),
+        ("explain", "LP40", [rule.code for rule in all_rules() if rule.code.startswith("LP40")]),
+        ("explain", "RUN00", [code for code in RunErrorCode if code.startswith("RUN00")]),
+    ):
+        script = ["bash", "-c", asked.format(command, word)]
+        done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+        assert sorted(done.stdout.split()) == sorted(legal), done.stderr
 
 
 def test_reporting_imports_nothing_heavy():

@@ -133,9 +133,17 @@ def first_modules(analysis: Facts) -> tuple[str, ...] | None:
 
 
 def block_counts(pipeline: Pipeline) -> tuple[int, ...] | None:
-    """Return the numbers of blocks per stage, where the plan gives them; None for named modules or an even split."""
+    """Return the numbers of blocks per stage, where the plan gives them; None for named modules or an even split.
+
+    Raises:
+        Undecided: a number or a module is a hole.
+    """
     split = pipeline.split
-    if isinstance(split, str | Even) or not any(isinstance(item, int) for item in split):
+    if isinstance(split, str | Even):
+        return None
+    if any(isinstance(item, Hole) for item in split):
+        raise Undecided("a stage of the split is not decided yet")
+    if not any(isinstance(item, int) for item in split):
         return None
     return tuple(item for item in split if isinstance(item, int))
 

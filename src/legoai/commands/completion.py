@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
 
 def _whole(file: Any) -> ArgumentParser:
     """All commands in one parser, with ``file`` as what completes files."""
-    from legoai.dsl.reporting.topics import names
+    from legoai.commands.explain import subjects
 
     whole = ArgumentParser(prog="legoai", allow_abbrev=False)
     whole.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -52,7 +52,7 @@ def _whole(file: Any) -> ArgumentParser:
             if action.metavar in _FILES:
                 cast(Any, action).complete = file
             elif action.metavar == "SUBJECT":
-                action.choices = names()
+                action.choices = subjects()
             _describe(action)
     return whole
 

@@ -80,6 +80,14 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
+def subjects() -> tuple[str, ...]:
+    """The words that can be explained without a plan, and the codes of diagnostics and of failed runs."""
+    from legoai.dsl.reporting.topics import names
+    from legoai.runtime.errors import RunErrorCode
+
+    return (*names(), *sorted(rule.code for rule in all_rules()), *RunErrorCode)
+
+
 def _page(subject: str) -> str:
     """The pages of a word; of a diagnostic as they are, of all else filled to the width of a terminal.
 

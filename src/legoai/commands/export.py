@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from legoai.specs.plan import Plan
 
 _DESCRIPTION = """\
-Write the weights of a checkpoint into a folder of safetensors files with their index and a config.json, from
+Write the weights of a checkpoint into a folder of safetensors files with their index and a config.json, from which
 `transformers.AutoModelForCausalLM.from_pretrained` makes the same model. The plan determines the model; no GPU is
 needed, and one file is in memory at a time. Nothing is unpickled.
 

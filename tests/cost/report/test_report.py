@@ -100,6 +100,29 @@ def recomputing(found: Any) -> dict[str, Any]:
     }
 
 
+def contributors(found: Any, causes: Any) -> dict[str, list[str]]:
+    """The largest contributor to each figure of speed, where one part takes a second of the step."""
+    from legoai.cost.report.budgets import contributor
+
+    one = found.ranks[0]
+    none = replace(one.breakdown, exposed=0.0, copies=0.0, host=0.0, idle=0.0)
+    longest = replace(none, modules=(replace(none.modules[0], seconds=1.5), *none.modules[1:]))
+    cases = {
+        "host is slow": (0.0, replace(none, idle=1.0)),
+        "other stages": (1.0, replace(none, idle=1.0)),
+        "copies": (0.0, replace(none, copies=1.0)),
+        "offloaded": (0.0, replace(none, host=1.0)),
+        "communication": (0.0, replace(none, exposed=1.0)),
+        "module": (0.0, replace(longest, idle=1.0)),
+    }
+    ranks = {case: replace(one, breakdown=parts, bubble=bubble) for case, (bubble, parts) in cases.items()}
+    metrics = ("step_time", "mfu", "tokens_per_s")
+    return {
+        case: [contributor(metric, replace(found, ranks=(rank,)), causes).words for metric in metrics]
+        for case, rank in ranks.items()
+    }
+
+
 def everything(text: str) -> dict:
     """All forms of an estimate."""
     from legoai.cost.estimate import estimate
@@ -138,6 +161,7 @@ def everything(text: str) -> dict:
         },
         "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
         "advice": {case: list(advice(item, causes)) for case, item in recomputing(found).items()},
+        "contributors": contributors(replace(found, step_time=2.0), causes),
         "document": json.loads(json.dumps(document(found, causes))),
         "lines": json.loads(json.dumps([item.document() for item in line_costs(found, causes)])),
         "summary": summary(found),
@@ -274,6 +298,17 @@ def test_violated_requirement_names_line_excess_and_main_cause(reported: dict):
     assert "less than the 90.0% of the budget" in found[lines["mfu"]].message
     assert found[lines["recompute"]].others[0].span.line == line_of("checkpoint")
     assert found[lines["exposed_comm"]].others[0].text.endswith("exposed")
+
+
+def test_largest_contributor_to_speed_may_be_no_module(reported: dict):
+    found = reported["contributors"]
+    assert all(len(set(names)) == 1 for names in found.values())
+    assert found["host is slow"][0] == "waiting for the host to launch, 1.00 s"
+    assert found["other stages"][0] == "pipeline bubble, 1.00 s"
+    assert found["copies"][0] == "exposed copies to and from the host, 1.00 s"
+    assert found["offloaded"][0] == "computation on the host, 1.00 s"
+    assert found["communication"][0].endswith("exposed")
+    assert found["module"][0].endswith(", 1.50 s")
 
 
 def test_out_of_memory_is_reported_at_the_cluster(reported: dict):

@@ -37,6 +37,7 @@ class TestExtends:
     def test_cyclic_or_unreadable_base_is_reported(self, tmp_path: Path):
         self.write(tmp_path, a='plan a\nextends "b.plan"\n', b='plan b\nextends "a.plan"\n')
         assert "LP214" in codes('plan c\nextends "a.plan"\n', tmp_path)
+        assert codes('plan c\nextends "missing.plan"\n', tmp_path) == ["LP214"]  # which statements lack is unknown
         assert "LP214" in codes(HEAD + 'extends "missing.plan"\n', tmp_path)
         (tmp_path / "binary.plan").write_bytes(b"\xff\xfe\x00")
         assert "LP214" in codes(HEAD + 'extends "binary.plan"\n', tmp_path)

@@ -106,6 +106,29 @@ def test_given_options_are_not_offered_again(known: Checked):
     assert "dp_shard" not in labels("fsdp on dp_shard, |", known)
 
 
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("require peak_memory |", ["<=", "<", ">=", ">", "=="]),
+        ("require mfu |", [">=", ">", "<=", "<", "=="]),
+        ("require peak_memory <= |", []),
+        ("minimize step_time |", []),
+        ("mesh (tp = auto |", ["in", "->"]),
+        ("mesh (tp = auto in |", ["[…]"]),
+        ("mesh (tp = auto in [|", []),
+        ("mesh (tp = auto in [1, 2] |", ["->"]),
+        ("mesh (tp = auto in 1..2 |", ["->"]),
+        ("mesh (tp = auto -> |", []),
+        ("mesh (tp = auto in [1, 2], cp = |", ["rest", "auto"]),
+        ("precision (param = auto in [bf16, |", ["fp64", "fp32", "bf16", "fp16"]),
+        ("precision (param = auto -> |", ["bf16", "fp64", "fp32", "fp16"]),
+        ("checkpoint { layers.* = selective(auto |", ["in", "->"]),
+    ],
+)
+def test_only_what_is_legal_there_is_offered(marked: str, expected: list[str], known: Checked):
+    assert labels(marked, known) == expected
+
+
 def test_names_of_let_are_offered_as_values():
     assert "hosts" in labels("let hosts = 4\ncluster h100_sxm(hosts = |")
 
