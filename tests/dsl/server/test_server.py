@@ -316,7 +316,7 @@ def test_rename_changes_every_use(editor: tuple[Client, str]):
     edit = server.at("rename", name, text.replace("micro = n", "micro = |n"), newName="batches")
     after = applied(text, edit["changes"][server.uri(name)])
     assert after == text.replace("let n", "let batches").replace("micro = n", "micro = batches")
-    for new in ("unit", "a b"):
+    for new in ("unit", "asynchronous", "a b"):
         with pytest.raises(AssertionError, match="a name of the language, or no name"):
             server.at("rename", name, text.replace("micro = n", "micro = |n"), newName=new)
     assert server.at("prepareRename", name, text.replace("micro = n", "mic|ro = n")) is None
