@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
-from legoai.specs.record import Record
+from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 Severity = Literal["error", "warning", "advice"]
@@ -52,6 +53,26 @@ class Diagnostic(Record):
     def order(self) -> tuple[str, int, str]:
         """The sort key of diagnostics: file, position, code."""
         return self.label.span.file, self.label.span.start, self.code
+
+
+def with_names(diagnostic: Diagnostic, shown: Callable[[str], str]) -> Diagnostic:
+    """A diagnostic with other names of files, in its spans and its texts."""
+
+    def of(span: Span) -> Span:
+        return span._replace(file=shown(span.file))
+
+    def labelled(label: Label) -> Label:
+        return replace(label, span=of(label.span), text=shown(label.text))
+
+    fix = diagnostic.fix
+    return replace(
+        diagnostic,
+        message=shown(diagnostic.message),
+        label=labelled(diagnostic.label),
+        others=tuple(map(labelled, diagnostic.others)),
+        help=tuple(map(shown, diagnostic.help)),
+        fix=fix and replace(fix, edits=tuple(replace(edit, span=of(edit.span)) for edit in fix.edits)),
+    )
 
 
 def with_line_ends_of(text: str, added: str) -> str:

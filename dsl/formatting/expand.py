@@ -12,7 +12,6 @@ from legoai.dsl.frontend.arguments import Reader, flag_of
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Argument,
@@ -209,7 +208,7 @@ class _Writer:
     ) -> Arguments | None:
         """Return the arguments with missing ones added; ``given`` are fields that are given elsewhere."""
         items = arguments.items if arguments is not None else ()
-        kinds = dict(_matched(items, declared, given, self.scope))
+        kinds = dict(_matched(items, declared, given))
         old = [self._argument(item, kinds.get(id(item))) for item in items]
         held = {option.field for option in kinds.values()}
         end = place if arguments is None else _before_end(arguments.span)
@@ -298,12 +297,12 @@ class _Writer:
 
 
 def _matched(
-    items: Iterable[Argument], declared: type[Declared], given: frozenset[str], scope: Scope
+    items: Iterable[Argument], declared: type[Declared], given: frozenset[str]
 ) -> Iterator[tuple[int, Option]]:
     """Return the option that each argument gives, by name or position, or as a bare name."""
     positional = [option for option in declared.options if option.field not in given]
     for index, item in enumerate(items):
-        flag = flag_of(item, declared, scope)
+        flag = flag_of(item, declared)
         if flag is not None:
             yield id(item), flag
         elif item.name is None:

@@ -20,6 +20,8 @@ block of one rule stood on one line; so laying it out again changes nothing.
   lines of the same indentation such comments begin in one column. A second comment behind one item, which only a
   comma on a line of its own makes possible, gets a line of its own. A comment's text is kept but for blanks at its
   end.
+- **Suppressions**: a suppression comment covers lines, and keeps covering the same. A statement in which the layout
+  would change that stays as it is written, from its first character to its last.
 - **Blank lines**: at most one, none at the beginning of the file, after an opening bracket and before a closing one.
   One newline ends the file.
 - **Values**: numbers keep their text; strings are in double quotes with ``\" \\ \n \t`` escaped; ``name =
@@ -33,7 +35,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -75,12 +77,12 @@ _SUM, _PRODUCT, _UNARY, _OPERAND = range(4)
 _Item: TypeAlias = AnyStatement | RuleLine | Argument | Value
 
 
-def format_plan(file: PlanFile) -> str:
-    """Return the plan in the canonical layout.
+def format_plan(file: PlanFile, as_written: Collection[int] = ()) -> str:
+    """Return the plan in the canonical layout, but for the statements that begin at the offsets ``as_written``.
 
     The file must have been read without errors: unreadable text is not in its tree, and would be lost.
     """
-    rows = _Printer(file).rows(file.statements, 0, len(file.text) + 1, 0)
+    rows = _Printer(file, as_written).rows(file.statements, 0, len(file.text) + 1, 0)
     return "".join(f"{line}\n" for line in _with_comments(rows))
 
 
@@ -142,8 +144,9 @@ class _Row:
 
 
 class _Printer:
-    def __init__(self, file: PlanFile) -> None:
+    def __init__(self, file: PlanFile, as_written: Collection[int] = ()) -> None:
         self.text = file.text
+        self.as_written = as_written
         self.comments = file.comments
         self.starts = [comment.span.start for comment in file.comments]
 
@@ -193,6 +196,12 @@ class _Printer:
     def _row(self, entry: _Entry, depth: int) -> _Row:
         if isinstance(entry.item, Comment):
             return _Row("comment", "", [_Line(depth, entry.item.text.rstrip())], entry.blank_before)
+        span = entry.item.span
+        if span.start in self.as_written and isinstance(entry.item, AnyStatement):
+            first, *rest = (line.rstrip() for line in self.text[span.start : span.end].split("\n"))
+            lines = [_Line(depth, first), *(_Line(0, line) for line in rest)]
+            lines[-1].comment = entry.comment
+            return _Row("", "", lines, entry.blank_before)
         kind, head, pieces = self._item(entry.item)
         lines = self._lay([f"{head} " if head and pieces else head, *pieces], depth)
         lines[-1].comment = entry.comment

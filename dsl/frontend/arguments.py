@@ -9,7 +9,6 @@ from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, Label
 from legoai.dsl.diagnostics.suggestion import closest, option_elsewhere, translation
 from legoai.dsl.frontend.coerce import ValueReader
-from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import (
     Argument,
     Auto,
@@ -49,7 +48,7 @@ class Reader(ValueReader):
         by_name = {item.name: item for item in declared.options}
         positional = [item for item in declared.options if item.field not in given]
         for index, argument in enumerate(arguments):
-            flag = flag_of(argument, declared, self.scope)
+            flag = flag_of(argument, declared)
             if flag is not None:
                 item = flag
             elif argument.name is None:
@@ -157,9 +156,9 @@ class Reader(ValueReader):
         return treatment(**values, origins=origins)
 
 
-def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Option | None:
-    """The option of truth that a bare name sets: `sequence` for `sequence = true`."""
-    if argument.name is not None or not isinstance(argument.value, Name) or argument.value.text in scope.names:
+def flag_of(argument: Argument, declared: type[Declared]) -> Option | None:
+    """The option of truth that a bare name sets: `sequence` for `sequence = true`. No `let` may have its name."""
+    if argument.name is not None or not isinstance(argument.value, Name):
         return None
     word = argument.value.text
     return next((item for item in declared.options if item.name == word and isinstance(item.kind, kinds.Boolean)), None)

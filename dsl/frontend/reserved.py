@@ -1,4 +1,7 @@
-"""Names of the language that no `let` may have, since a value of that name would be ambiguous."""
+"""Names of the language that no `let` may have, since a value of that name would be ambiguous.
+
+Among them are the options that are true or false: their bare names set them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ def reserved_names() -> dict[str, str]:
     found = dict.fromkeys((*_OWN, *FUNCTIONS), "")
     for keyword in FAMILIES:
         declared = family(keyword)
-        for name in _names(declared):
-            found.setdefault(name, keyword)
+        for owner in (declared, *declared.layouts):
+            for name in _names(owner):
+                found.setdefault(name, keyword)
         if declared.treatments is not None:
             for name in _legal(declared.treatments):
                 found.setdefault(name, keyword)
@@ -29,6 +33,8 @@ def reserved_names() -> dict[str, str]:
 
 def _names(declared: type[Declared]) -> Iterator[str]:
     for item in declared.options:
+        if isinstance(item.kind, kinds.Boolean):
+            yield item.name
         yield from _legal(item.kind)
 
 

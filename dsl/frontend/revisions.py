@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import posixpath
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,9 @@ from legoai.specs.span import Span
 
 _RANGE: Final = re.compile(r"(?P<first>.*?)(?P<dots>\.\.\.?)(?P<second>.*)")
 
+_OBJECT: Final = re.compile(rb"([0-9a-f]{40,}) (\w+) (\d+)")
+"""Git's line about an object: hash, kind and size."""
+_NO_FILE: Final = "the revision has no such file"
 _SHORT: Final = 12
 """Digits of a commit's hash that name it."""
 
@@ -33,34 +37,87 @@ class Revision(Record):
     """Of the repository's working tree."""
 
     def read(self, file: str) -> bytes:
-        """The content of a file, by its path from the root of the repository.
+        """The content of a file, by its path from the root of the repository; links are followed in the revision.
 
         Raises:
             FileNotFoundError: the revision has no such file.
+            OSError: it is a folder, or a link that leads to no file of the revision.
         """
-        done = _git("cat-file", "blob", f"{self.commit}:{file}", folder=self.root)
-        if done.returncode != 0:
-            raise FileNotFoundError(2, "the revision has no such file", file)
-        return done.stdout
+        kind, _, content = self._object(file)
+        if kind != "blob":
+            raise IsADirectoryError(errno.EISDIR, "it is a directory", file)
+        return content
+
+    def _object(self, path: str) -> tuple[str, str, bytes]:
+        """Kind, hash and content of what stands at a path, also through links.
+
+        Raises:
+            OSError: nothing does.
+        """
+        if "\n" in path:  # which ends what git reads
+            raise FileNotFoundError(errno.ENOENT, _NO_FILE, path)
+        asked = f"{self.commit}:{path}\n".encode("utf-8", "surrogateescape")
+        head, _, content = _git(
+            "cat-file", "--batch", "--follow-symlinks", folder=self.root, data=asked
+        ).stdout.partition(b"\n")
+        found = _OBJECT.fullmatch(head)
+        if found is not None:
+            return found[2].decode(), found[1].decode(), content[: int(found[3])]
+        problem = head.partition(b" ")[0]
+        if problem == b"symlink":
+            out = content.decode("utf-8", "replace").rstrip("\n")
+            raise OSError(errno.EXDEV, f"its symbolic link leads out of the repository, to `{out}`", path)
+        if problem == b"loop":
+            raise OSError(errno.ELOOP, "its symbolic links lead in a circle", path)
+        missing = "its symbolic link leads to no file of the revision" if problem == b"dangling" else _NO_FILE
+        raise FileNotFoundError(errno.ENOENT, missing, path)
 
     def plans(self) -> list[str]:
         """The plans of the revision, by their paths from the root."""
         listed = _git("ls-tree", "-r", "-z", "--name-only", self.commit, folder=self.root).stdout
         return [name for name in listed.decode("utf-8", "replace").split("\0") if name.endswith(".plan")]
 
-    def export(self, folder: str, target: Path) -> None:
+    def export(self, folder: str, target: Path, above: Mapping[str, Path] | None = None) -> None:
         """Write the files of a folder, by its path from the root, and of those below it into ``target``.
+
+        A link that leads out of the folder is replaced by what it leads to in the revision. ``above`` are the
+        folders that are being written, by their hashes.
 
         Raises:
             UnreadableError: git cannot.
         """
         import tarfile
 
-        done = _git("archive", "--format=tar", f"{self.commit}:{folder}" if folder else self.commit, folder=self.root)
+        try:
+            _, tree, _ = self._object(folder)
+        except OSError as error:
+            raise _unreadable(
+                f"{self.name}:{folder}", f"`{folder}` cannot be read from `{self.name}`: {error.strerror}"
+            ) from None
+        above = {**(above or {}), tree: target}
+        done = _git("archive", "--format=tar", tree, folder=self.root)
         if done.returncode != 0:
             raise _unreadable(f"{self.name}:{folder}", f"`{folder or '.'}` cannot be read from `{self.name}`", done)
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-            archive.extractall(target, filter="data")
+            for member in archive:
+                try:
+                    archive.extract(member, target, filter="data")
+                except tarfile.FilterError:
+                    place = posixpath.join(folder, member.name)
+                    self._export_linked(place, target / member.name, above)
+
+    def _export_linked(self, path: str, target: Path, above: Mapping[str, Path]) -> None:
+        try:
+            kind, found, content = self._object(path)
+        except OSError:
+            return  # a plan that reads the file gets a diagnostic
+        if kind == "blob":
+            target.write_bytes(content)
+        elif found in above:
+            target.symlink_to(above[found])
+        else:
+            target.mkdir()
+            self.export(path, target, above)
 
 
 class RevisionPlan(Record):
@@ -97,13 +154,21 @@ class RevisionPlan(Record):
             # A path that leaves the repository has lost the name of the revision.
             place = str(path).removeprefix(self.mark) if str(path).startswith(self.mark) else ".."
         if place.startswith(".."):
-            raise FileNotFoundError(2, "it lies outside of the repository", str(path))
+            raise FileNotFoundError(errno.ENOENT, "it lies outside of the repository", str(path))
         return self.revision.read(place).decode("utf-8-sig")
 
     @property
     def mark(self) -> str:
         """Prefix of the paths in :attr:`folder`."""
         return f"{self.revision.name}:/"
+
+    def shown(self, text: str, exported: Path | None = None) -> str:
+        """A text in which the files of the revision have the names that git reads: `HEAD:plans/tiny.plan`."""
+        name = f"{self.revision.name}:"
+        if exported is not None:
+            for top in (str(exported), os.path.relpath(exported)):
+                text = text.replace(f"{top}/", name)
+        return text.replace(self.mark, name)
 
 
 def ends_of(text: str) -> tuple[str, str] | None:
@@ -166,7 +231,9 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
         raise _unreadable(shown, f"`{file}` lies outside of the repository")
     try:
         data = found.read(place)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.strerror != _NO_FILE:
+            raise _unreadable(shown, f"`{shown}` cannot be read: {error.strerror}") from None
         plans = found.plans()
         elsewhere = posixpath.normpath(posixpath.join(here, file))
         help = suggestion(place, plans)
@@ -178,14 +245,14 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
     return RevisionPlan(found, place, decoded(data[: MOST_BYTES + 1], f"{revision_name}:{place}"))
 
 
-def _git(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run git.
+def _git(*arguments: str, folder: Path | None = None, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run git, with ``data`` as its standard input.
 
     Raises:
         UnreadableError: git is not installed.
     """
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+        return subprocess.run(["git", *arguments], cwd=folder, input=data, capture_output=True, check=False)
     except FileNotFoundError:
         raise _unreadable("git", "revisions are read with git, which is not installed") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,8 +98,8 @@ def named(arguments: Sequence[str], excluded: Excluded | None = None) -> Iterato
     """Return the arguments, with each directory replaced by the plans in it and below it, without ``excluded`` ones.
 
     Hidden folders, virtual environments and other people's packages are left out of directories, but not if they are
-    named themselves. A directory without plans stays, so that reading it reports the error. A plan that is named twice
-    comes once.
+    named themselves. A directory without plans, or one that cannot be listed, stays, so that reading it reports the
+    error. A plan that is named twice comes once.
     """
     seen: set[str] = set()
     for argument in arguments:
@@ -111,18 +112,31 @@ def named(arguments: Sequence[str], excluded: Excluded | None = None) -> Iterato
 
 
 def _plans_below(directory: str, excluded: Excluded) -> Iterator[str]:
-    for folder, folders, files in os.walk(directory):
+    """The plans in a directory and below it, then the folders that cannot be listed."""
+    unreadable: list[OSError] = []
+    for folder, folders, files in os.walk(directory, onerror=unreadable.append):
         folders[:] = [name for name in folders if not _skipped(folder, name) and not excluded(f"{folder}/{name}")]
         for name in files:
-            if name.endswith(".plan") and not excluded(f"{folder}/{name}"):
+            path = f"{folder}/{name}"
+            if name.endswith(".plan") and not excluded(path) and not _is_special(path):
                 yield str(Path(folder, name))
+    yield from (str(Path(error.filename)) for error in unreadable)
+
+
+def _is_special(path: str) -> bool:
+    """Whether there is something else than a file, such as a pipe, that reading could wait for."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - a folder may contain a name that Path refuses
+    except OSError:
+        return False  # reading it reports the error
 
 
 def _skipped(folder: str, name: str) -> bool:
     """Whether a folder is hidden, or contains other people's files."""
     if name.startswith(".") or name in _SKIPPED:
         return True
-    return any(Path(folder, name, mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+    marks = ("pyvenv.cfg", "conda-meta")
+    return any(os.path.exists(f"{folder}/{name}/{mark}") for mark in marks)  # noqa: PTH110 - false if it may not look
 
 
 def read_source(argument: str, standard_input: str | None = None) -> Source:
@@ -230,10 +244,11 @@ def _read_bytes(path: Path) -> bytes:
 
 def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
     if isinstance(error, IsADirectoryError):
+        inside = (path for path in _plans_below(name, Excluded()) if not os.path.isdir(path))  # noqa: PTH112
         return UnreadableError(
             CannotRead.at(
                 _nowhere(name), f"`{name}` is a directory",
-                help=["name one of its plans" if any(_plans_below(name, Excluded())) else "there is no plan in it"],
+                help=["name one of its plans" if any(inside) else "there is no plan in it"],
             )
         )  # fmt: skip
     reason = (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "this is no file name"

@@ -76,7 +76,9 @@ class PlanProtocol(LanguageServerProtocol):
         return None
 
     def _is_open(self, uri: str) -> bool:
-        return uri in self.workspace.text_documents
+        # By identity: the keys of pygls are not the client's URIs, but those without percent-escapes.
+        held = self.workspace.get_text_document(uri)
+        return any(document is held for document in self.workspace.text_documents.values())
 
     def _answer(self, number: object, error: JsonRpcException) -> None:
         """Write an error's response; the writer takes messages as a whole."""

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from legoai.cli import main
+from legoai.commands import cost
+from legoai.cost.report import chrome, page, terminal
 
 ROOT = Path(__file__).parents[2]
 PLAN = """plan small
@@ -79,6 +81,28 @@ def test_cost_prints_json_alone_and_writes_a_page_and_a_trace(here: Path):
     assert json.loads(Path("small.json").read_text(encoding="utf-8"))["traceEvents"]
     assert Path("small.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert sorted(path.name for path in here.rglob("*") if path.is_file()) == ["small.html", "small.json", "small.plan"]
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_page_or_trace_is_alone_on_standard_output(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cost, "estimated", lambda *_, **__: None)
+    for module, name in ((page, "page"), (chrome, "chrome_trace"), (terminal, "terminal")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: f"{name}\n")
+    other, file = {"--html": "--trace", "--trace": "--html"}[option], Path("other")
+    found = called(capsys, "cost", "small.plan", option, "-", other, str(file))
+    results = {"--html": "page\n", "--trace": "chrome_trace\n"}
+    assert found == (0, results[option], "wrote other\nterminal\n")
+    assert file.read_text(encoding="utf-8") == results[other]
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("second", [["--json"], ["--trace", "-"]])
+def test_two_results_do_not_share_standard_output(second: list[str], capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "cost", "small.plan", "--html", "-", *second)
+    assert (status, out) == (2, "")
+    assert "both write to standard output" in err
 
 
 def test_check_reports_violated_requirements_of_a_plan_and_its_variants():

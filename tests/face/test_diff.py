@@ -163,6 +163,69 @@ def test_named_files_are_read_from_the_revision(repository: Path, capsys: pytest
     assert called(capsys, "diff", "--no-cost", "HEAD", "--", "small.plan")[0] == 0
 
 
+LINKS = {
+    "plans/link.plan": "base.plan",
+    "plans/folder": "../real",
+    "real/twice.plan": "../plans/link.plan",
+    "plans/circle.plan": "round.plan",
+    "plans/round.plan": "circle.plan",
+    "plans/out.plan": "/tmp/elsewhere.plan",
+    "plans/up.plan": "../../elsewhere.plan",
+    "plans/dangling.plan": "nowhere.plan",
+}
+
+
+def test_links_are_followed_within_the_revision(repository: Path, capsys: pytest.CaptureFixture[str]):
+    (repository.parent / "real").mkdir()
+    for link, target in LINKS.items():
+        (repository.parent / link).symlink_to(target)
+    for name, base in (("a", "link.plan"), ("b", "folder/twice.plan"), ("c", "out.plan"), ("d", "wrong.plan")):
+        (repository / f"{name}.plan").write_text(f'plan base\nextends "{base}"\n', encoding="utf-8")
+    (repository / "wrong.plan").write_text(SMALL.replace("layers", "layrs"), encoding="utf-8")
+    commit(repository.parent, "links")
+    (repository / "link.plan").unlink()  # only the revision has them
+    for name in ("HEAD:plans/link.plan", "HEAD:plans/folder/twice.plan", "HEAD:./a.plan", "HEAD:./b.plan"):
+        assert called(capsys, "diff", "--no-cost", name, "base.plan")[:2] == (
+            0,
+            f"{name.replace('./', 'plans/')} → base.plan: no difference\n",
+        )
+    for name, said in (
+        ("circle", "its symbolic links lead in a circle"),
+        ("out", "its symbolic link leads out of the repository, to `/tmp/elsewhere.plan`"),
+        ("up", "leads out of the repository"),
+        ("dangling", "leads to no file of the revision"),
+        ("c", "leads out of the repository, to `/tmp/elsewhere.plan`"),
+        ("c", "looked for HEAD:plans/out.plan"),
+        ("d", "--> HEAD:plans/wrong.plan:3"),
+        ("folder", "it is a directory"),
+    ):
+        path = f"HEAD:./{name}" + (".plan" if name != "folder" else "")
+        status, _, err = called(capsys, "diff", "--no-cost", path, "base.plan")
+        assert (status, said in err, "HEAD:/" in err) == (2, True, False), err
+
+
+def test_files_behind_links_are_read_from_the_revision(repository: Path, capsys: pytest.CaptureFixture[str]):
+    text = SMALL.replace("fsdp on dp_shard { layers.* = unit }", 'pipeline on pp (schedule = csv("linked/order.csv"))')
+    text = text.replace("dp_shard = 2", "pp = 2").replace("n_layers = 1", "n_layers = 2")
+    real = repository.parent / "real"
+    real.mkdir()
+    (real / "order.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    (real / "again").symlink_to("../real")
+    (repository / "linked").symlink_to("../real")
+    (repository / "out").symlink_to("/tmp/elsewhere")
+    (real / "linked.plan").symlink_to("../plans/small.plan")
+    (real / "linked").symlink_to("again")
+    (repository / "small.plan").write_text(text, encoding="utf-8")
+    commit(repository.parent, "a linked order")
+    (repository / "linked").unlink()
+    (repository / "linked").mkdir()
+    (repository / "linked" / "order.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", encoding="utf-8")
+    for name in ("HEAD:plans/small.plan", "HEAD:real/linked.plan", "HEAD:real/again/linked.plan"):
+        status, found = differences(capsys, "--no-cost", name, "small.plan")
+        assert (status, subjects(found)) == (1, ['file "linked/order.csv"'])
+        assert found["changes"][0]["before_at"]["file"] == name
+
+
 WRONG = [
     (["none.plan", "small.plan"], "LP001"),
     (["HEAD~7:plans/small.plan", "small.plan"], "there is no revision `HEAD~7`"),

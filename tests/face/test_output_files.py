@@ -33,6 +33,13 @@ def test_output_into_a_named_pipe_goes_to_its_reader(capsys: pytest.CaptureFixtu
     assert stat.S_ISFIFO(Path("pipe").stat().st_mode)
 
 
+def test_what_standard_output_cannot_take_is_refused(capsys: pytest.CaptureFixture[str]):
+    for command in (["export", "good.plan", "-o", "-"], ["verify", "good.plan", "--save-program", "-"]):
+        status, out, err = called(capsys, *command)
+        assert (status, out) == (2, "")
+        assert "standard output" in err
+
+
 def test_output_to_a_full_device_fails_and_leaves_it(capsys: pytest.CaptureFixture[str]):
     try:
         os.mknod("full", 0o666 | stat.S_IFCHR, os.makedev(1, 7))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from legoai import lint as linted
 from legoai.dsl.frontend import sources
 from legoai.dsl.rules import all_rules
 from legoai.runtime.errors import RunErrorCode
@@ -56,6 +60,51 @@ def test_dependency_folders_are_skipped(folder: str, capsys: pytest.CaptureFixtu
     write("plans/mine.plan")
     assert files(capsys, "lint", "plans") == {"plans/mine.plan"}
     assert files(capsys, "lint", f"plans/{folder}/x.plan") == {f"plans/{folder}/x.plan"}
+
+
+@pytest.fixture
+def unprivileged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user who may not read everything, in a folder of his own."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.chdir(folder)
+        write("ok/good.plan", GOOD)
+        write("locked/x.plan")
+        write("listed/x.plan")
+        Path("locked").chmod(0)
+        Path("listed").chmod(0o444)
+        linted("ok/good.plan")  # imports while it may
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            if is_root:
+                os.seteuid(0)
+            monkeypatch.chdir(tmp_path)
+            for name in ("locked", "listed"):
+                Path(folder, name).chmod(0o755)
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_unreadable_folder_is_reported_beside_the_other_plans(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lint", ".", "--format", "concise")
+    assert status == 1, err
+    assert [line.split(":")[0] for line in out.splitlines()] == ["listed/x.plan", "locked"]
+    assert out.count("LP001") == out.count("permission denied") == 2
+    assert "3 plans" in err
+    assert called(capsys, "fmt", "--check", ".")[0] == 1
+    for path in (".", "locked", "listed", "listed/x.plan"):
+        assert [item.code for item in linted(path)] == ["LP001"]
+
+
+def test_only_files_are_taken_from_a_folder(capsys: pytest.CaptureFixture[str]):
+    Path("plans").mkdir()
+    os.mkfifo("plans/pipe.plan")
+    Path("plans/link.plan").symlink_to("../bad.plan")
+    Path("plans/broken.plan").symlink_to("nowhere.plan")
+    assert files(capsys, "lint", "plans") == {"plans/link.plan", "plans/broken.plan"}
 
 
 @pytest.mark.parametrize(

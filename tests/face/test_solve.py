@@ -84,6 +84,10 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
 
     assert called(capsys, "solve", "open.plan", "-o", "pinned.plan", "--pin")[0] == 0
     pinned = Path("pinned.plan").read_text(encoding="utf-8")
+    status, alone, table = called(capsys, "solve", "open.plan", "-o", "-", "--pin")
+    assert (status, alone) == (0, pinned)
+    assert "present values" in table
+    assert not Path("-").exists()
     assert "auto" not in pinned
     assert legoai.load("pinned.plan").digest == legoai.load("open.plan").digest
     solution = legoai.solve("open.plan")
@@ -156,6 +160,7 @@ def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]):
         ["--top", "0"],
         ["--in-place", "-o", "x.plan"],
         ["-o", "missing/x"],
+        ["-o", "-", "--json"],
     ):
         assert called(capsys, "solve", "open.plan", *wrong)[0] == 2, wrong
 

@@ -334,7 +334,9 @@ class ReservedName(Rule):
     """A `let` that takes a name of the language.
 
     A `let` name is replaced by its value wherever a value is expected, so that `attention flash` would mean the value
-    of the `let`. Names of options and statements, such as `hosts` or `batch`, are never values, and may be used.
+    of the `let`. The name of an option that is true or false stands for `NAME = true` where it stands alone, as in
+    `save (every = 100, asynchronous)`, and is taken too. Names of other options and of statements, such as `hosts` or
+    `batch`, are never values, and may be used.
 
     ## Example
     ```

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import (
+    STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
     announce,
@@ -55,14 +56,22 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     parser.add_argument("--lines", action="store_true", help="with --json: what each line of the plan causes, too")
     parser.add_argument(
-        "--trace", metavar="OUT", type=output_file, help="write the step as a Chrome trace for Perfetto"
+        "--trace",
+        metavar="OUT",
+        type=output_file,
+        help="write the step as a Chrome trace for Perfetto; - is standard output",
     )
     parser.add_argument(
         "--passes",
         action="store_true",
         help="of a plan with `backend = graph`, show what each pass over the step's graph changes",
     )
-    parser.add_argument("--html", metavar="OUT", type=output_file, help="write a page with timeline, memory and tables")
+    parser.add_argument(
+        "--html",
+        metavar="OUT",
+        type=output_file,
+        help="write a page with timeline, memory and tables; - is standard output",
+    )
     add_profile(parser)
     parser.add_argument(
         "--rank", type=_rank, metavar="N", help="the rank that is simulated (default: the one with the most work)"
@@ -85,6 +94,9 @@ def run(arguments: Namespace) -> int:
     """Cost; returns 1 where the plan has errors."""
     if arguments.lines and (not arguments.json or arguments.passes):
         raise WrongUsage("--lines adds to --json what each line of the plan causes, and is not for --passes")
+    piped = [name for name in ("json", "trace", "html") if getattr(arguments, name) in (True, STANDARD_OUTPUT)]
+    if len(piped) > 1:
+        raise WrongUsage(f"--{piped[0]} and --{piped[1]} both write to standard output: name a file")
     done = lowered(arguments, "costed")
     if done is None:
         return 1
@@ -117,7 +129,8 @@ def run(arguments: Namespace) -> int:
     else:
         from legoai.cost.report.terminal import terminal
 
-        sys.stdout.write(terminal(estimate, causes))
+        stream = sys.stderr if piped else sys.stdout
+        stream.write(terminal(estimate, causes))
     return 0
 
 

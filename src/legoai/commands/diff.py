@@ -9,19 +9,20 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import Progress, add_profile
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, settings_of, show, summary
+from legoai.dsl.diagnostics.diagnostic import with_names
 from legoai.dsl.differences.comparison import Comparison, Side, named_files
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.revisions import RevisionPlan, ends_of, plan_of, revision
 from legoai.dsl.frontend.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
 from legoai.dsl.lint import lint
-from legoai.specs.record import replace
 
 if TYPE_CHECKING:
     from legoai.cost.differences import CostDifference
@@ -151,27 +152,25 @@ def _of_revision(plan: RevisionPlan, arguments: Namespace, folders: contextlib.E
         plan.text, plan.name, directory=directory, settings=settings_of(arguments), variant=arguments.variant, read=read
     )
     if known.plan is None or not named_files(known.plan):
-        found = _linted(plan.text, plan.name, directory, read, arguments)
-        mark = plan.mark
-        return None if found is None else replace(found, shown=lambda file: file.replace(mark, mark[:-1], 1))
+        return _linted(plan.text, plan.name, directory, read, arguments, shown=plan.shown)
     # The files that it names are those of the revision too.
     top = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="legoai-diff-"))).resolve()
     folder = Path(plan.file).parent
     (top / folder).mkdir(parents=True, exist_ok=True)
     plan.revision.export("" if folder == Path() else folder.as_posix(), top / folder)
 
-    def shown(file: str) -> str:
-        path = Path(file).resolve()
-        return f"{plan.revision.name}:{path.relative_to(top).as_posix()}" if path.is_relative_to(top) else file
+    def shown(text: str) -> str:
+        return plan.shown(text, top)
 
     def read_exported(path: Path) -> str:
         return plan.read_base(path, top)
 
-    found = _linted(plan.text, plan.name, top / folder, read_exported, arguments)
-    return None if found is None else replace(found, shown=shown)
+    return _linted(plan.text, plan.name, top / folder, read_exported, arguments, shown=shown)
 
 
-def _linted(text: str, name: str, directory: Path, read: Reads, arguments: Namespace) -> Side | None:
+def _linted(
+    text: str, name: str, directory: Path, read: Reads, arguments: Namespace, *, shown: Callable[[str], str] = str
+) -> Side | None:
     settings = settings_of(arguments)
     linted = lint(
         text,
@@ -185,14 +184,15 @@ def _linted(text: str, name: str, directory: Path, read: Reads, arguments: Names
     )
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors or linted.plan is None or linted.analysis is None:
-        show(errors, linted.files, stream=sys.stderr)
+        files = {shown(file): parsed for file, parsed in linted.files.items()}
+        show([with_names(item, shown) for item in errors], files, stream=sys.stderr)
         print(f"legoai: {name} is not compared: {summary(errors)}", file=sys.stderr)
         return None
 
     def resolved(variant: str) -> Resolution:
         return resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
 
-    return Side(linted=linted, directory=directory, resolved=resolved)
+    return Side(linted=linted, directory=directory, resolved=resolved, shown=shown)
 
 
 def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference | None, str | None]:

@@ -8,7 +8,9 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from legoai.commands import WrongUsage
 from legoai.commands.shared import (
+    STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
     announce,
@@ -62,6 +64,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Export; returns 1 where the plan has errors, or there is nothing to export."""
+    if arguments.output == STANDARD_OUTPUT:
+        raise WrongUsage("-o names a folder: a checkpoint is no text for standard output")
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:

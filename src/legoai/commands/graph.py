@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, pass_estimated
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file, show, write
+from legoai.commands.shared import (
+    STANDARD_OUTPUT,
+    add_no_factories,
+    add_resolution,
+    lacks_graph,
+    lowered,
+    output_file,
+    show,
+    write,
+)
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -43,8 +51,8 @@ def configure(parser: ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         type=output_file,
-        default=Path("-"),
-        help="write it to this file (default: -, the terminal)",
+        default=STANDARD_OUTPUT,
+        help="write it to this file (default: -, standard output)",
     )
     add_profile(parser)
     add_no_factories(parser)
@@ -61,10 +69,7 @@ def run(arguments: Namespace) -> int:
     if lacks is not None and lacks(linted):
         return 1
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
-    if arguments.output == Path("-"):
-        sys.stdout.write(picture)
-    else:
-        write(arguments.output, picture)
+    write(arguments.output, picture)
     return 0
 
 

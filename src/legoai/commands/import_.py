@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary, write
+from legoai.commands.shared import (
+    STANDARD_OUTPUT,
+    add_output,
+    announce,
+    counted,
+    files_of,
+    output_file,
+    show,
+    summary,
+    write,
+)
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source
 from legoai.dsl.frontend.syntax import PlanFile
@@ -57,8 +67,8 @@ def configure(parser: ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         type=output_file,
-        default=Path("-"),
-        help="write the plan to this file (default: -, the terminal)",
+        default=STANDARD_OUTPUT,
+        help="write the plan to this file (default: -, standard output)",
     )
     parser.add_argument("--force", action="store_true", help="with -o, replace a file that is there")
     parser.add_argument("--json", action="store_true", help="print the plan and all that is said of it as JSON")
@@ -68,7 +78,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
-    if output != Path("-") and output.exists() and not is_stream(output) and not arguments.force:
+    if output != STANDARD_OUTPUT and output.exists() and not is_stream(output) and not arguments.force:
         raise WrongUsage(f"{output} is there already; --force replaces it")
     try:
         source = read_source(arguments.file)
@@ -86,7 +96,7 @@ def run(arguments: Namespace) -> int:
     files = {source.name: PlanFile(source.name, source.text, (), ())}
     diagnostics = [*found.diagnostics]
     if found.text is not None:
-        linted, of_plan = _linted(found.text, f"{name}.plan" if output == Path("-") else str(output))
+        linted, of_plan = _linted(found.text, f"{name}.plan" if output == STANDARD_OUTPUT else str(output))
         diagnostics += linted
         files |= of_plan
     _report(found, diagnostics, files, arguments, assumed=None if arguments.cluster else cluster)
@@ -105,7 +115,7 @@ def _plan_name(given: str | None, source: Source, output: Path) -> str:
         if not re.fullmatch(r"[A-Za-z_]\w*", given, re.ASCII):
             raise WrongUsage(f"a plan's name is a word of letters, digits and `_`, not `{given}`")
         return given
-    stem = output.stem if output != Path("-") else (source.path or Path("imported")).stem
+    stem = output.stem if output != STANDARD_OUTPUT else (source.path or Path("imported")).stem
     word = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return word if re.match(r"[A-Za-z_]", word) else f"plan_{word}"
 
@@ -210,10 +220,8 @@ def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, Pl
         _print_json(found, diagnostics, files)
     if found.text is None:
         return
-    if arguments.output == Path("-"):
-        sys.stdout.write("" if arguments.json else found.text)
-        return
-    write(arguments.output, found.text)
+    if arguments.output != STANDARD_OUTPUT or not arguments.json:
+        write(arguments.output, found.text)
 
 
 def _print_json(found: Imported | None, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import (
+    STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
     announce,
@@ -58,8 +59,8 @@ def configure(parser: ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         type=output_file,
-        default=Path("-"),
-        help="write it to this file (default: -, the terminal)",
+        default=STANDARD_OUTPUT,
+        help="write it to this file (default: -, standard output)",
     )
     parser.add_argument(
         "--launch",
@@ -110,10 +111,10 @@ def run(arguments: Namespace) -> int:
         if lacks_graph(linted):
             return 1
         _dump(linted, program, arguments.dump_graphs)
-    if arguments.output == Path("-"):
+    if arguments.output == STANDARD_OUTPUT:
         if arguments.launch is not None:
             raise WrongUsage("--launch starts a program that is in a file: name it with -o")
-        sys.stdout.write(program.text)
+        write(arguments.output, program.text)
         return 0
     assert linted.plan is not None
     _check_name(arguments.output, linted.plan)

@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from legoai.commands import WrongUsage
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
@@ -21,6 +21,8 @@ from legoai.dsl.reporting.output import render
 if TYPE_CHECKING:
     from legoai.lowering.program import Program
 
+STANDARD_OUTPUT: Final = Path("-")
+"""What names standard output where a file is written."""
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(\S[^\r\n]*)")
 
 
@@ -65,11 +67,14 @@ def output_file(text: str) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, and say so.
+    """Write a file as a whole or not at all, and say so; or write to standard output.
 
     Raises:
         WrongUsage: it cannot be written.
     """
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
     try:
         replace_file(path, text)
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from legoai.commands import WrongUsage
 from legoai.commands.cost import Progress, add_profile
 from legoai.commands.shared import (
+    STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
     announce,
@@ -53,6 +54,7 @@ examples:
   legoai solve plan.auto                     the best few, and what they cost
   legoai solve plan.auto --in-place          write the answers into the file
   legoai solve plan.auto -o solved.plan      write them into another file
+  legoai solve plan.auto -o -                print it alone; the candidates go to standard error
   legoai solve plan.auto --time-limit 60     the best within a minute
   legoai solve plan.auto --gap 2%            to within 2%, which takes less time
   legoai solve plan.auto --in-place --pin    plain values in the place of the holes
@@ -67,7 +69,11 @@ def configure(parser: ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", help="write the answers into the plan's file")
     place.add_argument(
-        "-o", "--output", metavar="OUT", type=output_file, help="write the solved plan into another file"
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=output_file,
+        help="write the solved plan into another file; - is standard output",
     )
     parser.add_argument("--pin", action="store_true", help="write plain values in the place of the holes")
     parser.add_argument("--top", metavar="K", type=_count, default=5, help="candidates to show (default: 5)")
@@ -97,6 +103,8 @@ def run(arguments: Namespace) -> int:
     """
     if arguments.all and not arguments.json:
         raise WrongUsage("--all belongs to --json")
+    if arguments.json and arguments.output == STANDARD_OUTPUT:
+        raise WrongUsage("--json and -o - both write to standard output: name a file")
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:
@@ -148,7 +156,11 @@ def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None
         WrongUsage: it is another plan there, or none.
     """
     folder, plan = arguments.output.parent, opened.resolution.plan
-    if is_stream(arguments.output) or folder.resolve() == source.directory.resolve():
+    if (
+        arguments.output == STANDARD_OUTPUT
+        or is_stream(arguments.output)
+        or folder.resolve() == source.directory.resolve()
+    ):
         return
     assert plan is not None
     there = resolve(
@@ -276,7 +288,8 @@ def _print(solution: Solution, estimate: dict[str, object] | None, arguments: Na
     if arguments.json:
         print(json.dumps(document(solution, estimate, every=arguments.all), indent=2))
     else:
-        sys.stdout.write(terminal(solution, top=arguments.top))
+        stream = sys.stderr if arguments.output == STANDARD_OUTPUT else sys.stdout
+        stream.write(terminal(solution, top=arguments.top))
         if solution.best is not None and not arguments.in_place and arguments.output is None:
             print("\nnothing is written: --in-place writes the answers into the plan, -o into another file")
 

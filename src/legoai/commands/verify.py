@@ -88,6 +88,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Verify; returns 1 where something differs, fails or is wrong with the plan."""
+    if arguments.save_program == "-":
+        raise WrongUsage("--save-program names a file: standard output has the report")
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:

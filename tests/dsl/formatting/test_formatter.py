@@ -176,6 +176,10 @@ LAYOUTS = {
         "mesh (tp = 8 # a\n, # b\npp = 2)\n",
         "mesh (\n  tp = 8  # a\n  # b\n  pp = 2\n)\n",
     ),
+    "a statement stays as written where a suppression would cover less": (
+        "mesh(tp=8,  # a\n  pp=2)\nmesh(tp=8,   pp=2  # legoai: ignore[LP801]\n)  # b\nlet a=1\n",
+        "mesh (\n  tp = 8  # a\n  pp = 2\n)\nmesh(tp=8,   pp=2  # legoai: ignore[LP801]\n)  # b\nlet a = 1\n",
+    ),
     "an empty file stays empty": ("\n \n\n", ""),
     "a file of comments keeps them": ("  # a\n\n\n #b  \n", "# a\n\n#b\n"),
     "empty brackets stay empty": ("mesh ( )\nclip {\n}\nlet a = [ ]\n", "mesh ()\nclip {}\nlet a = []\n"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.formatting.formatter import FormattingError, check_format, format_text
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.suppress import suppressions
@@ -136,6 +136,36 @@ def test_a_statement_is_covered_as_a_whole_before_and_after_formatting(text: str
         [found] = suppressions(file)
         last = file.statements[-1].span
         assert (found.lines[0], found.lines[-1]) == (last.line, last.end_line)
+
+
+OPTIMIZER = "optimizer adamw(lr = 3e-4)\n"
+SEPARATED = [
+    "schedule cosine(\n  steps = 1000, floor = 0.1, floor_lr = 3e-3, warmup = 10  # legoai: ignore[LP693]\n)\n",
+    "schedule cosine(steps = 1000, warmup = 1%\n# legoai: ignore[LP693]\n, floor =  0.1, floor_lr = 3e-3)\n",
+    "schedule wsd(steps = 1000,\n# legoai: ignore[LP692]\nwarmup = 10, decay = 0%)\n",
+    "optimizer sgd(lr = 0.1, momentum = 0.9) { norm = group(eps = 1e-5 # legoai: ignore[LP687]\n) }\n",
+    "variant v {\n    schedule wsd(steps = 1000,\n# legoai: ignore[LP692]\nwarmup = 10, decay = 0%)\n}\n",
+    "variant v { let spare = 1 # legoai: ignore[LP901]\n   let   more =  2\n}\n",
+]
+
+
+@pytest.mark.parametrize("text", SEPARATED)
+def test_formatting_keeps_what_a_suppression_covers_together(text: str):
+    """Where the layout would separate it, the statement stays as it is written, and no other does."""
+    text = HEAD + ("" if "optimizer" in text else OPTIMIZER) + text + "clip(norm=1)\n"
+    formatted = format_text(text, "t.plan").text
+    assert formatted is not None
+    assert "clip (norm = 1)\n" in formatted
+    assert "let   more" not in formatted or "variant v { let spare" in formatted
+    before, after = (lint(version, "t.plan", directory=Path()).diagnostics for version in (text, formatted))
+    assert [item.code for item in after] == [item.code for item in before]
+    assert "LP903" not in {item.code for item in after}
+
+
+def test_formatter_proves_that_suppressions_cover_the_same():
+    before = parse("schedule wsd(\n  warmup = 10, decay = 0%  # legoai: ignore[LP692]\n)\n", "t.plan").file
+    with pytest.raises(FormattingError, match="suppression"):
+        check_format(before, "schedule wsd(\n  warmup = 10\n  decay  = 0%  # legoai: ignore[LP692]\n)\n")
 
 
 ALMOST = [

@@ -149,6 +149,18 @@ def test_formatting_equals_fmt_and_skips_broken_text(editor: tuple[Client, str])
     assert server.on("formatting", name, options=options) is None
 
 
+def test_changes_reach_documents_with_any_uri(shared: Client, folder: Path):
+    escaped = [shared.uri(name) for name in ("a b.plan", "é#.plan", "100%.plan", "plain.plan")]
+    assert "%23" in escaped[1]
+    for uri in (*escaped, f"file://{folder}/é b.plan", "untitled:a%20b"):
+        assert shared.open(uri, GOOD) == []
+        text = GOOD.replace("   ", " ")
+        shared.change(uri, text)
+        edits = shared.on("formatting", uri, options={"tabSize": 2, "insertSpaces": True})
+        assert applied(text, edits) == GOOD, uri
+        shared.close(uri)
+
+
 def test_offered_fix_removes_the_diagnostic(editor: tuple[Client, str]):
     server, name = editor
     server.change(name, BAD)
@@ -304,7 +316,7 @@ def test_rename_changes_every_use(editor: tuple[Client, str]):
     edit = server.at("rename", name, text.replace("micro = n", "micro = |n"), newName="batches")
     after = applied(text, edit["changes"][server.uri(name)])
     assert after == text.replace("let n", "let batches").replace("micro = n", "micro = batches")
-    for new in ("unit", "a b"):
+    for new in ("unit", "asynchronous", "a b"):
         with pytest.raises(AssertionError, match="a name of the language, or no name"):
             server.at("rename", name, text.replace("micro = n", "micro = |n"), newName=new)
     assert server.at("prepareRename", name, text.replace("micro = n", "mic|ro = n")) is None
