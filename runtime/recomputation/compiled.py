@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from legoai.runtime.torch_internals.dynamo import backend_of
+from legoai.runtime.torch_internals.dynamo import allow_backends, backend_of
 from legoai.runtime.torch_internals.graphs import FakeScriptObject, functorch_config
 from legoai.runtime.torch_internals.patching import original, patched
 
@@ -55,6 +55,7 @@ class BackendWithin:
         self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], *, mode: str = "default"
     ) -> Callable[..., Any]:
         """Compile a graph that dynamo has traced; the mode is that of `torch.compile`."""
+        allow_backends(1 + compile_within.cache_info().currsize)  # blocks without a budget have one more
         options = {}
         if self.backend == "inductor":
             from legoai.runtime.torch_internals.regions import list_mode_options

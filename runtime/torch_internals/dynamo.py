@@ -26,6 +26,9 @@ SETTINGS: Final = "torch._dynamo.config"
 SOURCES: Final = "torch._dynamo.source"
 """A submodule that needs all others; fake tensors derived from real ones import it for names."""
 
+_OF_ONE_BACKEND: Final = 8
+"""Compilations of a code object that dynamo allows by default."""
+
 
 @contextlib.contextmanager
 def without_dynamo() -> Iterator[None]:
@@ -46,6 +49,13 @@ def without_dynamo() -> Iterator[None]:
 def import_dynamo() -> None:
     """Import dynamo now: before processes are forked, each of which would otherwise import it."""
     importlib.import_module(NAME)
+
+
+def allow_backends(count: int) -> None:
+    """Let dynamo compile the same code for so many backends: its limit is one for all of them."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, _OF_ONE_BACKEND * count)
 
 
 def backend_of(name: str) -> Callable[..., Any]:

@@ -81,6 +81,14 @@ class Dropping(nn.Module):
         return functional.dropout(x.sin(), 0.5).sin()
 
 
+def test_blocks_may_have_more_budgets_than_dynamo_compiles_one_function_for():
+    backends = [within(place / 10) for place in range(9)]
+    with torch._dynamo.config.patch(recompile_limit=8):
+        _, gradients, graphs = trained(*backends)
+    assert graphs == len(backends)
+    torch.testing.assert_close(gradients, trained(*[None] * len(backends))[1])
+
+
 @pytest.mark.parametrize(("amount", "equal"), [(1.0, True), (0.0, False)])
 def test_torch_draws_other_numbers_where_it_recomputes_dropout(amount: float, equal: bool):
     """The reason for LP639: elements that forward dropped have gradients."""
