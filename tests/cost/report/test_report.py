@@ -435,9 +435,6 @@ def test_terminal_output_has_figures_and_lines(reported: dict):
     assert max(map(len, text.split("\n"))) <= 160
 
 
-# Pipelines
-
-
 def test_pipeline_is_reported_by_rank_and_micro_batch(staged: dict):
     document = staged["document"]
     assert [(item["rank"], item["stage"]) for item in document["memory"]["by_rank"]] == [(0, 0), (2, 1)]
