@@ -191,7 +191,6 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
     fabric = network.fabric
     assert fabric is not None
     table = _of_placement(fabric.measured, kind, on)
-
     formula = functools.partial(_formula, kind, on=on, network=network, profile=profile)
     seconds, latency = formula(size)
     regression = fabric.regression.get(kind)

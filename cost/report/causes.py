@@ -65,10 +65,6 @@ class Causes:
             return self._statement(plan.replicate, _title(plan.replicate))
         return None
 
-    def of_copies(self) -> Cause | None:
-        """Return the statement that moves tensors between host and device, and computes on the host."""
-        return None if self.plan.offload is None else self._statement(self.plan.offload, "offload")
-
     def of_segments(self) -> Cause:
         """Return the statement that decides how the allocator reserves memory."""
         assert self.plan.allocator is not None

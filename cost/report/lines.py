@@ -9,6 +9,7 @@ from typing import Any
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.parts import COPIES, HOST, parts
 from legoai.cost.trace.records import Category
 
 
@@ -93,10 +94,9 @@ def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
         line = at(causes.of_collective(collective))
         line.communication += collective.seconds
         line.exposed += collective.exposed
-    offload = causes.of_copies()
-    if offload is not None:
-        line = at(offload)
-        line.copies, line.host = estimate.slowest.breakdown.copies, estimate.slowest.breakdown.host
+    of_parts = parts(estimate)
+    at(causes.of_part(COPIES)).copies = of_parts[COPIES]
+    at(causes.of_part(HOST)).host = of_parts[HOST]
     for category, size in estimate.fullest.memory.by_category.items():
         line = at(causes.of_memory(category))
         line.memory[category] = line.memory.get(category, 0) + size
