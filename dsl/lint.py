@@ -17,6 +17,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
+from legoai.dsl.holes import all_open, refusals
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
@@ -74,15 +75,16 @@ def lint(
     variant. ``announce`` is called before a model factory of the plan runs, in a process of its own. Unless
     ``factories`` allows it, none runs, and checks that need such a model are skipped.
     """
-    base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
-    analysis, found = _examine(base, directory, announce, factories=factories)
+    resolving = partial(resolve, text, name, directory=directory, settings=settings, read=read)
+    base = resolving(variant=variant)
+    analysis, found = _examine(base, resolving, announce, factories=factories)
     used = _used_lets(base)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
-            resolution = resolve(text, name, directory=directory, settings=settings, variant=other, read=read)
+            resolution = resolving(variant=other)
             known = {(item.code, item.label.span, item.message) for item in found}
-            for item in _examine(resolution, directory, announce, analysis, factories=factories)[1]:
+            for item in _examine(resolution, resolving, announce, analysis, factories=factories)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
             if not any(map(is_cause, resolution.diagnostics)):
@@ -109,6 +111,21 @@ def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagno
         return [item for item in check(other) if item.severity == "error"]
 
     yield from empty_domains(analysis.plan, found, errors)
+
+
+def _not_searched(
+    analysis: Analysis, found: Sequence[Diagnostic], resolving: Callable[..., Resolution]
+) -> Iterator[Diagnostic]:
+    """The diagnostics of holes that `legoai solve` does not fill."""
+    closed = analysis.resolution
+    assert closed is not None
+    complete = analysis.manifest is not None and not any(item.severity == "error" for item in found)
+    opened, _ = all_open(closed, lambda answers: resolving(answers=answers))
+    plan = opened.plan
+    of_opened = analysis if plan is analysis.plan else None
+    if of_opened is None and plan is not None:
+        of_opened = Analysis(plan, analysis.manifest, analysis.directory, resolution=opened)
+    yield from refusals(opened, of_opened, complete=complete, expands=True)
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
@@ -143,7 +160,7 @@ def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
 
 def _examine(
     resolution: Resolution,
-    directory: Path,
+    resolving: Callable[..., Resolution],
     announce: Announce | None,
     base: Analysis | None = None,
     *,
@@ -151,8 +168,10 @@ def _examine(
 ) -> tuple[Analysis | None, list[Diagnostic]]:
     """Return the checks' diagnostics for one resolution, after those of reading it.
 
-    ``base`` is the analysis of the plan of which this is a variant, which usually has the same model.
+    ``resolving`` resolves the same text with other answers; ``base`` is the analysis of the plan of which this is a
+    variant, which usually has the same model.
     """
+    directory = resolution.directory
     found = list(resolution.diagnostics)
     plan = resolution.plan
     if plan is None or resolution.unreadable:
@@ -180,6 +199,7 @@ def _examine(
     found.extend(check(analysis))
     if any("auto" in file.text for file in resolution.files.values()):
         found.extend(_domains(analysis, found))
+        found.extend(_not_searched(analysis, found, partial(resolving, variant=resolution.variant)))
     found = [_own_fix(item, resolution) for item in found]
     remaining = set(suppress.split(found, resolution.files.values())[0])
     accepted = {item for item in found if item not in remaining}

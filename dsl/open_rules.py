@@ -11,8 +11,8 @@ from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.syntax import Auto, Statement, Variant
+from legoai.dsl.holes import place_of_rules
 from legoai.dsl.lint import Announce, Linted, lint
-from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Shard
 from legoai.specs.span import Span
 
@@ -35,8 +35,8 @@ def with_open_rules(
         return linted
     text = file.text
     for shard in reversed(analysis.plan.shard):  # from the last one, so that earlier spans stay valid
-        place = _place(shard)
-        found = _statement(linted, place) if place is not None and shard.axes == ("tp",) else None
+        place = place_of_rules(shard)
+        found = _statement(linted, place) if place is not None else None
         if found is not None:
             text = _written(text, found, _lines(analysis, shard))
     if text == file.text:
@@ -45,14 +45,6 @@ def with_open_rules(
         text, file.name, directory=directory, settings=settings, variant=linted.resolution.variant, announce=announce,
         read=read, variants=False,
     )  # fmt: skip
-
-
-def _place(shard: Shard) -> Span | None:
-    """Return the span of `auto` in place of rules of the statement."""
-    first = shard.rules[0] if shard.rules else None
-    if first is None or not isinstance(first.treatment, Hole) or first.origin.span != first.path_origin.span:
-        return None
-    return first.origin.span
 
 
 def _statement(linted: Linted, place: Span) -> Statement | None:

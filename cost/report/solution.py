@@ -10,7 +10,7 @@ from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint_memory import Tried
 from legoai.cost.search.solve import Solution
-from legoai.dsl.open_plan import inside
+from legoai.dsl.holes import inside
 from legoai.specs.directives.require import METRICS
 
 FORMAT_VERSION: Final = 1

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from legoai.cost.requirements import within
 from legoai.cost.search.evaluator import Figures
-from legoai.dsl.open_plan import Candidate, OpenHole
+from legoai.dsl.holes import OpenHole
+from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.cluster import ClusterUse

@@ -17,7 +17,8 @@ from typing import Final
 from legoai.cost.search.bounds import Bounds
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.state import SearchState
-from legoai.dsl.open_plan import Candidate, OpenHole
+from legoai.dsl.holes import OpenHole
+from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.fsdp import Fsdp, Unit

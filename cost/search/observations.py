@@ -16,7 +16,8 @@ from legoai.cost.search.state import SearchState
 from legoai.cost.search.unrecomputed import recomputes_nothing
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import treats_stages_apart
-from legoai.dsl.open_plan import Candidate, inside
+from legoai.dsl.holes import inside
+from legoai.dsl.open_plan import Candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "LP001": "found when a file is read",
     "LP002": "found when a file is read",
     "LP011": "found when a plan is lowered",
-    "LP012": "found when a plan is solved",
     "LP013": "found when a plan is solved",
     "LP014": "found when the graph of a step is asked for",
     "LP015": "found when a picture of a pipeline is asked for",

@@ -125,15 +125,33 @@ REFUSED = [
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\ncheckpoint (preserve_rng = auto) { layers.* = full }",
      "what is learned"),
     (BATCH + MESH + "loss chunked(auto in 2..100000)", "more than"),
+    (BATCH + MESH + "checkpoint { layers.* = auto in [none, selective([attention, auto])] }", "cannot have holes"),
+    (BATCH + MESH + "loss chunked(auto in [2, auto])", "cannot have holes"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)
-def test_unsearchable_hole_is_refused(text: str, why: str):
-    [refused] = opened(text).refused
+def test_lint_refuses_a_hole_that_is_not_searched(text: str, why: str):
+    linted = lint(HEAD + text, "test.plan", directory=Path())
+    [refused] = [item for item in linted.diagnostics if item.severity == "error"]
     assert refused.code == "LP012"
     assert why in refused.message
     assert (HEAD + text)[refused.label.span.start :].startswith("auto")
+    assert OpenPlan(linted, directory=Path()).refused == [refused]
+
+
+def test_lint_refuses_it_with_an_answer_too():
+    text = f"{HEAD}{BATCH}mesh (dp_shard = auto -> 4)\nfsdp blocks on dp_shard\noptimizer adamw(lr = auto -> 3e-4)"
+    [refused] = lint(text, "test.plan", directory=Path()).diagnostics
+    assert (refused.code, text[refused.label.span.start :]) == ("LP012", "auto -> 3e-4)")
+
+
+def test_nothing_is_said_of_holes_whose_values_depend_on_an_error():
+    text = f"{HEAD}{BATCH}mesh (dp_shard = 4)\ncheckpoint {{ nothing.* = auto }}\nfsdp blocks on dp_shard\n"
+    text += "shard standard on tp { norm.weight = auto }\nmodel gpt2(auto)"
+    codes = {item.code for item in lint(text, "test.plan", directory=Path()).diagnostics}
+    assert codes
+    assert "LP012" not in codes
 
 
 def test_numerics_are_not_searched_without_a_domain_in_a_list_either():
@@ -141,11 +159,25 @@ def test_numerics_are_not_searched_without_a_domain_in_a_list_either():
     assert values_of(use, kinds.Choice(("weights", "activations")), None) == []
 
 
-def test_a_hole_of_a_base_plan_is_refused():
-    base = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4])\nfsdp blocks on dp_shard\n"
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_hole_of_a_base_plan_is_refused(learned: bool):
+    base = HEAD + BATCH + f"mesh (dp_shard = {'4' if learned else 'auto in [2, 4]'})\nfsdp blocks on dp_shard\n"
+    base += "optimizer adamw(lr = auto)\n" if learned else ""
     linted = lint('plan derived\nextends "base.plan"\n', "t.plan", directory=Path(), read=lambda _: base)
-    [refused] = OpenPlan(linted, directory=Path(), read=lambda _: base).refused
+    [refused] = [item for item in linted.diagnostics if item.severity == "error"]
     assert "base plan" in refused.message
+    assert OpenPlan(linted, directory=Path(), read=lambda _: base).refused == [refused]
+
+
+def test_a_hole_of_a_solved_base_plan_keeps_its_answer():
+    base = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4] -> 4)\nfsdp blocks on dp_shard\n"
+    text = 'plan derived\nextends "base.plan"\nloss auto\n'
+    linted = lint(text, "t.plan", directory=Path(), read=lambda _: base)
+    assert not linted.diagnostics
+    plan = OpenPlan(linted, directory=Path(), read=lambda _: base)
+    assert not plan.refused
+    assert [hole.what for hole in plan.holes] == ["loss form"]
+    assert plan.candidate((0,)).plan.mesh.dp_shard == 4
 
 
 def test_value_of_several_lines_is_an_answer_on_one_line():

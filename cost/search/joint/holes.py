@@ -8,7 +8,8 @@ from typing import Final, NamedTuple, TypeAlias
 from legoai.cost.search.candidates import Choices
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.paths import pattern
-from legoai.dsl.open_plan import OpenHole, OpenPlan
+from legoai.dsl.holes import OpenHole
+from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.fsdp import Fsdp
 from legoai.specs.directives.loss import Loss
