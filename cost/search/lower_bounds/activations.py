@@ -3,7 +3,8 @@
 What a block keeps of a token, in features, follows from the formulas of the gradients: a linear layer's input, for the
 gradient of its weight; the queries, keys, values and output of fused attention; the input of a norm; the input of an
 activation function, and both factors of a gate. Under selective checkpointing it is the input of the recomputed module
-and the outputs that are listed. What else may be kept counts as nothing.
+and the outputs that are listed. What else may be kept counts as nothing. A compiled block keeps at least the outputs of
+its products and of its attention, of which torch's partitioner computes none again that no treatment marks.
 
 Tensor-parallel ranks share these features, but for those that are whole on each of them
 (:mod:`legoai.cost.search.lower_bounds.sharded_layers`).
@@ -11,7 +12,7 @@ Tensor-parallel ranks share these features, but for those that are whole on each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ def kept_by_blocks(analysis: Analysis) -> int:
     Raises:
         Undecided: it depends on a hole.
     """
-    width, mesh = _whole_width(analysis), analysis.plan.mesh
+    mesh = analysis.plan.mesh
+    width = _whole_width(analysis) if analysis.plan.compile is None else _width_of_products(analysis)
     return width * bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if width else 0
 
 
@@ -75,6 +77,35 @@ def freed_with_last(analysis: Analysis) -> int:
 def _whole_width(analysis: Analysis) -> int:
     """Features of a token that all blocks keep."""
     return sum(_widths(analysis).values())
+
+
+@fact
+def _width_of_products(analysis: Analysis) -> int:
+    """Features of a token that all blocks keep, some of them compiled: their inputs, and outputs that backward reads.
+
+    What follows a product and is recomputed from its output, as an activation function, is no narrower than that, so
+    that a partitioner may keep one for the other. Nothing reads the output of a feed-forward module's last layer.
+    """
+    manifest, blocks, compiled = analysis.manifest, _known_blocks(analysis), analysis.plan.compile
+    assert manifest is not None
+    paths = [rule.path for rule in compiled.rules] if compiled is not None else []
+    if _is_cast(analysis) or _are_inside(analysis, blocks, paths):
+        return 0
+    width = len(blocks) * _dim(analysis)
+    recomputed = recomputed_modules(analysis)
+    for block in blocks:
+        for path, module in modules_inside(analysis, block).items():
+            treatments = [recomputed[holder].treatment for holder in (path, *holders(path)) if holder in recomputed]
+            if any(not isinstance(one, Selective) for one in treatments):
+                continue
+            if module.kind == "attention" and all("attention" in one.keep for one in treatments):
+                heads, _, size = _heads(module)
+                width += heads * size
+            elif module.kind == "linear" and all("matmul" in one.keep for one in treatments):
+                above = manifest.modules[path.rpartition(".")[0]]
+                last = above.kind == "feed_forward" and int(module.attributes["out_features"]) == _dim(analysis)
+                width += 0 if last else int(module.attributes["out_features"])
+    return width
 
 
 @fact
@@ -261,16 +292,25 @@ def _widest(analysis: Analysis) -> dict[str, int]:
 @fact
 def _blocks(analysis: Analysis) -> tuple[str, ...]:
     """The blocks of a decoder; none where it is not known that each keeps its input."""
+    return () if analysis.plan.compile is not None else _known_blocks(analysis)
+
+
+def _known_blocks(analysis: Analysis) -> tuple[str, ...]:
+    """The same, where some of them may be compiled."""
     plan, manifest = analysis.plan, analysis.manifest
     assert manifest is not None
     offloaded = plan.offload is not None and plan.offload.activations != "none"
-    if plan.model.family not in FEATURES_KNOWN or plan.compile is not None or offloaded:
+    if plan.model.family not in FEATURES_KNOWN or offloaded:
         return ()
-    blocks = [path for item in manifest.block_lists for path in item.paths]
-    for rule in plan.checkpoint.rules if plan.checkpoint is not None else ():
-        if any(below(blocks[0], path) for path in analysis.module_paths.matching(pattern(rule.path))):
-            return ()
-    return tuple(blocks)
+    blocks = tuple(path for item in manifest.block_lists for path in item.paths)
+    treated = [rule.path for rule in plan.checkpoint.rules] if plan.checkpoint is not None else []
+    return () if _are_inside(analysis, blocks, treated) else blocks
+
+
+def _are_inside(analysis: Analysis, blocks: Sequence[str], patterns: Iterable[str]) -> bool:
+    """Whether blocks are in a module that matches one of these, which is none of them."""
+    paths = (path for one in patterns for path in analysis.module_paths.matching(pattern(one)))
+    return any(below(blocks[0], path) for path in paths) if blocks else False
 
 
 @fact

@@ -8,6 +8,7 @@ from legoai.cost.kernels.work import LONG_ROW, KindAndForm
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.compile import compiles_only_blocks
 from legoai.dsl.analysis.computation.precision import output_bytes
 from legoai.dsl.analysis.magnitudes.bounds import local_logits
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -35,11 +36,17 @@ def seconds_of_loss(analysis: Analysis, machine: Machine) -> float:
         machine: on which it runs.
 
     Raises:
-        Undecided: the form of the loss is a hole.
+        Undecided: the form of the loss is a hole, or which modules are compiled.
     """
     plan, logits = analysis.plan, local_logits(analysis)
-    known = isinstance(plan.loss.form, EagerLoss | ChunkedLoss) and plan.compile is None and not is_traced(analysis)
-    if not known or not logits or analysis.manifest is None or not isinstance(analysis.manifest.reads, Tokens):
+    eager = isinstance(plan.loss.form, EagerLoss | ChunkedLoss) and not is_traced(analysis)
+    if (
+        not eager
+        or not compiles_only_blocks(analysis)
+        or not logits
+        or analysis.manifest is None
+        or not isinstance(analysis.manifest.reads, Tokens)
+    ):
         return 0.0
     size = output_bytes(plan.precision)
     exact = max(_LEAST, size)

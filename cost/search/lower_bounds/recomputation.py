@@ -22,6 +22,7 @@ from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import holders, modules_inside
 from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -42,14 +43,14 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
     """Least seconds that a plan's treatments recompute, by the recomputing module.
 
     torch stops to recompute when all that was saved is there again, so that the last product of a module may be left
-    out: the largest counts as that one, where it is not known which ones come before it. Compiled modules choose by
-    themselves what they recompute.
+    out: the largest counts as that one, where it is not known which ones come before it. Of compiled modules torch's
+    partitioner leaves out every product that no backward reads, of which a block has one, where it is known.
 
     Args:
         analysis: of a plan, whose treatments may be open: then nothing is known of them.
         least: seconds of layers for one micro batch.
     """
-    if analysis.plan.compile is not None:
+    if not _as_treated(analysis):
         return {}
     try:
         known = _recomputing(analysis)
@@ -60,6 +61,16 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
         if path in known.of_layers:
             inside.setdefault(known.of_layers[path], []).append(took.forward)
     return {path: sum(parts) if path in known.halved else _up_to_last(parts) for path, parts in inside.items()}
+
+
+def _as_treated(analysis: Analysis) -> bool:
+    """Whether what is kept by no treatment is recomputed, but for the last product of a module.
+
+    The partitioner recomputes what a treatment of a compiled module marks, so far as a backward reads it. In these
+    families that is the output of every layer of a block but the last: attention and feed-forward follow one another.
+    """
+    plan = analysis.plan
+    return plan.compile is None or (plan.model.family in FEATURES_KNOWN and not is_traced(analysis))
 
 
 @fact

@@ -28,6 +28,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.models.manifest import Manifest
@@ -38,6 +39,8 @@ _LEFT_OUT: Final = frozenset({
     "weights", "steps", "seed", "save", "evaluate",
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
+_SHARDS: Final = ("fsdp", "replicate")
+"""Statements whose presence decides how parameters are cast."""
 DEGREES: Final = (*DATA_AXES, "pp")
 COPIES: Final = ("copy", "fill")
 """Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
@@ -297,11 +300,20 @@ def shared_key(analysis: Analysis) -> str | None:
     if straddles_hosts(analysis):
         mesh["stage"] = plan.mesh.world_size // plan.mesh.pp
     body |= {"mesh": mesh, "batch": batch, "cluster": cluster}
-    whole = plan.compile is not None  # the compiler chooses what it recomputes, and may cut products
     for name in ("fsdp", "replicate", "checkpoint", "comm"):
         held = body.pop(name, None)
-        body[name] = held if whole else held is not None and name in ("fsdp", "replicate")
+        body[name] = _of_compiled(analysis, name, held) if plan.compile else held is not None and name in _SHARDS
     return json.dumps(body, sort_keys=True)
+
+
+def _of_compiled(analysis: Analysis, name: str, held: Any) -> object:
+    """What decides of a statement what compiled layers run: units divide a module, and treatments its graph."""
+    if held is None or is_traced(analysis) or name not in ("fsdp", "comm"):
+        return held
+    if name == "comm":
+        return None
+    rules = [{key: value for key, value in rule.items() if key != "reshard"} for rule in held.get("rules", ())]
+    return {**held, "rules": rules}
 
 
 def _block_key(analysis: Analysis) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.facts import below, following
+from legoai.dsl.analysis.facts import below, following, holders
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
 
@@ -25,6 +25,18 @@ def compiled_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
         Undecided: a rule's treatment is a hole.
     """
     return following(analysis, analysis.plan.compile, (Inductor, AotEager))
+
+
+@fact
+def compiles_only_blocks(analysis: Analysis) -> bool:
+    """Whether every compiled module is a block or inside of one, so that nothing around blocks is compiled.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    lists = () if analysis.manifest is None else analysis.manifest.block_lists
+    blocks = {path for item in lists for path in item.paths}
+    return all(path in blocks or not blocks.isdisjoint(holders(path)) for path in compiled_modules(analysis))
 
 
 @fact

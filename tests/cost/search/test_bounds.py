@@ -54,6 +54,17 @@ fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, aft
 checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
 loss auto in [eager, chunked(4)]
 """
+COMPILED = """\
+batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
+mesh (dp_shard = rest, tp = auto in [1, 2])
+shard standard on tp (sequence)
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
+comm (prefetch = auto in [implicit, units(2, 2)])
+compile {{ layers.* = inductor }}
+checkpoint {{
+  layers.* = auto in [none, full, every(2), selective([attention]), selective([attention, matmul]), budget(50%)]
+}}
+"""
 TWO_WAYS = """\
 batch (global = 16, micro = auto in [1, 2], seq_len = {length})
 mesh (dp_replicate = auto in [1, 2], dp_shard = rest, cp = auto in [1, 2], tp = auto in [1, 2])
@@ -185,6 +196,7 @@ def test_bounds_are_below_the_simulation(head: str, body: str):
         ("deepseek", SHARDED),
         ("h100", DIVIDED),
         ("h100", TWO_WAYS),
+        *itertools.product(("h100", "gpt2", "mixtral"), (COMPILED,)),
         ("h100", CUT_AND_PIPELINED),
         ("h100", HIDDEN_IN_BACKWARD),
         ("three hosts", OVER_PARTS_OF_HOSTS),
@@ -194,8 +206,9 @@ def test_bounds_are_below_the_simulation_of_many_candidates(head: str, body: str
     assert in_the_simulator(drawn, head, body, 20, 100 + seed) == []
 
 
-def test_partial_answer_bounds_are_below_completion_bounds():
-    text = f"plan test\n{HEADS['h100']}{SHARDED.format(length=1024)}"
+@pytest.mark.parametrize("body", [SHARDED, COMPILED, COMPILED.replace("inductor", "auto in [none, inductor]")])
+def test_partial_answer_bounds_are_below_completion_bounds(body: str):
+    text = f"plan test\n{HEADS['h100']}{body.format(length=1024)}"
     plan, bounds = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path()), BoundsOf()
     draw = random.Random(3)
     for _ in range(40):
@@ -222,6 +235,33 @@ def test_open_attention_kernel_has_the_bound_of_the_fastest():
     assert 0.0 < found["auto"].memory == min(item.memory for item in listed)
     few = found["auto in [efficient, math]"]
     assert few.step_time == min(found["efficient"].step_time, found["math"].step_time) >= found["auto"].step_time
+
+
+COMPILED_BLOCKS = f"""\
+plan test
+{HEADS["h100"]}batch (global = 16, micro = 4, seq_len = 2048)
+mesh (dp_shard = 4)
+fsdp blocks on dp_shard
+compile {{ layers.* = inductor }}
+"""
+
+
+def bounds_of_compiled(treatment: str) -> tuple[float, float]:
+    linted = lint(f"{COMPILED_BLOCKS}checkpoint {{ layers.* = {treatment} }}\n", "test.plan", directory=Path())
+    analysis = linted.analysis
+    assert analysis is not None
+    least, found = BoundsOf()(analysis), estimate(lower(analysis), analysis.plan, analysis.manifest)
+    return least.step_time / found.step_time, least.memory / found.peak_active
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("treatment", "time", "memory"), [("none", 0.8, 0.7), ("full", 0.75, 0.5), ("selective([attention])", 0.75, 0.5)]
+)
+def test_bounds_of_compiled_blocks_are_near_the_simulation(treatment: str, time: float, memory: float):
+    found = in_the_simulator(bounds_of_compiled, treatment)
+    assert time < found[0] <= 1.0
+    assert memory < found[1] <= 1.0
 
 
 OVER_HOSTS = """\
