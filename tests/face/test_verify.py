@@ -237,15 +237,15 @@ def test_failing_program_names_the_rank_and_leaves_no_process(
 
 def test_plan_errors_are_shown_without_running(capsys: pytest.CaptureFixture[str]):
     status, out, err = verified(capsys, SHARDED + "checkpoint { layrs.* = full }\n")
-    assert status == 1
-    assert "layrs" in out
+    assert (status, out) == (1, "")
+    assert "layrs" in err
     assert "not verified" in err
-    status, out, _ = verified(capsys, SHARDED + "comm (reorder = true)\n")
-    assert status == 1
-    assert "LP010" in out
-    status, out, _ = verified(capsys, SHARDED.replace("global = 16", "global = auto"))
-    assert status == 1
-    assert "LP011" in out
+    status, out, err = verified(capsys, SHARDED + "comm (reorder = true)\n")
+    assert (status, out) == (1, "")
+    assert "LP010" in err
+    status, out, err = verified(capsys, SHARDED.replace("micro = 4", "micro = auto"))
+    assert (status, out) == (1, "")
+    assert "LP011" in err
 
 
 @pytest.mark.parametrize("options", [("--ranks", "0"), ("--ranks", "17"), ("--steps", "none"), ("--dtype", "fp8")])
