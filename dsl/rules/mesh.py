@@ -365,7 +365,7 @@ class TensorParallelAcrossHosts(Check):
         )
 
 
-def legal_divisors(*numbers: int) -> str:
-    """The common divisors as the end of a sentence, ``1, 2, 3 and 6``; of many the largest twelve."""
-    found = [str(item) for item in divisors(math.gcd(*numbers))][-12:]
+def legal_divisors(*numbers: int, least: int = 1) -> str:
+    """The common divisors from ``least`` on, as the end of a sentence, ``1, 2 and 4``; at most the largest twelve."""
+    found = [str(item) for item in divisors(math.gcd(*numbers)) if item >= least][-12:]
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
