@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -169,6 +170,6 @@ def _size(text: str) -> int:
         value = float(number)
     except ValueError:
         value = 0.0
-    if unit is None or unit[0] != "bytes" or value * unit[1] < 1:
+    if unit is None or unit[0] != "bytes" or not 1 <= value * unit[1] < math.inf:
         raise ArgumentTypeError(f"expected a size, such as 5GB or 512MiB, not {text!r}")
     return int(value * unit[1])
