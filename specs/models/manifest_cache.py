@@ -8,6 +8,7 @@ factory's import read, so that an edit two imports away is noticed. A damaged or
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from legoai.specs.cache import user_cache
+from legoai.specs.files import replace_file
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -175,17 +177,9 @@ def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
     """Write a cache entry atomically; do nothing where the cache cannot be written."""
     if file is None:
         return
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    except OSError:
-        return
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            json.dump(entry, stream, separators=(",", ":"))
-        Path(unfinished).replace(file)
-    except OSError:
-        Path(unfinished).unlink(missing_ok=True)
+        replace_file(file, json.dumps(entry, separators=(",", ":")))
 
 
 def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, TextIO
 from legoai.commands import WrongUsage
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source, replace_file
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
+from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program

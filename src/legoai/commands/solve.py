@@ -25,10 +25,11 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.frontend.resolve import resolve
-from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_base, read_source
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.lowering.file_names import is_beside
+from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, sound, source_of
-from legoai.dsl.frontend.sources import replace_file
 from legoai.dsl.lint import Linted
+from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
