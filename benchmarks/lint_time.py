@@ -1,12 +1,14 @@
-"""Wall-clock time of `legoai lint` in a cold process.
+"""Processor time of `legoai lint` in a cold process.
 
 The time is that of a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan
 of 100 lines for a built-in model, once with a preset and once with its own dimensions. Compiled Python files and the
 cached parser tables are kept between processes, as in normal use. A first process, which may write these, is excluded.
 
-The figure is the median processor time of 20 processes, user and system, because it hardly depends on other load of the
-machine; linting waits for nothing, so on an idle machine the elapsed time is the same. The median elapsed time is
-printed too, without a limit, and so is the time of an interpreter that does nothing.
+The figure is the median processor time of 20 processes, user and system, because it depends less on other load of the
+machine than the elapsed time; linting waits for nothing, so on an idle machine both are the same. Four waiting
+processes for each core double it nevertheless, by the caches and cores that they share, and so they do the import of
+lark: the second limit is relative to that. The median elapsed time is printed too, without a limit, and so is the time
+of an interpreter that does nothing.
 
 Lark imports the packages regex and interegular where they are installed. `legoai` does not need them, and its plain
 installation does not include them: they are hidden from the processes, unless `--as-installed` is given.
@@ -27,9 +29,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-LIMIT_SECONDS = 0.150
-LIMIT_IMPORTS = 2.6
-"""Limit as a multiple of the time of `import lark`."""
+LIMIT_SECONDS = 0.250
+"""On a machine that does nothing else; README states what was measured."""
+LIMIT_IMPORTS = 3.4
+"""Limit as a multiple of the time of `import lark`, which other load lengthens alike."""
 PROCESSES = 20
 BLOCKS = 80
 

@@ -17,11 +17,13 @@ _SUFFIXES: Final = frozenset({".py", ".toml", ".gz"})
 
 @functools.cache
 def state_of_code(*folders: str) -> str:
-    """Return a digest of the versions of LegoAI, torch and Python, and of the files in ``folders`` of this package.
+    """Return a digest of the versions of LegoAI, torch, numpy and Python, and of the package's files in ``folders``.
 
     A file counts with its path, size and modification time: results of other code are not reused.
     """
-    digest = hashlib.sha256(f"{legoai.__version__} {importlib.metadata.version('torch')} {sys.version}\n".encode())
+    # numpy is in it because pickled arrays name its functions.
+    others = " ".join(importlib.metadata.version(name) for name in ("torch", "numpy"))
+    digest = hashlib.sha256(f"{legoai.__version__} {others} {sys.version}\n".encode())
     for folder in folders:
         files = Path(legoai.__file__).parent.joinpath(folder).resolve().rglob("*")
         for file in sorted(file for file in files if file.suffix in _SUFFIXES):

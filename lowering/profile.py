@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import legoai
 from legoai.dsl.analysis.communication.measured_profile import digest_of_traced
-from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.cache import private_cache
+from legoai.specs.files import replace_file
 from legoai.specs.plan import Plan
 
 FOLDER: Final = "graph_profiles"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.emit.run import planned
 from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.lock import locked
 from legoai.runtime.launching.options import RunOptions, parse_options
+from legoai.specs.files import replace_file
 from legoai.specs.plan import Plan
 
 

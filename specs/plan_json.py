@@ -1,7 +1,8 @@
 """Canonical JSON of a resolved plan: reading, and the JSON's schema.
 
-The text of a plan is written by people; its canonical form (:meth:`legoai.specs.plan.Plan.canonical`) travels between
-programs. Both are described by the same directive models: here they become pydantic models, which check and convert.
+The text of a plan is for people; its canonical form (:meth:`legoai.specs.plan.Plan.canonical`), of which its digest is
+made, states every value, for programs. Both are described by the same directive models: here they become pydantic
+models, which check and convert.
 """
 
 from __future__ import annotations

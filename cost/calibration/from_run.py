@@ -14,7 +14,7 @@ from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCo
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times
 from legoai.cost.calibration.observed.run_folder import RunFolder, RunFolderError, run_folder
 from legoai.cost.calibration.observed.trace_files import TraceFile
-from legoai.cost.calibration.runs import profile_path, write_text
+from legoai.cost.calibration.runs import profile_path
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.cluster import PROFILE_SUFFIX
@@ -23,6 +23,7 @@ from legoai.cost.measurements.file import ProfileError, read_document, write_doc
 from legoai.cost.profiles import Profile, load, profile_names, shipped_file
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
 from legoai.specs.device_file import load_device, text_of
+from legoai.specs.files import replace_file
 
 _SHOWN: Final = 6
 
@@ -97,7 +98,7 @@ def calibrate_from(
     _sign(document, path.stem, found, parts, seen, collectives)
     checked(document)
     write_document(profile_path(path), document)
-    write_text(path, _device_text(path.stem, found.device, runs, seen))
+    replace_file(path, _device_text(path.stem, found.device, runs, seen))
     notes = (*_notes(kernels, collectives, seen), *_another(found, seen), *_untouched(found, document, parts))
     return Calibrated(base=found.profile.name, parts=tuple(parts), notes=notes)
 

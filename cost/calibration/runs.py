@@ -20,6 +20,7 @@ from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
 from legoai.runtime.launching.torchrun import threads_per_process
+from legoai.specs.files import replace_file
 
 PROFILE_SUFFIX: Final = ".json.gz"
 
@@ -66,7 +67,7 @@ def calibrate_machine(
     else:
         _in_processes(target, device, path.stem, seconds, processes)
         document, _ = read_document(target)
-    write_text(path, device_file(path.stem, device, document, processes))
+    replace_file(path, device_file(path.stem, device, document, processes))
     return document["held_out"]  # type: ignore[no-any-return]
 
 
@@ -157,14 +158,3 @@ def device_file(name: str, device: str, document: Mapping[str, Any], processes: 
 def _host_memory() -> int:
     """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.specs.files import replace_file
+
 FORMAT: Final = 1
 
 
@@ -45,6 +47,4 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """
     text = json.dumps({"format": FORMAT, **document}, sort_keys=True, separators=(",", ":")).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
-    temporary.replace(path)
+    replace_file(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

@@ -36,15 +36,15 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
     apart = [[coordinate] for coordinate in range(pp)]
     if not program.block_classes:
         return apart
-    try:
-        with without_dynamo():
-            trainer = trainer_of(program)
-            pipeline = trainer.pipeline
-            if pipeline is None or len(pipeline.stages_of_rank) != pp:
-                return apart
+    with without_dynamo():
+        trainer = trainer_of(program)
+        pipeline = trainer.pipeline
+        if pipeline is None or len(pipeline.stages_of_rank) != pp:
+            return apart
+        try:
             model = built_unfilled(trainer.build_model)
-    except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and reports it
-        return apart
+        except Exception:  # a factory may raise anything; each rank's capture builds the model likewise, and reports it
+            return apart
     return _groups(pipeline, model, _class_of(program.block_classes, model))
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from legoai.cost.replay.file import load, save
 from legoai.cost.replay.piece import Piece
-from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.cache import private_cache
+from legoai.specs.files import replace_file
 
 MOST_BYTES: Final = 128 * 2**20
 """Size limit of a folder, in bytes; a piece takes some 100 kB."""

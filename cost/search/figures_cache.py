@@ -11,9 +11,9 @@ from typing import Any, Final
 from legoai.cost.code_state import state_of_code
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.program import Program
 from legoai.specs.cache import private_cache
+from legoai.specs.files import replace_file
 
 _MOST_FILES: Final = 16
 """Files that are kept of a kind: of figures one for each state of this package, of torch and of a device."""

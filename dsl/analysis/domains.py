@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -60,6 +59,10 @@ _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
 """Default values, as a plan writes them; the first is that of PyTorch's own recipes."""
 
 
+_LARGEST_TRIED: Final = 10**6
+"""Factors of a number are tried up to this one: a plan may state a number of any size."""
+
+
 def _of_kind(kind: kinds.Kind) -> Iterator[str]:
     """Every value of a kind that has few."""
     if isinstance(kind, kinds.Choice):
@@ -74,9 +77,17 @@ def _of_kind(kind: kinds.Kind) -> Iterator[str]:
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a positive number, ascending."""
-    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
-    return low + [number // value for value in reversed(low) if value * value != number]
+    """The divisors of a positive number, ascending; not all where several of its prime factors exceed a million."""
+    found, rest, factor = [1], number, 2
+    while rest > 1:
+        if factor * factor > rest or factor > _LARGEST_TRIED:
+            factor = rest
+        power, before = 1, found
+        while rest % factor == 0:
+            rest, power = rest // factor, power * factor
+            found = found + [value * power for value in before]
+        factor += 1 + (factor > 2)
+    return sorted(found)
 
 
 def _degrees(analysis: Analysis) -> list[str]:

@@ -26,6 +26,8 @@ _OBJECT: Final = re.compile(rb"([0-9a-f]{40,}) (\w+) (\d+)")
 _NO_FILE: Final = "the revision has no such file"
 _SHORT: Final = 12
 """Digits of a commit's hash that name it."""
+_GIT_SECONDS = 300.0
+"""After which git is taken to wait for something that does not come: a network, a lock, a file system."""
 
 
 class Revision(Record):
@@ -246,15 +248,26 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
 
 
 def _git(*arguments: str, folder: Path | None = None, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run git, with ``data`` as its standard input.
+    """Run git, with ``data`` as its standard input. A partial clone may fetch what is read; nobody is asked to log in.
 
     Raises:
-        UnreadableError: git is not installed.
+        UnreadableError: git is not installed, or does not answer.
     """
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
-        return subprocess.run(["git", *arguments], cwd=folder, input=data, capture_output=True, check=False)
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, input=data or b"", env=environment, timeout=_GIT_SECONDS,
+            capture_output=True, check=False,
+        )  # fmt: skip
     except FileNotFoundError:
         raise _unreadable("git", "revisions are read with git, which is not installed") from None
+    except subprocess.TimeoutExpired:
+        command = " ".join(["git", *arguments])
+        raise _unreadable(
+            "git",
+            f"`{command}` has not answered in {_GIT_SECONDS:g} s",
+            help=["run it by hand to see what it waits for"],
+        ) from None
 
 
 def _unreadable(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, Final, TypeGuard
 
 from legoai.dsl.diagnostics.codes import names as rules
@@ -223,6 +222,8 @@ def _number(node: Number) -> Quantity | Diagnostic:
     dimension, size = UNITS[node.unit]
     if whole and isinstance(size, int):
         return int(text) * size, dimension
+    from fractions import Fraction  # takes milliseconds, and few plans have such a number
+
     # Exact, and rounded once: `57%` is the number that `0.57` is, and no neighbour of it.
     scaled = Fraction(repr(value)) * Fraction(repr(size))
     return (int(scaled) if dimension == "bytes" and scaled.denominator == 1 else float(scaled)), dimension

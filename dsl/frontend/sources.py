@@ -17,13 +17,13 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
+from legoai.specs.files import is_stream
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
 MOST_BYTES: Final = 4 * 2**20
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
-_DESCRIPTOR: Final = re.compile(r"/dev/(stdout|stderr|fd/\d+)")
 _ENCODING: Final = "utf-8-sig"
 """UTF-8; a byte-order mark before the text is not part of it."""
 _MARK: Final = "\ufeff"
@@ -165,46 +165,6 @@ def read_base(path: Path) -> str:
     if len(data) > MOST_BYTES:
         raise OSError(errno.EFBIG, "it has more than 4 MiB")
     return data.decode(_ENCODING)
-
-
-def replace_file(path: Path, text: str | bytes) -> None:
-    """Write a file atomically; links and permissions are preserved. Devices, pipes and descriptors are written into.
-
-    Raises:
-        OSError: there is no such directory, or the directory or the file cannot be written.
-    """
-    data = text.encode("utf-8") if isinstance(text, str) else text
-    if is_stream(path):
-        _write_into(path, data)
-        return
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        if target.exists():
-            temporary.chmod(target.stat().st_mode & 0o7777)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def is_stream(path: Path) -> bool:
-    """Whether the path is a descriptor of this process such as `/dev/stdout`, or that of a device, pipe or socket."""
-    return bool(_DESCRIPTOR.fullmatch(str(path))) or (path.exists() and not path.is_file() and not path.is_dir())
-
-
-def _write_into(path: Path, data: bytes) -> None:
-    descriptor = _DESCRIPTOR.fullmatch(str(path))
-    if descriptor is None:
-        path.write_bytes(data)
-        return
-    # Opened by its name it would be written from its start, over what this process has written before.
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    number = {"stdout": 1, "stderr": 2}.get(descriptor[1]) or int(descriptor[1].rpartition("/")[2])
-    with open(os.dup(number), "wb") as own:  # noqa: PTH123 - a descriptor
-        own.write(data)
 
 
 def locate(argument: str) -> Path:

@@ -18,7 +18,7 @@ class Draft:
         sizes: of the mesh's axes.
         lines: its statements.
         lost: options, or values of them, that change the training and are not translated, with the reason.
-        notes: see :class:`Imported`.
+        notes: differences between the plan and TorchTitan, a sentence each.
     """
 
     config: Config

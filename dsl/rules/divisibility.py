@@ -134,7 +134,7 @@ class HeadsOverRanks(Check):
                     f"`{general(manifest, path)}`",
                     label=f"{heads} heads",
                     others=[Label(analysis.place(mesh, "tp"), f"over {mesh.tp} ranks")],
-                    help=[f"legal sizes of `tp` are {legal_divisors(both[0], *both)}"],
+                    help=[f"legal sizes of `tp` are {legal_divisors(*both)}"],
                 )
 
 

@@ -117,9 +117,7 @@ class ReshardSize(Check):
                         if analysis.plan.mesh.size(axis) > 1
                     ],
                     help=[
-                        f"legal numbers are {legal_divisors(ranks).removeprefix('1, ')}"
-                        if ranks > 1
-                        else "write `after_forward`"
+                        f"legal numbers are {legal_divisors(ranks, least=2)}" if ranks > 1 else "write `after_forward`"
                     ],
                 )
 

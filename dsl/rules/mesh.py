@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.domains import divisors
 from legoai.dsl.analysis.facts import listed, replacement, written
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
@@ -364,9 +365,7 @@ class TensorParallelAcrossHosts(Check):
         )
 
 
-def legal_divisors(number: int, *others: int) -> str:
-    """The common divisors as the end of a sentence, ``1, 2, 3 and 6``; of many the largest twelve."""
-    common = math.gcd(number, *others)
-    found = [str(item) for item in range(1, common + 1) if common % item == 0] if common <= 1 << 20 else ["1"]
-    found = found[-12:]
+def legal_divisors(*numbers: int, least: int = 1) -> str:
+    """The common divisors from ``least`` on, as the end of a sentence, ``1, 2 and 4``; at most the largest twelve."""
+    found = [str(item) for item in divisors(math.gcd(*numbers)) if item >= least][-12:]
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"

@@ -24,6 +24,7 @@ from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.specs.cache import user_cache
 from legoai.specs.directives.run import HF_DATASET
 
 BUILTIN = "python"
@@ -101,7 +102,8 @@ def open_corpus(
             source is not read.
 
     Raises:
-        RunError: the source is missing, has no text, or does not match its suffix; or the tokenizer is missing.
+        RunError: the source is missing, has no text, or does not match its suffix; the tokenizer is missing; or there
+            is no cache folder.
     """
     tokens, digest = tokens_of(tokenizer), built
     folder = (cache or cache_folder()) / "corpora"
@@ -162,8 +164,19 @@ def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes]]:
 
 
 def cache_folder() -> Path:
-    """Return LegoAI's folder in the user's cache, after the XDG base directory specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legoai"
+    """Return LegoAI's folder in the user's cache.
+
+    Raises:
+        RunError: the user has no home directory.
+    """
+    folder = user_cache()
+    if folder is None:
+        raise RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            "there is no folder to keep the tokens of the corpus in: this user has no home directory",
+            help="set XDG_CACHE_HOME to the absolute path of a folder",
+        )
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ factory's import read, so that an edit two imports away is noticed. A damaged or
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final
 
+from legoai.specs.cache import user_cache
+from legoai.specs.files import replace_file
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -58,14 +61,17 @@ def is_cached(source: ModelSource, *, base_directory: Path) -> bool:
     return _read_entry(_entry(source, base_directory.resolve(), None)) is not None
 
 
-def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None) -> Path:
-    return (cache_directory or default_cache_directory()) / f"{_key(source, base_directory)}.json"
+def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None) -> Path | None:
+    """Return the file of a model's entry; None where nothing can be cached."""
+    directory = cache_directory or default_cache_directory()
+    name = f"{_key(source, base_directory)}.json"
+    return None if directory is None else directory / name
 
 
-def default_cache_directory() -> Path:
-    """Return `legoai/manifests` under `$XDG_CACHE_HOME`, by default `~/.cache`."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "legoai" / "manifests"
+def default_cache_directory() -> Path | None:
+    """Return `manifests` in the user's cache; None where there is none."""
+    cache = user_cache()
+    return None if cache is None else cache / "manifests"
 
 
 def _announcement(source: ModelSource) -> str:
@@ -153,8 +159,10 @@ def _special_float(item: dict[str, Any]) -> Any:
     return float(value) if len(item) == 1 and value in ("Infinity", "-Infinity", "NaN") else item
 
 
-def _read_entry(file: Path) -> Manifest | None:
+def _read_entry(file: Path | None) -> Manifest | None:
     """Return the manifest of a cache entry that is complete and whose dependencies are unchanged."""
+    if file is None:
+        return None
     try:
         entry = json.loads(file.read_bytes())
         for path, digest in entry["dependencies"]:
@@ -165,19 +173,13 @@ def _read_entry(file: Path) -> Manifest | None:
         return None
 
 
-def _write_entry(file: Path, entry: dict[str, Any]) -> None:
+def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
     """Write a cache entry atomically; do nothing where the cache cannot be written."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    except OSError:
+    if file is None:
         return
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            json.dump(entry, stream, separators=(",", ":"))
-        Path(unfinished).replace(file)
-    except OSError:
-        Path(unfinished).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(file, json.dumps(entry, separators=(",", ":")))
 
 
 def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -68,6 +69,17 @@ def test_lint_imports_no_heavy_modules_and_takes_under_a_second(path: Path | Non
         assert not {name for name in modules if name.startswith(("legoai.lowering", "legoai.runtime", "legoai.cost"))}
         best = min(best, float(str(found["seconds"])))
     assert best < 1.0
+
+
+def test_lint_imports_fractions_only_for_a_number_that_needs_them(free_dimensions: Path):
+    assert "fractions" not in linted(free_dimensions)["modules"]
+
+
+def test_published_time_is_within_the_limit_of_its_script():
+    row = re.search(r"^\| `legoai lint` \|.*\| ([\d.]+) to ([\d.]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    limit = re.search(r"^LIMIT_SECONDS = ([\d.]+)$", (ROOT / "benchmarks/lint_time.py").read_text(), re.MULTILINE)
+    assert row is not None and limit is not None
+    assert float(row[1]) < float(row[2]) <= float(limit[1]) <= 1.5 * float(row[1])
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,24 @@ def without_modules(modules: tuple[str, ...], *arguments: str) -> subprocess.Com
     )
 
 
+def test_git_asks_nobody_and_does_not_wait_for_ever(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = repository.parent / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("legoai.dsl.frontend.revisions._GIT_SECONDS", 0.5)
+    for body, said in (
+        ("exec sleep 30", "`git rev-parse --show-toplevel` has not answered in 0.5 s"),
+        ('echo "prompt: $GIT_TERMINAL_PROMPT, input: $(cat)" >&2; exit 1', "git: prompt: 0, input:"),
+    ):
+        (folder / "git").write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        (folder / "git").chmod(0o755)
+        status, out, err = called(capsys, "diff", "HEAD", "--no-cost", "--", "small.plan")
+        assert (status, out) == (2, "")
+        assert said in err
+
+
 def test_no_cost_diff_needs_neither_torch_nor_git():
     done = without_modules(("torch", "numpy", "pydantic"), "diff", "--no-cost", "good.plan", "warned.plan")
     assert (done.returncode, done.stdout) == (0, "good.plan → warned.plan: no difference\n")

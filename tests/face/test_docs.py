@@ -130,6 +130,17 @@ def test_packages_named_in_the_architecture_exist():
             assert (ROOT / folder / file).exists(), file
 
 
+def test_floors_of_the_architecture_name_the_packages_that_import_torch():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    [last] = re.findall(r"^\| 3 \| `lowering/` \|.*\| (.*) \|$", text, re.MULTILINE)
+    importing = {
+        path.relative_to(ROOT / "lowering").parts[0]
+        for path in (ROOT / "lowering").rglob("*.py")
+        if re.search(r"^(?:import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(re.findall(r"`(\w+)/`", last)) == importing
+
+
 def test_suppression_example_of_the_introduction_works():
     text = (DOCS / "_introduction.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if "# legoai: ignore[" in line)

@@ -53,9 +53,9 @@ def test_explain_works_for_a_plan_with_errors(capsys: pytest.CaptureFixture[str]
     assert out
     assert "bad.plan has errors" in err
     Path("bad.plan").write_text("plan x\n", encoding="utf-8")
-    status, out, _ = called(capsys, "explain", "norm", "--plan", "bad.plan")
-    assert status == 1
-    assert "error[LP202]" in out
+    status, out, err = called(capsys, "explain", "norm", "--plan", "bad.plan")
+    assert (status, out) == (1, "")
+    assert "error[LP202]" in err
 
 
 @pytest.mark.parametrize(

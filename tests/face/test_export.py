@@ -128,3 +128,10 @@ def test_lint_reports_weights_without_a_map(capsys):
         Path("a.plan").write_text(text, encoding="utf-8")
         found, out, _ = called(capsys, "lint", "a.plan")
         assert (found, "LP690" in out) == (status, bool(status)), out
+
+
+@pytest.mark.parametrize("size", ["inf", "nan", "1e400GB", "-5GB", "0", "3s"])
+def test_size_of_shards_is_a_number_of_bytes(size: str, capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "export", "small.plan", "-o", "hub", f"--max-shard-size={size}")
+    assert (status, out) == (2, "")
+    assert f"expected a size, such as 5GB or 512MiB, not {size!r}" in err

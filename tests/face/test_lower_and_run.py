@@ -133,6 +133,25 @@ def test_run_prints_prediction_and_measurement(capsys: pytest.CaptureFixture[str
     assert "predicted" not in called(capsys, "run", "good.plan", "--", "--device", "cuda")[2]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_run_reports_a_failed_prediction_and_goes_on(
+    own: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("layers.0")
+
+    monkeypatch.setattr(import_module("legoai.cost.estimate"), "estimate", fails)
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", lambda program, **_: 7)
+    Path("class.py").write_text(FACTORY.replace("import helper\n", ""))
+    Path("mine.plan").write_text(ALONE.format(name="mine", factory="class"))
+    status, _, err = called(capfd, "run", "good.plan" if own else "mine.plan")
+    assert status == 7 and "KeyError: " in err and "legoai: nothing is predicted: " in err
+    assert ("This is a mistake in LegoAI, not in the plan." in err) == own
+    assert "Traceback" not in err
+    monkeypatch.setenv("LEGOAI_DEBUG", "1")
+    assert ("Traceback" in called(capfd, "run", "good.plan" if own else "mine.plan")[2]) == own
+
+
 def test_run_in_another_number_of_processes_is_refused(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "run", "good.plan", "--nproc", "3")
     assert (status, out) == (2, "")

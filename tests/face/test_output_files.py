@@ -1,6 +1,7 @@
 """The files that commands write: what stands at their names, and names that are no files."""
 
 import os
+import re
 import stat
 import subprocess
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.commands import COMMANDS
 from support.command_line import (
     called,
     here,  # noqa: F401
@@ -38,6 +40,37 @@ def test_what_standard_output_cannot_take_is_refused(capsys: pytest.CaptureFixtu
         status, out, err = called(capsys, *command)
         assert (status, out) == (2, "")
         assert "standard output" in err
+
+
+WITH_RESULTS = {
+    "explain": ("explain", "norm", "--plan"),
+    "lower": ("lower",),
+    "cost": ("cost", "--json"),
+    "solve": ("solve", "--json"),
+    "diff": ("diff", "good.plan"),
+    "graph": ("graph",),
+    "verify": ("verify",),
+    "run": ("run",),
+    "export": ("export", "-o", "published"),
+    "import": ("import",),
+}
+"""Commands of one plan whose standard output is their result."""
+
+
+def test_every_command_with_a_result_is_tried():
+    others = {"lint", "check", "fmt", "calibrate", "lsp", "completion"}  # their result is diagnostics, or of no plan
+    assert WITH_RESULTS.keys() == COMMANDS.keys() - others
+
+
+@pytest.mark.parametrize("command", WITH_RESULTS)
+def test_a_refused_plan_leaves_standard_output_empty(command: str, capsys: pytest.CaptureFixture[str]):
+    Path("broken.plan").write_text("plan broken\nmodel llama3(\n", encoding="utf-8")
+    for plan in ("broken.plan", "missing.plan"):
+        status, out, err = called(capsys, *WITH_RESULTS[command], plan)
+        assert (status, out) == (2 if command == "diff" else 1, "")
+        assert "error[LP" in err
+        if plan == "broken.plan" and command != "import":
+            assert re.search(r"legoai: broken.plan is not \w+: \d error", err)
 
 
 def test_output_to_a_full_device_fails_and_leaves_it(capsys: pytest.CaptureFixture[str]):

@@ -17,6 +17,7 @@ from legoai.cli import main
 from legoai.lowering.program import Program, lower
 from legoai.lowering.verify import prepare as prepare_room
 from legoai.lowering.verify.compare import TOLERANCES
+from support import ROOT
 from support.verified import here, verified
 
 __all__ = ["here"]
@@ -237,15 +238,15 @@ def test_failing_program_names_the_rank_and_leaves_no_process(
 
 def test_plan_errors_are_shown_without_running(capsys: pytest.CaptureFixture[str]):
     status, out, err = verified(capsys, SHARDED + "checkpoint { layrs.* = full }\n")
-    assert status == 1
-    assert "layrs" in out
+    assert (status, out) == (1, "")
+    assert "layrs" in err
     assert "not verified" in err
-    status, out, _ = verified(capsys, SHARDED + "comm (reorder = true)\n")
-    assert status == 1
-    assert "LP010" in out
-    status, out, _ = verified(capsys, SHARDED.replace("global = 16", "global = auto"))
-    assert status == 1
-    assert "LP011" in out
+    status, out, err = verified(capsys, SHARDED + "comm (reorder = true)\n")
+    assert (status, out) == (1, "")
+    assert "LP010" in err
+    status, out, err = verified(capsys, SHARDED.replace("micro = 4", "micro = auto"))
+    assert (status, out) == (1, "")
+    assert "LP011" in err
 
 
 @pytest.mark.parametrize("options", [("--ranks", "0"), ("--ranks", "17"), ("--steps", "none"), ("--dtype", "fp8")])
@@ -306,3 +307,25 @@ def session(leader: int) -> list[int]:
     command = ["ps", "-o", "pid=", "--sid", str(leader)]
     found = subprocess.run(command, check=False, capture_output=True, text=True)
     return [int(number) for number in found.stdout.split()]
+
+
+def test_manual_states_the_tolerances():
+    rows = {
+        "fp64": "fp64",
+        "fp64, a factory's or Hugging Face model": "fp64, partly fp32",
+        "fp32": "fp32",
+        "bf16": "bf16",
+    }
+    manual = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+    table = manual.partition("| dtype | loss and norm | gradient | parameter |\n|---|---|---|---|\n")[2].partition(
+        "\n\n"
+    )[0]
+    stated = dict(line.strip("| ").split(" | ", 1) for line in table.splitlines())
+    assert stated.keys() == rows.keys() and set(rows.values()) == TOLERANCES.keys()
+    for row, dtype in rows.items():
+        limits = TOLERANCES[dtype]
+        loss, gradient, update = stated[row].split(" | ")
+        first, _, after = loss.partition(", after an update ")
+        assert [float(text) for text in (first, after or first, gradient, update)] == [
+            limits.loss, limits.after, limits.gradient, limits.update,
+        ]  # fmt: skip

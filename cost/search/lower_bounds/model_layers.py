@@ -61,7 +61,7 @@ class ModelLayers:
 
     Attributes:
         own: identity of this object's results in the caches of analyses.
-        seen: what blocks were observed to compute in other candidates.
+        observed: what blocks were observed to compute in other candidates.
     """
 
     machine: Callable[[Analysis], Machine]

@@ -8,10 +8,17 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, lacks_factory, settings_of, show
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    examine,
+    lacks_factory,
+    refuse,
+    settings_of,
+    source_of,
+)
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
@@ -147,10 +154,8 @@ def _of_plan(arguments: Namespace) -> int:
 
 def _analysis(arguments: Namespace) -> Analysis | None:
     """The plan; None, after its errors were shown, where it comes to nothing or its model is not known."""
-    try:
-        source = read_source(arguments.plan)
-    except UnreadableError as error:
-        show([error.diagnostic], files_of(error))
+    source = source_of(arguments.plan)
+    if source is None:
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
@@ -158,8 +163,11 @@ def _analysis(arguments: Namespace) -> Analysis | None:
         if errors:
             print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
         return linted.analysis
-    if errors or not lacks_factory(linted, arguments, "explained"):
-        show(errors, linted.files)
+    if errors:
+        refuse(source.name, "explained", errors, linted.files)
+    else:
+        lacking = lacks_factory(linted, arguments, "explained")
+        assert lacking, "without errors, no other model is unknown"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -14,13 +15,9 @@ from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
     announce,
-    examine,
-    files_of,
-    lacks_factory,
-    settings_of,
-    show,
+    sound,
+    source_of,
 )
-from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.specs.units import UNITS, format_bytes
 
 if TYPE_CHECKING:
@@ -66,17 +63,9 @@ def run(arguments: Namespace) -> int:
     """Export; returns 1 where the plan has errors, or there is nothing to export."""
     if arguments.output == STANDARD_OUTPUT:
         raise WrongUsage("-o names a folder: a checkpoint is no text for standard output")
-    try:
-        source = read_source(arguments.file)
-    except UnreadableError as error:
-        show([error.diagnostic], files_of(error), stream=sys.stderr)
-        return 1
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
-    if errors:
-        show(errors, linted.files, stream=sys.stderr)
-        return 1
-    if lacks_factory(linted, arguments, "exported"):
+    source = source_of(arguments.file)
+    linted = None if source is None else sound(source, arguments, "exported")
+    if linted is None:
         return 1
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.runtime.errors import RunError
@@ -181,6 +170,6 @@ def _size(text: str) -> int:
         value = float(number)
     except ValueError:
         value = 0.0
-    if unit is None or unit[0] != "bytes" or value * unit[1] < 1:
+    if unit is None or unit[0] != "bytes" or not 1 <= value * unit[1] < math.inf:
         raise ArgumentTypeError(f"expected a size, such as 5GB or 512MiB, not {text!r}")
     return int(value * unit[1])

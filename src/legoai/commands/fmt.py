@@ -11,16 +11,10 @@ from legoai.commands.reporting import add_files, plans_of, project
 from legoai.commands.shared import add_output, counted, files_of, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.frontend.sources import (
-    STANDARD_INPUT,
-    Source,
-    UnreadableError,
-    read_base,
-    read_source,
-    replace_file,
-)
+from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.specs.directives.model import Model
+from legoai.specs.files import replace_file
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the

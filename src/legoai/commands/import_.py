@@ -23,9 +23,10 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_source
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import render
+from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
     from legoai.dsl.importing.translation import Imported

@@ -11,9 +11,10 @@ from legoai.commands.reporting import add_files, add_reporting, choice_of, plans
 from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of
 from legoai.dsl.config import Configuration, reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_source, replace_file
+from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
+from legoai.specs.files import replace_file
 
 _DESCRIPTION = """\
 Find mistakes in plans. Nothing is run, except a Python factory that a plan names as its model: that is

@@ -20,9 +20,9 @@ from legoai.commands.shared import (
     output_file,
     write,
 )
-from legoai.dsl.frontend.sources import replace_file
 from legoai.lowering.file_names import is_beside, needed_module
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
+from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.cost.simulated.device import Kind

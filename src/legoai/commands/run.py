@@ -9,6 +9,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legoai.commands.failure import internal_error
 from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
 
 if TYPE_CHECKING:
@@ -123,8 +124,10 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
             return Predicted.of(found, text=bool(plan.batch.seq_len))
         except CannotEstimateError as error:
             return str(error)
-        except Exception as error:  # the run itself reports what a factory raises
-            return f"{type(error).__name__}: {error}"
+        except Exception as error:
+            if plan.model.family == "python":  # the run itself reports what a factory raises
+                return f"{type(error).__name__}: {error}"
+            return internal_error(error)
 
     from legoai.cost.search.workers import WorkerKilledError, apart
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, TextIO
 from legoai.commands import WrongUsage
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source, replace_file
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
+from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program
@@ -220,34 +221,46 @@ def files_of(error: UnreadableError) -> dict[str, PlanFile]:
     return {error.file.name: error.file} if error.file is not None else {}
 
 
-def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
-    """The plan that ``arguments.file`` names and its program; None, after its diagnostics, where it has errors.
-
-    ``done`` is what the command does not do then, such as `costed`.
-
-    Diagnostics go to standard error, as standard output has the command's own result. A project's `select` and `ignore`
-    apply to reports only: an error of any code stops the command, unless the plan itself suppresses it.
-    """
+def source_of(name: str) -> Source | None:
+    """The plan that the command line names; None, after its diagnostic on standard error, where it cannot be read."""
     try:
-        source = read_source(arguments.file)
+        return read_source(name)
     except UnreadableError as error:
         show([error.diagnostic], files_of(error), stream=sys.stderr)
         return None
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
-    diagnostics = [item for item in linted.diagnostics if item.severity == "error"]
-    if not diagnostics and lacks_factory(linted, arguments, done):
-        return None
-    program = None
-    if not diagnostics:
-        from legoai.lowering.program import LoweringError, lower
 
-        assert linted.analysis is not None
-        try:
-            program = lower(linted.analysis, suppressed=linted.suppressed)
-        except LoweringError as error:
-            diagnostics = list(error.diagnostics)
-    if program is None:
-        show(diagnostics, linted.files, stream=sys.stderr)
-        print(f"legoai: {source.name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
+
+def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mapping[str, PlanFile]) -> None:
+    """Write on standard error why a plan is not ``done``, such as `lowered`: standard output has results alone."""
+    show(diagnostics, files, stream=sys.stderr)
+    print(f"legoai: {name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
+
+
+def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
+    """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
+
+    ``done`` is what the command does not do then, such as `costed`. A project's `select` and `ignore` apply to reports
+    only: an error of any code stops the command, unless the plan itself suppresses it.
+    """
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if errors:
+        refuse(source.name, done, errors, linted.files)
         return None
-    return linted, program
+    return None if lacks_factory(linted, arguments, done) else linted
+
+
+def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
+    """The plan that ``arguments.file`` names and its program; None, after its errors, as by :func:`sound`."""
+    source = source_of(arguments.file)
+    linted = None if source is None else sound(source, arguments, done)
+    if source is None or linted is None:
+        return None
+    from legoai.lowering.program import LoweringError, lower
+
+    assert linted.analysis is not None
+    try:
+        return linted, lower(linted.analysis, suppressed=linted.suppressed)
+    except LoweringError as error:
+        refuse(source.name, done, error.diagnostics, linted.files)
+        return None

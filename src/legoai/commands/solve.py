@@ -16,20 +16,20 @@ from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
     announce,
-    examine,
-    files_of,
-    lacks_factory,
     output_file,
+    refuse,
     settings_of,
     show,
-    summary,
+    sound,
+    source_of,
     write,
 )
 from legoai.dsl.frontend.resolve import resolve
-from legoai.dsl.frontend.sources import Source, UnreadableError, is_stream, read_base, read_source
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.lowering.file_names import is_beside
+from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution
@@ -105,30 +105,23 @@ def run(arguments: Namespace) -> int:
         raise WrongUsage("--all belongs to --json")
     if arguments.json and arguments.output == STANDARD_OUTPUT:
         raise WrongUsage("--json and -o - both write to standard output: name a file")
-    try:
-        source = read_source(arguments.file)
-    except UnreadableError as error:
-        show([error.diagnostic], files_of(error), stream=sys.stderr)
+    source = source_of(arguments.file)
+    if source is None:
         return 1
     if arguments.in_place and source.rewritable is None:
         raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
-    settings = settings_of(arguments)
-    linted = examine(source, settings, arguments.variant, variants=False, factories=arguments.factories)
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
-    opened = None
-    if not errors and lacks_factory(linted, arguments, "solved"):
+    linted = sound(source, arguments, "solved")
+    if linted is None:
         return 1
-    if not errors:
-        linted = with_open_rules(
-            linted, directory=source.directory, settings=settings, read=read_base, announce=announce
-        )
-        errors = [item for item in linted.diagnostics if item.severity == "error"]
-    if not errors:
-        opened = OpenPlan(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
-        errors = opened.refused
-    if errors or opened is None:
-        show(errors, linted.files, stream=sys.stderr)
-        print(f"legoai: {source.name} is not solved: {summary(errors)}", file=sys.stderr)
+    settings = settings_of(arguments)
+    linted = with_open_rules(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if errors:
+        refuse(source.name, "solved", errors, linted.files)
+        return 1
+    opened = OpenPlan(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
+    if opened.refused:
+        refuse(source.name, "solved", opened.refused, linted.files)
         return 1
     if not opened.holes:
         raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")

@@ -12,19 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import (
-    add_no_factories,
-    add_resolution,
-    counted,
-    examine,
-    files_of,
-    lacks_factory,
-    settings_of,
-    show,
-    summary,
-)
-from legoai.dsl.frontend.sources import UnreadableError, read_source, replace_file
+from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, sound, source_of
 from legoai.dsl.lint import Linted
+from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
@@ -90,18 +80,9 @@ def run(arguments: Namespace) -> int:
     """Verify; returns 1 where something differs, fails or is wrong with the plan."""
     if arguments.save_program == "-":
         raise WrongUsage("--save-program names a file: standard output has the report")
-    try:
-        source = read_source(arguments.file)
-    except UnreadableError as error:
-        show([error.diagnostic], files_of(error))
-        return 1
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
-    if errors:
-        show(errors, linted.files)
-        print(f"legoai: {source.name} is not verified: {summary(errors)}", file=sys.stderr)
-        return 1
-    if lacks_factory(linted, arguments, "verified"):
+    source = source_of(arguments.file)
+    linted = None if source is None else sound(source, arguments, "verified")
+    if source is None or linted is None:
         return 1
 
     from legoai.lowering.program import LoweringError
@@ -116,8 +97,7 @@ def run(arguments: Namespace) -> int:
             double=arguments.dtype == "fp64",
         )
     except LoweringError as error:
-        show(error.diagnostics, linted.files)
-        print(f"legoai: {source.name} is not lowered: {summary(error.diagnostics)}", file=sys.stderr)
+        refuse(source.name, "verified", error.diagnostics, linted.files)
         return 1
     except CannotShrinkError as error:
         raise WrongUsage(f"{source.name} cannot be verified: {error}") from error

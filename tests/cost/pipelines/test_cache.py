@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from legoai.api import estimate
@@ -117,6 +119,19 @@ def test_foreign_pickle_is_not_executed(simulated, tmp_path):
     file.write_bytes(hashlib.sha256(packed).digest() + packed)
     assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark("simulation 2")
     assert not (tmp_path / "foreign").exists()
+
+
+def test_file_that_cannot_be_unpickled_here_is_ignored_and_rewritten(simulated, monkeypatch):
+    cost(TEXT, simulated)
+    folder = private_cache("pipelines")
+    assert folder is not None
+    [file] = folder.iterdir()
+    packed = zlib.compress(pickle.dumps(np.zeros(1), protocol=pickle.HIGHEST_PROTOCOL))
+    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "numpy._core.numeric", None)  # as in a numpy that names its modules otherwise
+        assert cost(TEXT, simulated) == Mark("simulation 2")
+    assert cost(TEXT, simulated) == Mark("simulation 2")
 
 
 def test_cached_pipeline_equals_the_simulated_one(tmp_path, monkeypatch):

@@ -93,6 +93,20 @@ def test_ranks_with_equal_stages_are_grouped(tmp_path: Path):
         assert equal_coordinates(different, 4) == alike
 
 
+def test_ranks_of_a_model_that_cannot_be_built_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = four_ranks(tmp_path, "1F1B")
+
+    def fails(*_: object) -> None:
+        raise KeyError("of a factory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("legoai.cost.pipelines.equal_stages.built_unfilled", fails)
+        assert equal_coordinates(program, 4) == [[0], [1], [2], [3]]
+    monkeypatch.setattr("legoai.cost.pipelines.equal_stages.trainer_of", fails)
+    with pytest.raises(KeyError):  # no factory's mistake, but LegoAI's
+        equal_coordinates(program, 4)
+
+
 def _sums(program: Program, world: int) -> list[bool]:
     """For each of two ranks, whether memory and allocator agree between its segments and its records."""
     said = []

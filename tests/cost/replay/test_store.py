@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import os
 import re
@@ -141,8 +142,11 @@ def test_rank_world_and_what_kernels_depend_on_are_in_the_key():
 def test_package_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
     found, whole = variation().key, state_of_code("cost")
     assert whole == state_of_code.__wrapped__("cost") != state_of_code.__wrapped__("cost", "specs")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
-    assert state_of_code.__wrapped__("cost") != whole
+    version = importlib.metadata.version
+    for package in ("torch", "numpy"):
+        other = {package: "0.0"}
+        monkeypatch.setattr("importlib.metadata.version", lambda name, other=other: other.get(name) or version(name))
+        assert state_of_code.__wrapped__("cost") != whole
     monkeypatch.setattr("legoai.cost.replay.key.state_of_code", lambda *folders: f"others of {folders}")
     assert variation().key != found
 

@@ -65,6 +65,16 @@ def test_partial_reshard_requires_several_ranks() -> None:
     )
 
 
+@pytest.mark.parametrize(("ranks", "legal"), [(2, "2"), (4, "2 and 4"), (24, "2, 3, 4, 6, 8, 12 and 24")])
+def test_numbers_that_help_offers_are_legal(ranks: int, legal: str) -> None:
+    text = f"cluster h100_sxm(devices = {ranks})\nmesh (dp_shard = {ranks})\n"
+    text += "fsdp on dp_shard { layers.* = unit(reshard = N) }"
+    [item] = [item for item in diagnostics(text.replace("N", "5")) if item.code == "LP322"]
+    assert item.help == (f"legal numbers are {legal}",)
+    for number in legal.replace(" and ", ", ").split(", "):
+        assert not codes(text.replace("N", number)) & {"LP207", "LP322"}
+
+
 def test_none_rule_for_the_root_unit_is_refused() -> None:
     assert place(MESH + "fsdp on dp_shard { layers.* = unit, root = none }", "LP327") == "root"
     assert "LP327" not in codes(MESH + "fsdp on dp_shard { layers.* = unit, layers.0 = none }")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from legoai.dsl.analysis.domains import divisors
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
+from legoai.dsl.rules.mesh import legal_divisors
 from support.rule_plans import codes, diagnostics, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
@@ -145,3 +147,12 @@ def test_tensor_parallel_stays_inside_a_host() -> None:
     assert "LP801" in codes(hosts + "mesh (dp_shard = 8, tp = 6)")  # every fourth group lies on two hosts
     assert "LP801" not in codes(hosts + "mesh (dp_shard = 6, tp = 8)")
     assert "LP801" not in codes("cluster cpu(hosts = 2, devices = 1, fabric = ethernet_100)\nmesh (tp = 2)")
+
+
+def test_divisors_are_those_of_any_number() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [value for value in range(1, number + 1) if number % value == 0]
+    assert divisors(2**40) == [2**power for power in range(41)]
+    assert divisors(10**18 + 9) == [1, 10**18 + 9], "at once, though it is prime"
+    assert legal_divisors(12, 18) == "1, 2, 3 and 6"
+    assert legal_divisors(5 * 2**21, 2**21).endswith("524288, 1048576 and 2097152")

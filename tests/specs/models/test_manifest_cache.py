@@ -268,6 +268,15 @@ def test_cache_is_in_the_user_cache_directory(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_missing_cache_is_ignored(workplace, monkeypatch):
+    monkeypatch.setattr("legoai.specs.models.manifest_cache.user_cache", lambda: None)
+    workplace.cache = None
+    for _ in range(2):
+        assert workplace.load("python", "factories.models:build").parameter_count == 224
+    assert len(workplace.announced) == 2
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_unwritable_cache_is_ignored(workplace):
     workplace.cache.write_text("a file, not a directory")
     assert workplace.load("python", "factories.models:build").parameter_count == 224

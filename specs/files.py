@@ -1,0 +1,52 @@
+"""Writing of files: each as a whole or not at all, and what is no file as a stream."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from threading import get_ident
+from typing import Final
+
+_DESCRIPTOR: Final = re.compile(r"/dev/(stdout|stderr|fd/\d+)")
+
+
+def replace_file(path: Path, text: str | bytes) -> None:
+    """Write a file atomically; links and permissions are preserved. Devices, pipes and descriptors are written into.
+
+    Raises:
+        OSError: there is no such directory, or the directory or the file cannot be written.
+    """
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    if is_stream(path):
+        _write_into(path, data)
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{get_ident()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o7777)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether the path is a descriptor of this process such as `/dev/stdout`, or that of a device, pipe or socket."""
+    return bool(_DESCRIPTOR.fullmatch(str(path))) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    descriptor = _DESCRIPTOR.fullmatch(str(path))
+    if descriptor is None:
+        path.write_bytes(data)
+        return
+    # Opened by its name it would be written from its start, over what this process has written before.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    number = {"stdout": 1, "stderr": 2}.get(descriptor[1]) or int(descriptor[1].rpartition("/")[2])
+    with open(os.dup(number), "wb") as own:  # noqa: PTH123 - a descriptor
+        own.write(data)
