@@ -32,6 +32,7 @@ from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.graphs import forward_hooks_of_all_modules, forward_pre_hooks_of_all_modules
 from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
 from legoai.runtime.torch_internals.patching import patched
+from legoai.runtime.wrapped import local_part
 from legoai.specs.cluster import Device
 from legoai.specs.models.mixtral import Experts
 
@@ -279,8 +280,7 @@ def _distributed(given: list[torch.Tensor]) -> bool:
 
 
 def _in_flight(tensor: torch.Tensor) -> bool:
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return isinstance(local, AsyncCollectiveTensor)
+    return isinstance(local_part(tensor), AsyncCollectiveTensor)
 
 
 def _tensor_key(tensor: torch.Tensor) -> Any:

@@ -32,6 +32,7 @@ from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, St
 from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
+from legoai.runtime.wrapped import local_part
 
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
@@ -319,8 +320,7 @@ def _listed(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.nbytes if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
+    return local_part(tensor).nbytes if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
 
 
 def _mebibytes(size: int) -> str:
