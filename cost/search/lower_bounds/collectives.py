@@ -29,7 +29,6 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.parallelism.experts import distributed_experts
@@ -40,6 +39,7 @@ from legoai.dsl.analysis.stages.pipeline import most_stages
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.manifest import BlockList, Manifest
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")

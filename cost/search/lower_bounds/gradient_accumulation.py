@@ -16,9 +16,9 @@ from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, passes
 from legoai.dsl.analysis.communication.comm import reduces_last
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.specs.dtypes import DTYPE_BYTES
 
 _SUM: Final[KindAndForm] = ("elementwise", "")
 _SUM_OF_DTYPES: Final[KindAndForm] = ("elementwise", "unvectorised")

@@ -22,10 +22,10 @@ from legoai.cost.search.lower_bounds.style_graph import StyleGraph
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Hole
+from legoai.specs.dtypes import DTYPE_BYTES
 
 Shape: TypeAlias = LinearShape | AttentionShape | ExpertsShape
 Local: TypeAlias = Callable[[LinearShape | AttentionShape, int], Pass | None]

@@ -17,7 +17,6 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
@@ -26,6 +25,7 @@ from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import placement
+from legoai.specs.dtypes import DTYPE_BYTES
 
 
 class UnitsInBackward(NamedTuple):
