@@ -52,9 +52,8 @@ class CommWithoutFsdp(Check):
                 what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
                 yield self.at(analysis.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
         for rule in comm.rules:
-            assert rule.origin.span is not None
             yield self.at(
-                rule.origin.span,
+                rule.origin.written,
                 "the bucket has no effect: without `fsdp` nothing is gathered",
                 label="has no effect",
                 help=["`replicate on dp_replicate (bucket = 25MB)` sets the buckets of plain data parallelism"],
@@ -94,9 +93,8 @@ class BucketWithoutUnit(Check):
         for rule, paths in grouped(following(analysis, plan.comm, Bucket).items()):
             if id(rule) in with_units or rule.treatment.by == BY_COMPILER:
                 continue
-            assert rule.path_origin.span is not None
             yield self.at(
-                rule.path_origin.span,
+                rule.path_origin.written,
                 f"the bucket has no effect: neither `{paths[0]}` nor a module inside of it is a unit",
                 label="holds no unit",
                 others=[Label(analysis.place(plan.fsdp), "makes the units")],
