@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, create_model
 
 from legoai.specs.cluster import (
     CatalogueError,
     Device,
+    DeviceKind,
     Fabric,
     Features,
     Link,
@@ -26,6 +27,7 @@ from legoai.specs.record import Record
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
     "tuple[str,": (tuple[Annotated[StrictStr, Field(min_length=1)], ...], "a list of names"),
+    "DeviceKind": (DeviceKind, "a torch device type"),
     "bool": (StrictBool, "true or false"),
     "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
     "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),
@@ -90,9 +92,8 @@ def _expected(record: type[Record], path: list[str]) -> tuple[str, tuple[str, ..
         return _expected(_RECORDS[annotation], rest)
     if annotation in _RECORDS:
         return "a table", ()
-    if (record, name) == (Device, "kind"):
-        return "a torch device type", Device.KINDS
-    return _TYPES[annotation][1] if annotation in _TYPES else "", record.fields_
+    legal = get_args(DeviceKind) if annotation == "DeviceKind" else record.fields_
+    return _TYPES[annotation][1] if annotation in _TYPES else "", legal
 
 
 def _annotation(record: type[Record], name: str) -> str:
@@ -105,8 +106,6 @@ def _model(record: type[Record]) -> type[BaseModel]:
     for name in record.fields_:
         annotation = _annotation(record, name)
         kind = _model(_RECORDS[annotation]) if annotation in _RECORDS else _TYPES[annotation][0]
-        if (record, name) == (Device, "kind"):
-            kind = Literal[Device.KINDS]
         fields[name] = (kind, record.defaults_.get(name, ...))
     return create_model(record.__name__, __config__=ConfigDict(extra="forbid"), __doc__=record.__doc__, **fields)
 
