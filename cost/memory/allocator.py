@@ -12,7 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-MIB: Final = 2**20
+from legoai.specs.units import MIB
+
 BLOCK: Final = 512
 """Bytes to a multiple of which every block is rounded: the unit of sizes and addresses in a pool."""
 SMALL: Final = MIB

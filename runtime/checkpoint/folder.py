@@ -33,6 +33,7 @@ from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 from legoai.runtime.wrapped import local_part
+from legoai.specs.units import MIB
 
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
@@ -324,7 +325,7 @@ def _local_bytes(tensor: torch.Tensor) -> int:
 
 
 def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    return f"{size / MIB:,.1f} MiB"
 
 
 def _is_full(error: BaseException) -> bool:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from legoai.cost.memory.allocator import (
     BLOCK,
     GIVEN_BACK,
-    MIB,
     CachingAllocator,
     OutOfMemoryError,
     pool_key,
@@ -19,6 +18,7 @@ from legoai.cost.memory.allocator import (
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
+from legoai.specs.units import MIB
 
 
 class Allocator(CachingAllocator):
