@@ -136,7 +136,7 @@ class Checkpoints:
             on_first_rank(lambda: _make_empty(draft))
             save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
             files: Files = {}
-            for part in on_every_rank(lambda: _checksums(draft, _own_files(draft))):
+            for part in on_every_rank(lambda: _checksums(_own_files(draft))):
                 files |= part
             on_first_rank(lambda: _check_visible(draft, final, files))
             on_first_rank(lambda: self._publish(draft, final, meta, files))
@@ -353,7 +353,7 @@ def _own_files(draft: Path) -> list[Path]:
     return [*files, draft / ".metadata"] if rank == 0 else files
 
 
-def _checksums(draft: Path, files: list[Path]) -> Files:
+def _checksums(files: list[Path]) -> Files:
     return {file.name: (file.stat().st_size, checksum(file)) for file in files}
 
 
