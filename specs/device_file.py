@@ -13,7 +13,6 @@ from legoai.specs.cluster import (
     CatalogueError,
     Device,
     DeviceKind,
-    Fabric,
     Features,
     Link,
     Memory,
@@ -44,29 +43,16 @@ def load_device(path: str | Path) -> Device:
         CatalogueError: the file cannot be read, is not TOML, or breaks the schema; ``field`` is the key at fault.
     """
     document = read_toml(Path(path))
-    check(document)
+    check(document, Device)
     return device_of(document)
 
 
-def check(document: dict[str, Any]) -> None:
-    """Check a device file's content.
+def check(document: dict[str, Any], record: type[Record]) -> None:
+    """Check the content of a file by a record of the catalogue.
 
     Raises:
         CatalogueError: it breaks the schema; ``field`` is the first key at fault.
     """
-    _check(document, Device)
-
-
-def check_fabric(document: dict[str, Any]) -> None:
-    """Check one table of the file of fabrics, with its name.
-
-    Raises:
-        CatalogueError: it breaks the schema; ``field`` is the first key at fault.
-    """
-    _check(document, Fabric)
-
-
-def _check(document: dict[str, Any], record: type[Record]) -> None:
     try:
         _model(record).model_validate(document)
     except ValidationError as error:

@@ -11,7 +11,6 @@ class Span(NamedTuple):
     """A half-open range of characters in one file.
 
     ``start`` and ``end`` are character offsets from the file's beginning; ``line`` and ``column`` count from 1.
-    Byte offsets follow from the text (:meth:`byte_range`), since only the text knows its encoding.
     """
 
     file: str
@@ -21,11 +20,6 @@ class Span(NamedTuple):
     column: int
     end_line: int
     end_column: int
-
-    def byte_range(self, text: str) -> tuple[int, int]:
-        """The range in bytes of ``text`` encoded as UTF-8."""
-        first = len(text[: self.start].encode())
-        return first, first + len(text[self.start : self.end].encode())
 
     def to(self, other: Span) -> Span:
         """From the beginning of this span to the end of ``other``, which must lie in the same file."""

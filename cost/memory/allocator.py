@@ -53,11 +53,6 @@ def segment_size(block: int) -> int:
     return -(-block // SEGMENT_STEP) * SEGMENT_STEP
 
 
-def pool_key(stream: int, size: int) -> PoolKey:
-    """Return the pool that serves a request of some bytes."""
-    return stream, round_block(size) <= SMALL
-
-
 class OutOfMemoryError(RuntimeError):
     """The device has no memory for a request, even after all cached segments were freed."""
 

@@ -11,7 +11,6 @@ from legoai.cost.memory.allocator import (
     GIVEN_BACK,
     CachingAllocator,
     OutOfMemoryError,
-    pool_key,
     round_block,
     segment_size,
 )
@@ -19,6 +18,7 @@ from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
 from legoai.specs.units import MIB
+from support.allocator import pool_key
 
 
 class Allocator(CachingAllocator):

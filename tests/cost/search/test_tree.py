@@ -19,7 +19,6 @@ from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import solve
-from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
@@ -33,6 +32,7 @@ from legoai.specs.directives.require import METRICS
 from support.drawn_figures import Drawn
 from support.marks import NEEDS_SOLVER, some_slow
 from support.searched import SCHEDULED, TEXT, opened
+from support.stage_splits import splits
 
 
 def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:

@@ -16,7 +16,6 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.timeline import Cost, Host
-from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
@@ -144,11 +143,6 @@ def test_host_kernels_block_the_host_and_overlap_the_device():
     assert end(kernel, work) == pytest.approx(5.0)  # the device computes meanwhile
     assert end(work, kernel) == pytest.approx(7.0)  # the kernel is dispatched after it
     assert end(kernel, work, work, work) == pytest.approx(6.0)
-
-
-def test_host_kernels_survive_serialisation():
-    trace = traced("parameters")
-    assert load(save(trace)) == trace
 
 
 def test_record_stream_is_refused():

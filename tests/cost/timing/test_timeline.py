@@ -7,7 +7,6 @@ import random
 import pytest
 
 from legoai.cost.timing.engine import simulate
-from legoai.cost.timing.intervals import busy, exposed
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import (
     Collective,
@@ -23,6 +22,7 @@ from legoai.cost.trace.records import (
     WaitWork,
 )
 from legoai.cost.trace.trace import Trace
+from support.timelines import busy, exposed
 
 WHERE = {"module": "", "phase": "forward"}
 
