@@ -22,7 +22,7 @@ from legoai.lowering.verify.rates import steps_of_schedule
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.data.samples import open_data
 from legoai.runtime.device import Device
-from legoai.runtime.initialize import cast_parameters, materialize
+from legoai.runtime.initialize import cast_parameters, materialize, tensors_of
 from legoai.specs.directives.optimizer import Muon
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.dtypes import TORCH_DTYPES
@@ -158,25 +158,23 @@ def compare_initial_values(
     drawn, first_values = construct(build_model, seed=seed)
     by_model = hasattr(type(drawn), "initialise_module")
     # A tensor that the constructor leaves empty has no value there with which to compare.
-    compared = {name for name, tensor in _tensors(drawn).items() if by_model or first_values.holds(name, tensor.shape)}
+    compared = {
+        name for name, tensor in tensors_of(drawn).items() if by_model or first_values.holds(name, tensor.shape)
+    }
     cast_parameters(drawn, _stored_dtype(plan))
     materialize(drawn, device=Device(type="cpu"), seed=seed, first_values=first_values)
     built = []
     for number in (1, 2):
         torch.manual_seed(number)
-        built.append(_tensors(build_model()))
+        built.append(tensors_of(build_model()))
     found = []
-    for name, tensor in _tensors(drawn).items():
+    for name, tensor in tensors_of(drawn).items():
         if name not in compared:
             continue
         what = unlike(tensor, [own[name] for own in built if name in own])
         if what is not None:
             found.append(InitialDifference(name=name, what=what))
     return len(compared), found
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
