@@ -17,6 +17,7 @@ from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy
 from support import simulated
 from support.marks import slow_but, some_slow
+from support.simulated import steady
 from support.simulator import in_the_simulator
 
 
@@ -31,11 +32,6 @@ def traced():
         return kept[name]
 
     return of
-
-
-def steady(trace: Trace) -> list:
-    span = trace.steps[-1]
-    return list(trace.records[span.start : span.stop])
 
 
 @pytest.mark.parametrize(

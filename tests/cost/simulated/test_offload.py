@@ -20,6 +20,7 @@ from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
 from support import programs
+from support.simulated import steady
 from support.simulator import in_the_simulator
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256
@@ -54,11 +55,6 @@ def traced(what: str, kind: str = "cuda", micro_batches: int = 1) -> Trace:
 
 def _traced(what: str, kind: str, micro_batches: int) -> Trace:
     return capture(trainer(what, micro_batches), world=2, kind=kind)
-
-
-def steady(trace: Trace) -> list:
-    span = trace.steps[-1]
-    return list(trace.records[span.start : span.stop])
 
 
 def copied(trace: Trace, direction: str) -> int:
