@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legoai.cost.search import bounds, probing, tree
+from legoai.cost.search import bounds, probe_simulation, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
@@ -150,14 +150,14 @@ def test_depth_first_dives_find_the_same_optimum(seed: int, monkeypatch: pytest.
 @pytest.mark.parametrize("seed", some_slow(range(3), 1, 2))
 def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Candidates evaluated before the tree reaches them are counted once, probes are not, and the best is the same."""
-    lesson = probing.with_one_micro_batch
+    lesson = probe_simulation.with_one_micro_batch
     lessons: list[str] = []
 
     def noted(analysis: Analysis) -> Analysis:
         lessons.append((short := lesson(analysis)).plan.digest)
         return short
 
-    monkeypatch.setattr(probing, "with_one_micro_batch", noted)
+    monkeypatch.setattr(probe_simulation, "with_one_micro_batch", noted)
     monkeypatch.setattr(tree, "_MANY", 0)
     plan, evaluator = opened(text), Drawn(seed, failing=0.1)
     evaluated: list[Any] = []
