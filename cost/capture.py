@@ -31,7 +31,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
-from legoai.cost.simulated.grouped import has_grouped_kernel
+from legoai.cost.simulated.grouped_products import has_grouped_kernel
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device

@@ -21,7 +21,7 @@ from legoai.cost.compilation.gpu import properties_of
 from legoai.cost.compilation.inductor_kernels import Reader
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.simulated.device import Kind
-from legoai.cost.simulated.grouped import has_grouped_kernel
+from legoai.cost.simulated.grouped_products import has_grouped_kernel
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.graphs import TracingContext
 from legoai.runtime.torch_internals.inductor import (

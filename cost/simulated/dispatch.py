@@ -15,7 +15,7 @@ from legoai.cost.simulated.device import (
     read_from_device,
     read_value,
 )
-from legoai.cost.simulated.grouped import is_by_group, products
+from legoai.cost.simulated.grouped_products import is_by_group, products
 from legoai.cost.simulated.operands import operands_of, shares_of
 from legoai.cost.simulated.operators import (
     ASKS_DEVICE,
