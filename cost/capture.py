@@ -55,8 +55,8 @@ from legoai.runtime.torch_internals.graphs import disable_current_modes
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import trainer as of_trainer
 from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.state import StepFunction, Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:

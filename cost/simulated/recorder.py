@@ -59,7 +59,7 @@ from legoai.runtime.torch_internals.operators import (
     running_backward,
 )
 from legoai.runtime.torch_internals.patching import patched
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 _SIMULATOR: Final = __name__.rpartition(".")[0]
 """Package whose code runs where a device would compute."""

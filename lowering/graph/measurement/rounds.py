@@ -33,7 +33,7 @@ from legoai.runtime.errors import RunErrorCode
 from legoai.runtime.offloading.host_copies import HostCopies
 from legoai.runtime.offloading.state_copies import StateCopies
 from legoai.runtime.process_group import on_first_rank
-from legoai.runtime.training.training import Notice
+from legoai.runtime.training.state import Notice
 from legoai.specs.units import MIB
 
 WARM_UP: Final = 1
