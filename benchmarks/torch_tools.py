@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
     from torch import nn
 
-    from legoai.runtime.training.training import Training
+    from legoai.runtime.training.state import Training
 
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30

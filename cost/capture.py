@@ -31,7 +31,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
-from legoai.cost.simulated.grouped import has_grouped_kernel
+from legoai.cost.simulated.grouped_products import has_grouped_kernel
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
@@ -55,8 +55,8 @@ from legoai.runtime.torch_internals.graphs import disable_current_modes
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import trainer as of_trainer
 from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.state import StepFunction, Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from legoai.cost import assumptions
 from legoai.cost.composed import SteadyBlock, composed_breakdown, composes
@@ -40,9 +40,6 @@ from legoai.specs.directives.require import METRICS, Requirement
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
-
-if TYPE_CHECKING:
-    from legoai.cost.simulated.device import Kind
 
 Progress = Callable[[str], None]
 _TRILLION: Final = 1e12
@@ -282,7 +279,7 @@ def estimate(
             *assumptions.of_machine(machine),
             *assumptions.of_full_batch(plan),
             *assumptions.of_kernels(plan, manifest, directory),
-            *assumptions.of_profile(plan, _kind(machine)),
+            *assumptions.of_profile(plan, machine.device.kind),
         ),
     )
     return _with_requirements(found, plan.require)
@@ -311,7 +308,9 @@ def _simulate(
         with _running():
             yield
 
-    found = piece_of(program, plan, manifest, rank=rank, kind=_kind(machine), gpu=machine.device, capturing=capturing)
+    found = piece_of(
+        program, plan, manifest, rank=rank, kind=machine.device.kind, gpu=machine.device, capturing=capturing
+    )
     if not whole and isinstance(found, PieceOf) and composes(plan, found):
         composed = _compose(found, machine)
         if composed is not None:
@@ -351,7 +350,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
             world=plan.mesh.world_size,
             pp=plan.mesh.pp,
             first=busiest_rank(plan),
-            kind=_kind(machine),
+            kind=machine.device.kind,
             gpu=machine.device,
             cost=OpCosts(machine=machine),
             host=machine.host(),
@@ -417,10 +416,6 @@ def _running() -> Iterator[None]:
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error
-
-
-def _kind(machine: Machine) -> Kind:
-    return "cpu" if machine.device.kind == "cpu" else "cuda"
 
 
 @contextlib.contextmanager

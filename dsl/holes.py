@@ -255,11 +255,6 @@ def _is_bucket(use: Use) -> bool:
     return isinstance(owner, Comm) and field == RULES
 
 
-def inside(inner: Span, outer: Span) -> bool:
-    """Whether a span is within another one."""
-    return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end
-
-
 def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[Use | None, kinds.Kind]]:
     """Yield each use with its kind; a hole that a `let` names may have several."""
     if not uses:
@@ -277,9 +272,9 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     """Return why a hole cannot be searched whatever its domain."""
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
-    if any(inside(span, other) for other in found.scope.asked if other != span):
+    if any(span.is_inside(other) for other in found.scope.asked if other != span):
         return "the values to choose from cannot have holes themselves"
-    statement = next((item for item in found.statements if inside(span, item.span)), None)
+    statement = next((item for item in found.statements if span.is_inside(item.span)), None)
     directives = () if found.plan is None else found.plan.directives()
     keywords = {directive.keyword for directive in directives if any(True for _ in uses_of(directive, span))}
     if isinstance(statement, Statement):

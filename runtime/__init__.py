@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from legoai.runtime.shared_modules import replace_everywhere
     from legoai.runtime.training.batches import Batch, Batches
     from legoai.runtime.training.loop import History
+    from legoai.runtime.training.state import StepResult, Training
     from legoai.runtime.training.step import reduce_loss_and_norm
     from legoai.runtime.training.trainer import Trainer
-    from legoai.runtime.training.training import StepResult, Training
 
 __all__ = [
     "Batch",
@@ -98,9 +98,9 @@ _HOMES = {
     "RunErrorCode": "errors",
     "RunOptions": "launching.options",
     "ShardedOptimizer": "optimizer.sharded",
-    "StepResult": "training.training",
+    "StepResult": "training.state",
     "Trainer": "training.trainer",
-    "Training": "training.training",
+    "Training": "training.state",
     "add_losses": "loss",
     "chunked_cross_entropy": "loss",
     "clip_gradients": "optimizer.clip",

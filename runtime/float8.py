@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.shared_modules import replace_everywhere
 from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
+from legoai.runtime.wrapped import local_part
 
 _IN_FP32: Final = ContextVar("float8_products_in_fp32", default=False)
 
@@ -95,7 +96,7 @@ def compute_float8_scales(models: Iterable[nn.Module]) -> None:
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a parameter on the same memory, without the subclass that casts it while it is gathered."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     if not _wraps(local):
         return tensor
     names, _ = local.__tensor_flatten__()  # type: ignore[attr-defined]

@@ -35,6 +35,11 @@ def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Give floating-point parameters on the meta device the dtype in which they will be stored.
 

@@ -47,14 +47,12 @@ class Solution:
         values: of the variables; empty where no feasible ones were found.
         objective: of ``values``; None where there are none.
         bound: lower bound of the objective; None where none is known.
-        solver: that was used.
     """
 
     status: Status
     values: tuple[float, ...]
     objective: float | None
     bound: float | None
-    solver: SolverName
 
     @property
     def gap(self) -> float | None:
@@ -134,13 +132,11 @@ class LinearProgram:
         if name is None or find_spec("pulp") is None or (name == "highs" and find_spec("highspy") is None):
             raise SolverMissingError(f"solving an integer program needs PuLP and a solver: {INSTALL}")
         if any(variable.low > variable.high for variable in self._variables):
-            return Solution(status="infeasible", values=(), objective=None, bound=None, solver=name)
+            return Solution(status="infeasible", values=(), objective=None, bound=None)
         if not self._variables:
             feasible = all(row.side == 0 if row.equal else row.side >= 0 for row in self._rows)
             zero = 0.0 if feasible else None
-            return Solution(
-                status="optimal" if feasible else "infeasible", values=(), objective=zero, bound=zero, solver=name
-            )
+            return Solution(status="optimal" if feasible else "infeasible", values=(), objective=zero, bound=zero)
         run = self._highs if name == "highs" else self._cbc
         return run(time_limit, node_limit)
 
@@ -197,14 +193,14 @@ class LinearProgram:
         status = model.getModelStatus().name
         info = model.getInfo()
         if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # every variable with a cost is bounded
-            return Solution(status="infeasible", values=(), objective=None, bound=None, solver="highs")
+            return Solution(status="infeasible", values=(), objective=None, bound=None)
         if status not in ("kOptimal", "kTimeLimit", "kSolutionLimit", "kIterationLimit"):
             raise SolverFailedError(f"HiGHS ended with status {status[1:]}")
         optimal = status == "kOptimal"
         bound = info.mip_dual_bound if any(item.integer for item in self._variables) else None
         if info.primal_solution_status != _HIGHS_FEASIBLE:
             found = bound if bound is not None and math.isfinite(bound) else None
-            return Solution(status="stopped", values=(), objective=None, bound=found, solver="highs")
+            return Solution(status="stopped", values=(), objective=None, bound=found)
         column = model.getSolution().col_value
         values = self._rounded([column[variable.index] for variable in variables])
         objective = self._cost(values)
@@ -212,9 +208,7 @@ class LinearProgram:
             bound = objective
         elif bound is not None and not math.isfinite(bound):
             bound = None
-        return Solution(
-            status="optimal" if optimal else "stopped", values=values, objective=objective, bound=bound, solver="highs"
-        )
+        return Solution(status="optimal" if optimal else "stopped", values=values, objective=objective, bound=bound)
 
     def _cbc(self, time_limit: float | None, node_limit: int | None) -> Solution:
         pulp = _imported()
@@ -237,13 +231,13 @@ class LinearProgram:
         problem, variables = run(relaxed=False)
         known = problem.sol_status
         if known == pulp.LpSolutionInfeasible:
-            return Solution(status="infeasible", values=(), objective=None, bound=None, solver="cbc")
+            return Solution(status="infeasible", values=(), objective=None, bound=None)
         values: tuple[float, ...] = ()
         if known in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
             values = self._rounded([variable.varValue for variable in variables])
         if known == pulp.LpSolutionOptimal:
             objective = self._cost(values)
-            return Solution(status="optimal", values=values, objective=objective, bound=objective, solver="cbc")
+            return Solution(status="optimal", values=values, objective=objective, bound=objective)
         # CBC does not report its bound; that of the linear relaxation is valid too.
         relaxed, _ = run(relaxed=True)
         bound = None
@@ -254,7 +248,6 @@ class LinearProgram:
             values=values,
             objective=self._cost(values) if values else None,
             bound=bound,
-            solver="cbc",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from legoai.specs.record import Record
 
@@ -93,18 +93,20 @@ class Features(Record, kw_only=True):
     source: str
 
 
+DeviceKind: TypeAlias = Literal["cpu", "cuda"]
+"""The torch type of a device."""
+
+
 class Device(Record, kw_only=True):
     """One kind of accelerator, as its makers and public measurements describe it.
 
-    ``kind`` is the torch device type (``cuda`` or ``cpu``), ``devices_per_host`` the usual number in a host. A
-    section or figure without a public source is None; :meth:`figure` and :meth:`peak` turn its use into an error.
+    ``devices_per_host`` is the usual number in a host. A section or figure without a public source is None;
+    :meth:`figure` and :meth:`peak` turn its use into an error.
     """
-
-    KINDS: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     name: str
     description: str
-    kind: str
+    kind: DeviceKind
     devices_per_host: int
     features: Features
     memory: Memory | None = None

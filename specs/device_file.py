@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, create_model
 
 from legoai.specs.cluster import (
     CatalogueError,
     Device,
-    Fabric,
+    DeviceKind,
     Features,
     Link,
     Memory,
@@ -26,6 +26,7 @@ from legoai.specs.record import Record
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
     "tuple[str,": (tuple[Annotated[StrictStr, Field(min_length=1)], ...], "a list of names"),
+    "DeviceKind": (DeviceKind, "a torch device type"),
     "bool": (StrictBool, "true or false"),
     "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
     "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),
@@ -42,29 +43,16 @@ def load_device(path: str | Path) -> Device:
         CatalogueError: the file cannot be read, is not TOML, or breaks the schema; ``field`` is the key at fault.
     """
     document = read_toml(Path(path))
-    check(document)
+    check(document, Device)
     return device_of(document)
 
 
-def check(document: dict[str, Any]) -> None:
-    """Check a device file's content.
+def check(document: dict[str, Any], record: type[Record]) -> None:
+    """Check the content of a file by a record of the catalogue.
 
     Raises:
         CatalogueError: it breaks the schema; ``field`` is the first key at fault.
     """
-    _check(document, Device)
-
-
-def check_fabric(document: dict[str, Any]) -> None:
-    """Check one table of the file of fabrics, with its name.
-
-    Raises:
-        CatalogueError: it breaks the schema; ``field`` is the first key at fault.
-    """
-    _check(document, Fabric)
-
-
-def _check(document: dict[str, Any], record: type[Record]) -> None:
     try:
         _model(record).model_validate(document)
     except ValidationError as error:
@@ -90,9 +78,8 @@ def _expected(record: type[Record], path: list[str]) -> tuple[str, tuple[str, ..
         return _expected(_RECORDS[annotation], rest)
     if annotation in _RECORDS:
         return "a table", ()
-    if (record, name) == (Device, "kind"):
-        return "a torch device type", Device.KINDS
-    return _TYPES[annotation][1] if annotation in _TYPES else "", record.fields_
+    legal = get_args(DeviceKind) if annotation == "DeviceKind" else record.fields_
+    return _TYPES[annotation][1] if annotation in _TYPES else "", legal
 
 
 def _annotation(record: type[Record], name: str) -> str:
@@ -105,8 +92,6 @@ def _model(record: type[Record]) -> type[BaseModel]:
     for name in record.fields_:
         annotation = _annotation(record, name)
         kind = _model(_RECORDS[annotation]) if annotation in _RECORDS else _TYPES[annotation][0]
-        if (record, name) == (Device, "kind"):
-            kind = Literal[Device.KINDS]
         fields[name] = (kind, record.defaults_.get(name, ...))
     return create_model(record.__name__, __config__=ConfigDict(extra="forbid"), __doc__=record.__doc__, **fields)
 

@@ -33,6 +33,7 @@ from legoai.cost.trace.records import Call, Record
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_world import FakeStore, forget_meshes
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
+from legoai.runtime.wrapped import to_local
 
 _MEASURED: Final[dict[Call, str]] = {
     "function": "forward of a chain of identities",
@@ -285,9 +286,7 @@ class CallTimer:
 
         def loss() -> torch.Tensor:
             model.zero_grad()
-            out = model(x)
-            total: torch.Tensor = (out.to_local() if isinstance(out, DTensor) else out).sum()
-            return total
+            return to_local(model(x)).sum()
 
         def run(total: torch.Tensor) -> None:
             if backward:

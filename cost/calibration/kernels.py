@@ -14,9 +14,10 @@ import torch
 from legoai.cost.calibration.movement import MOVEMENTS, error_of
 from legoai.cost.calibration.timing import Budget, Timer, out_of_cache
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
-from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.kernels.work import STORED_AS, Attention, Product, element_bytes
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document
+from legoai.specs.dtypes import TORCH_DTYPES
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)
 CPU_FLOPS: Final = 2.0**33
@@ -27,14 +28,8 @@ HELD_OUT: Final = 5
 
 
 def _tensor(shape: Sequence[int], rate: str, device: str) -> torch.Tensor:
-    dtypes = {
-        "fp32": torch.float32,
-        "tf32": torch.float32,
-        "fp64": torch.float64,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-    }
-    return torch.randn(*shape, device=device).to(dtypes[rate])
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[STORED_AS.get(rate, rate)])
+    return torch.randn(*shape, device=device).to(dtype)
 
 
 def _shapes(device: str) -> Iterator[tuple[int, int, int, int]]:
@@ -77,7 +72,7 @@ def matrix_products(
     budget = Budget.of(seconds)
     torch.backends.cuda.matmul.allow_tf32 = rate == "tf32"
     found: list[tuple[Product, float]] = []
-    item = {"fp64": 8, "fp32": 4, "tf32": 4}.get(rate, 2)
+    item = element_bytes(rate)
     for batch, m, n, k in _shapes(timer.device):
         if not timer.has_time_left(budget):
             break

@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from legoai.cost.calibration.timing import CACHE_BYTES, Budget, Timer, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
-from legoai.cost.kernels.work import ITEM_BYTES
 from legoai.runtime.torch_internals.operators import fused_adamw_
+from legoai.specs.dtypes import ITEM_BYTES
 
 MOVEMENTS: Final = (
     "elementwise",

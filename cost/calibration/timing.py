@@ -14,12 +14,14 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from legoai.specs.units import GIB
+
 _TOGETHER: float = 5e-3
 """Seconds of one repetition where ranks share the host: longer than a time slice of the scheduler (3 ms on Linux)."""
 
 CACHE_BYTES: Final = 2**27
 """More than twice the last-level caches of calibrated devices: 32 MiB of one EPYC core complex, 50 MB of an H100."""
-_PLUG_BYTES: Final = 2**30
+_PLUG_BYTES: Final = GIB
 """Memory that is filled while launches are queued: a third of a millisecond on an H100."""
 _QUEUED: Final = 400
 """Most launches in a queue, of the thousand that CUDA holds before the host waits."""

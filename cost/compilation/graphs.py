@@ -41,6 +41,7 @@ from legoai.runtime.torch_internals.graphs import (
 )
 from legoai.runtime.torch_internals.operators import TreeSpec, tree_flatten, tree_unflatten
 from legoai.runtime.torch_internals.patching import patched, patched_attribute, restored_items
+from legoai.runtime.wrapped import local_part
 from legoai.specs.cluster import Device
 
 _BEFORE_ALL: Final = "torch.nn.modules.module:_global_forward_pre_hooks"
@@ -277,9 +278,8 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+    local = local_part(tensor)
+    return local.fake_mode if isinstance(local, FakeTensor) else None
 
 
 def _run_operators(graph: torch.fx.GraphModule, args: list[Any]) -> list[Any]:

@@ -18,10 +18,10 @@ import torch
 
 from legoai.cost.compilation.async_tp import as_with_nccl
 from legoai.cost.compilation.gpu import properties_of
+from legoai.cost.compilation.inductor_kernels import Reader
 from legoai.cost.compilation.schedule import Schedule
-from legoai.cost.compilation.scheduler import Reader
 from legoai.cost.simulated.device import Kind
-from legoai.cost.simulated.grouped import has_grouped_kernel
+from legoai.cost.simulated.grouped_products import has_grouped_kernel
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.graphs import TracingContext
 from legoai.runtime.torch_internals.inductor import (

@@ -27,11 +27,13 @@ from legoai.cost.compilation.graphs import Call, Graph, Options, is_of_unit
 from legoai.cost.compilation.regions import compiled_regions
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.recorder import Capture
+from legoai.runtime.initialize import tensors_of
 from legoai.runtime.parallelism.experts import runs_uncompiled
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.graphs import forward_hooks_of_all_modules, forward_pre_hooks_of_all_modules
 from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
 from legoai.runtime.torch_internals.patching import patched
+from legoai.runtime.wrapped import local_part
 from legoai.specs.cluster import Device
 from legoai.specs.models.mixtral import Experts
 
@@ -190,7 +192,7 @@ class _CompiledModule:
         return out
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        state = _state_of(self.module)
+        state = tensors_of(self.module)
         leaves, spec = tree_flatten((args, kwargs))
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         given = [*state.values(), *(leaves[index] for index in places)]
@@ -270,17 +272,12 @@ def _unit_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:
     ]
 
 
-def _state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def _distributed(given: list[torch.Tensor]) -> bool:
     return any(isinstance(item, DTensor) for item in given)
 
 
 def _in_flight(tensor: torch.Tensor) -> bool:
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return isinstance(local, AsyncCollectiveTensor)
+    return isinstance(local_part(tensor), AsyncCollectiveTensor)
 
 
 def _tensor_key(tensor: torch.Tensor) -> Any:

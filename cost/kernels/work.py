@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from legoai.cost.trace.records import Kernel, TensorType
+from legoai.specs.dtypes import ITEM_BYTES, TORCH_DTYPES
 
 MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
@@ -24,13 +25,6 @@ elementwise kernel or a copy is that loads single elements: of operands that are
 """
 
 KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
-
-ITEM_BYTES: Final = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "uint16": 2, "uint32": 4, "uint64": 8, "float4_e2m1fn_x2": 1,
-}  # fmt: skip
-"""Bytes of one element, by torch's name of the dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +120,14 @@ class Movement:
 Work: TypeAlias = Product | Attention | Movement
 
 _RATES: Final = {
-    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64",
-}  # fmt: skip
+    **{of_torch: name for name, of_torch in TORCH_DTYPES.items()},
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "complex64": "fp32",
+    "complex128": "fp64",
+}
 
-_STORED_AS: Final = {"tf32": "fp32", "mxfp8": "fp8"}
+STORED_AS: Final = {"tf32": "fp32", "mxfp8": "fp8"}
 """Rates of products whose elements are stored in the dtype of another rate."""
 
 _PRODUCTS: Final = {
@@ -162,7 +159,7 @@ def element_bytes(rate: str) -> int:
     >>> element_bytes("bf16"), element_bytes("tf32"), element_bytes("mxfp8")
     (2, 4, 1)
     """
-    stored = _STORED_AS.get(rate, rate)
+    stored = STORED_AS.get(rate, rate)
     return next(ITEM_BYTES[dtype] for dtype, name in _RATES.items() if name == stored)
 
 

@@ -112,12 +112,7 @@ def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
     else:
         own = load_device(Path(override)) if override.endswith(".toml") else device(override)
     wires = fabric(use.fabric) if use.hosts > 1 and use.fabric is not None else None
-    per_host = use.devices
-    if per_host is None:
-        per_host = own.devices_per_host
-        if use.hosts == 1 and own.kind == "cpu":
-            per_host = max(per_host, world)
-    return Cluster(device=own, hosts=use.hosts, devices_per_host=per_host, fabric=wires)
+    return Cluster(device=own, hosts=use.hosts, devices_per_host=use.devices_for(own, world), fabric=wires)
 
 
 def _device_of(use: ClusterUse, directory: Path) -> Device:

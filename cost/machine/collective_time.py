@@ -56,8 +56,8 @@ class Network:
     answers: dict[tuple[object, ...], Answer] = field(default_factory=dict)
 
 
-def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: Profile | None = None) -> Network:
-    """Return the network of ``cluster``, with its fabric as shipped unless given, and a profile's observations.
+def network_of(cluster: Cluster, *, profile: Profile | None = None) -> Network:
+    """Return the network of ``cluster``, with its fabric as shipped, and a profile's observations.
 
     Raises:
         ProfileError: there is no model of the fabric.
@@ -66,7 +66,7 @@ def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: 
     if cluster.hosts == 1:
         return Network(devices_per_host=cluster.devices_per_host, bandwidth=0.0, fabric=None)
     assert cluster.fabric is not None
-    model = fabric or fabric_model(cluster.fabric.name)
+    model = fabric_model(cluster.fabric.name)
     if profile is not None and model.name in profile.fabrics:
         model = replace(model, observed=profile.fabrics[model.name])
     return Network(

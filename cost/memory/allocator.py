@@ -12,7 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-MIB: Final = 2**20
+from legoai.specs.units import MIB
+
 BLOCK: Final = 512
 """Bytes to a multiple of which every block is rounded: the unit of sizes and addresses in a pool."""
 SMALL: Final = MIB
@@ -50,11 +51,6 @@ def segment_size(block: int) -> int:
     if block < LARGE_FROM:
         return LARGE_SEGMENT
     return -(-block // SEGMENT_STEP) * SEGMENT_STEP
-
-
-def pool_key(stream: int, size: int) -> PoolKey:
-    """Return the pool that serves a request of some bytes."""
-    return stream, round_block(size) <= SMALL
 
 
 class OutOfMemoryError(RuntimeError):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.effects import MemoryEffects, bytes_of
 from legoai.cost.memory.following import Followed, change
 from legoai.cost.trace.numbers import KINDS
@@ -239,27 +238,3 @@ def _live(
 def _maker(one: _Alive) -> str:
     """Return the module that allocated a storage."""
     return one.made.module if one.by is None else one.by.path(one.made.module)
-
-
-def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
-    """Yield the active bytes when a step begins, and after each change of them.
-
-    Args:
-        trace: of one rank, from the setup on.
-        step: index of the step.
-
-    Yields:
-        The index of a record of the trace, and bytes.
-    """
-    span = trace.steps[step]
-    sizes: dict[int, int] = {}
-    active = 0
-    for index, record in enumerate(itertools.islice(trace.records, span.stop)):
-        if isinstance(record, Allocate | Free | Resize):
-            size = 0 if isinstance(record, Free) else round_block(record.bytes)
-            active += size - sizes.pop(record.storage, 0)
-            sizes[record.storage] = size
-        elif index != span.start:
-            continue
-        if index >= span.start:
-            yield index, active

@@ -110,9 +110,7 @@ def _pass(hooks: PipelineHooks, other: EqualRank, *, step: int, first: bool) -> 
     recorder.records = []
     recorder.step = step
     like = {theirs: mine for mine, theirs in other.translation.stages.items()}
-    before = {
-        name: getattr(schedule, name, None) for name in ("pipeline_order_with_comms", "_comp_type_to_function_map")
-    }
+    before = {name: getattr(schedule, name, None) for name in _CHANGED}
     stage = hooks.stages[0]
     index = stage.stage_index
     try:

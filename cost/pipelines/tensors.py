@@ -16,6 +16,7 @@ from legoai.cost.simulated.results import tensor_like
 from legoai.cost.trace.segments import Instance
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+from legoai.runtime.wrapped import plain_local_part
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Tensors:
 
     def number(self, value: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage, if it has one."""
-        return self.recorder.number_of(_local(value))
+        return self.recorder.number_of(plain_local_part(value))
 
     def describe(self, value: Any, instance: Instance) -> Result | None:
         """Describe a result of an action.
@@ -43,7 +44,7 @@ class Tensors:
         if value is None:
             return None
         spec = value._spec if isinstance(value, DTensor) else None
-        local, number = _local(value), self.number(value)
+        local, number = plain_local_part(value), self.number(value)
         if number is None or number not in instance.own[STORAGE]:
             raise UnequalError("an action returns a tensor that it did not allocate")
         work = self.recorder.pending.get(number)
@@ -74,9 +75,3 @@ class Tensors:
             recorder.pending[number] = own[WORK][item.work]
             tensor = AsyncCollectiveTensor(tensor)
         return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    """Return the plain local tensor of a DTensor or asynchronous collective tensor."""
-    local = value._local_tensor if isinstance(value, DTensor) else value
-    return local.elem if isinstance(local, AsyncCollectiveTensor) else local

@@ -15,8 +15,9 @@ from legoai.cost.replay.file import load, save
 from legoai.cost.replay.piece import Piece
 from legoai.specs.cache import private_cache
 from legoai.specs.files import replace_file
+from legoai.specs.units import MIB
 
-MOST_BYTES: Final = 128 * 2**20
+MOST_BYTES: Final = 128 * MIB
 """Size limit of a folder, in bytes; a piece takes some 100 kB."""
 _PIECES: Final = "pieces"
 

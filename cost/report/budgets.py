@@ -70,9 +70,8 @@ def _budget(item: RequirementResult, estimate: Estimate, causes: Causes) -> Diag
     if required.dimension == "fraction":
         by, relative = f"{100 * abs(over):.1f} percentage points", ""
     found = contributor(required.metric, estimate, causes)
-    assert required.origin.span is not None, "a budget is always written by a person"
     return RequirementViolated.at(
-        required.origin.span,
+        required.origin.written,
         f"`{required.metric}` is {value}, {by} {'more' if over > 0 else 'less'} than the {limit} of the budget",
         label=f"violated by {by}{relative}",
         others=_others(found),

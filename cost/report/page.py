@@ -15,6 +15,7 @@ from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
 from legoai.cost.report.holders import holders
+from legoai.cost.report.parts import COMMUNICATION, COPIES, HOST, LAUNCH
 from legoai.cost.report.pictures import pipeline_picture
 from legoai.cost.trace.records import Category
 
@@ -91,13 +92,13 @@ def _where(estimate: Estimate) -> Iterator[str]:
     one, total = estimate.slowest.breakdown, estimate.step_time
     rows = [(look, f"{look} computation" if look != "recompute" else "recomputation", one.by_phase.get(look, 0.0))
             for look in ("forward", "recompute", "backward", "optimizer", "other")]  # fmt: skip
-    rows.append(("communication", "exposed communication", one.exposed))
-    rows.append(("copy", "exposed copies to and from the host", one.copies))
-    rows.append(("setup", "computation on the host", one.host))
+    rows.append(("communication", COMMUNICATION, one.exposed))
+    rows.append(("copy", COPIES, one.copies))
+    rows.append(("setup", HOST, one.host))
     rows.append(
         (
             "idle",
-            "pipeline bubble and waiting" if len(estimate.ranks) > 1 else "waiting for the host to launch",
+            "pipeline bubble and waiting" if len(estimate.ranks) > 1 else LAUNCH,
             one.idle,
         )
     )

@@ -10,7 +10,6 @@ from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint_memory import Tried
 from legoai.cost.search.solve import Solution
-from legoai.dsl.holes import inside
 from legoai.specs.directives.require import METRICS
 
 FORMAT_VERSION: Final = 1
@@ -120,7 +119,7 @@ def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
     took = {item.choices: item.figures.step_time for item in solution.result.evaluated}
     for index in open_ones:
         for item in found:
-            if not inside(holes[index].span, item.span):
+            if not holes[index].span.is_inside(item.span):
                 continue
 
             def shown(one: Bucketing | None, index: int = index) -> dict[str, Any] | None:

@@ -136,7 +136,7 @@ class Mixtures:
         candidate, any_feasible = self.state.candidate(group), self.state.found.best is not None
         ranked: list[tuple[float, float, WrittenRule]] = []
         for rule in self._rules(group):
-            mean = self._mean(group, rule, uniform)
+            mean = self._mean(rule, uniform)
             if mean is not None and uniform[rule[0]].active <= uniform[rule[1]].active:
                 missed = max(misses(mean, candidate.plan.require, self.state.costs.capacity(candidate)))
                 cost = self._cost(group, rule, mean)
@@ -152,7 +152,7 @@ class Mixtures:
         most = best + _MISSED * abs(best)
         ranked: list[tuple[float, WrittenRule]] = []
         for bound, rule in left:
-            mean = self._mean(group, rule, uniform) if bound < limit else None
+            mean = self._mean(rule, uniform) if bound < limit else None
             cost = math.inf if mean is None else self._cost(group, rule, mean)
             if cost < most and self._is_likely_to_fit(group, rule, uniform):
                 ranked.append((cost, rule))
@@ -189,7 +189,7 @@ class Mixtures:
         if left is not None:
             return [rule for _, rule in left]
         analysis = self.state.candidate(group).analysis
-        if analysis is None or not self.joint.holes.is_open_only(0, group) or is_staged(analysis):
+        if analysis is None or not self.joint.holes.is_rule_alone_open(group) or is_staged(analysis):
             return []
         pairs = itertools.permutations(self.joint.holes.listed(0), 2)
         every = ((*pair, some) for pair in pairs for some in range(1, self.joint.holes.blocks))
@@ -201,9 +201,7 @@ class Mixtures:
         alike = {holes.chosen(group, Values(value, None, None)): value for value in holes.listed(0)}
         return {alike[item.choices]: item.figures for item in self.state.found.evaluated if item.choices in alike}
 
-    def _mean(
-        self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, Figures]
-    ) -> dict[str, float] | None:
+    def _mean(self, rule: WrittenRule, uniform: Mapping[int | None, Figures]) -> dict[str, float] | None:
         """Figures of a mixture as the mean of the steps with each of its treatments alone; None where one is missing.
 
         In the steady state of a step a block adds as much whatever the others recompute.
@@ -219,7 +217,7 @@ class Mixtures:
 
     def _predicted(self, group: Choices, rule: WrittenRule, uniform: Mapping[int | None, Figures]) -> float:
         """Cost of a mixture as that of the mean; least where a treatment was not simulated."""
-        mean = self._mean(group, rule, uniform)
+        mean = self._mean(rule, uniform)
         return -math.inf if mean is None else self._cost(group, rule, mean)
 
     def _next(self, group: Choices, left: list[_Bounded], limit: float) -> list[Choices]:
@@ -247,7 +245,7 @@ class Mixtures:
 
     def _are_alike(self, group: Choices, opened: Analysis) -> bool:
         """Whether nothing but the treatment of equal blocks is open."""
-        alone = self.joint.holes.is_open_only(0, group) and not is_staged(opened)
+        alone = self.joint.holes.is_rule_alone_open(group) and not is_staged(opened)
         return alone and bool(repeated_blocks(opened.manifest))
 
     def _uniform(self, group: Choices) -> list[tuple[int, Candidate, _Uniform]]:

@@ -16,7 +16,6 @@ from legoai.cost.search.state import SearchState
 from legoai.cost.search.unrecomputed import recomputes_nothing
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import treats_stages_apart
-from legoai.dsl.holes import inside
 from legoai.dsl.open_plan import Candidate
 
 
@@ -79,6 +78,6 @@ class Observations:
         found = list(bucketings(analysis, outcome.units, machine, room))
         self.state.found.bucketings[choices] = found
         for hole, one in enumerate(self.state.plan.holes):
-            texts = [text for item in found if one.buckets and inside(one.span, item.span) for text in item.texts()]
+            texts = [text for item in found if one.buckets and one.span.is_inside(item.span) for text in item.texts()]
             for text in texts:
                 self.nodes.add(choices, hole, text, -math.inf)

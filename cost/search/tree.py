@@ -25,7 +25,7 @@ from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes
 from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
 from legoai.cost.search.observations import Observations
-from legoai.cost.search.probing import Probing
+from legoai.cost.search.probe_simulation import Probing
 from legoai.cost.search.result import Progress, SearchResult
 from legoai.cost.search.state import SearchState
 from legoai.cost.search.treatments import Treatments

@@ -71,7 +71,7 @@ class Unrecomputed:
         Where it is known how far steps exceed their bounds, whatever is recomputed, nothing is left.
         """
         hole = self.joint.holes.holes.checkpoint
-        if hole is None or not self.joint.holes.is_open_only(0, choices):
+        if hole is None or not self.joint.holes.is_rule_alone_open(choices):
             return None
         known = self.state.plan.holes[hole]
         texts = known.choices[: known.listed]

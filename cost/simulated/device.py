@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 
@@ -28,11 +28,12 @@ from legoai.cost.trace.records import (
 )
 from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.operators import register_python_backend
+from legoai.specs.cluster import DeviceKind
 
 SIM: Final = "sim"
 """The name of the device type."""
 
-Kind: TypeAlias = Literal["cuda", "cpu"]
+Kind: TypeAlias = DeviceKind
 """The kind of device to simulate. It decides, for example, the attention kernel and which operators are one kernel."""
 
 READ_VALUE: Final = 2.0**40

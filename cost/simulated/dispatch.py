@@ -15,7 +15,7 @@ from legoai.cost.simulated.device import (
     read_from_device,
     read_value,
 )
-from legoai.cost.simulated.grouped import is_by_group, products
+from legoai.cost.simulated.grouped_products import is_by_group, products
 from legoai.cost.simulated.operands import operands_of, shares_of
 from legoai.cost.simulated.operators import (
     ASKS_DEVICE,
@@ -48,6 +48,7 @@ from legoai.cost.trace.records import (
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.fake_world import FakeWork
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
+from legoai.runtime.wrapped import local_part
 
 NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
     "setup": "other",
@@ -102,12 +103,7 @@ def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             return None
         if any(not isinstance(item, DTensor) or (item._spec.placements, item._spec.mesh) != where for item in same):
             return None
-    return tuple(
-        [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in item]
-        if isinstance(item, list | tuple)
-        else item
-        for item in args
-    )
+    return tuple([local_part(tensor) for tensor in item] if isinstance(item, list | tuple) else item for item in args)
 
 
 def _simulated(value: Any) -> list[torch.Tensor]:

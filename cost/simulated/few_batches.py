@@ -10,7 +10,7 @@ import torch
 from legoai.runtime import Trainer
 from legoai.runtime.data.sequences import SampleBatch
 from legoai.runtime.training.batches import Batch, Batches, Source
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 from legoai.specs.models.reads import InputShape
 
 DISTINCT: Final = 3

@@ -299,7 +299,7 @@ def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
     return 2 * left.numel() // shared * right.shape[-1]
 
 
-def attributes(known: Operator, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def attributes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return further arguments that affect the time of a call."""
     wanted = _wanted(func)
     if not wanted:
@@ -339,7 +339,7 @@ def description(
         "flops": flops(func, known, args, kwargs, out),
         "bytes_read": read,
         "bytes_written": written,
-        "attributes": attributes(known, func, args, kwargs),
+        "attributes": attributes(func, args, kwargs),
     }
 
 

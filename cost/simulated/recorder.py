@@ -27,8 +27,8 @@ from legoai.cost.simulated.device import (
     SimulationError,
     current_stream,
 )
-from legoai.cost.simulated.groups import Group, group_of
 from legoai.cost.simulated.operators import UnknownCollective
+from legoai.cost.simulated.process_groups import Group, group_of
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import (
@@ -59,7 +59,7 @@ from legoai.runtime.torch_internals.operators import (
     running_backward,
 )
 from legoai.runtime.torch_internals.patching import patched
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 _SIMULATOR: Final = __name__.rpartition(".")[0]
 """Package whose code runs where a device would compute."""

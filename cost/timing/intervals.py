@@ -149,12 +149,6 @@ def spans(intervals: Sequence[Interval], resources: Sequence[Resource]) -> tuple
     return starts[begins], latest[np.append(begins[1:], True)] if len(starts) else latest
 
 
-def busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> list[tuple[float, float]]:
-    """Return the times at which any of the resources is busy, without overlap, in order."""
-    starts, ends = spans(intervals, resources)
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
 def seconds_busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> float:
     """Return the seconds for which any of the resources is busy."""
     starts, ends = spans(intervals, resources)
@@ -185,14 +179,6 @@ def exposed_seconds(intervals: Intervals) -> list[Floats]:
     alone = np.empty(len(starts))
     alone[order] = np.maximum(0.0, ends - starts - np.maximum(0.0, computed(ends) - computed(starts)))
     return np.split(alone, np.cumsum(sizes)[:-1]) if sizes else []
-
-
-def exposed(intervals: Sequence[Interval]) -> Iterator[tuple[Interval, float]]:
-    """Yield each collective, with its seconds without computation beside it."""
-    found = Intervals([(0.0, SegmentIntervals(tuple(intervals)))])
-    for (_, segment), seconds in zip(found.segments, exposed_seconds(found), strict=True):
-        for place, alone in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
-            yield segment.intervals[place], alone
 
 
 def _joined(parts: Sequence[Any]) -> Floats:

@@ -65,7 +65,7 @@ class Rank(StreamDependencies):
         super().__init__()
         self.number, self.operations, self.cost, self.host, self.meetings = number, operations, cost, host, meetings
         self.turn = 0
-        self.now = self.latest = self.host_time = self.issues = self.blocked = 0.0
+        self.now = self.latest = self.host_time = self.issues = 0.0
         self.next: tuple[Operation | RunTimes, int] | None = None
         self.times: dict[int, RunTimes] = {}
         self.waiting = False
@@ -116,7 +116,6 @@ class Rank(StreamDependencies):
                 intervals=intervals,
                 marks=tuple(self.marks),
                 end=max(self.latest, self.host_time, *ends),
-                host_blocked=self.blocked,
             ),
             actions=tuple(ActionTime(*item) for item in self.actions if item[2] >= 0),
             waits=tuple(self.idle),
@@ -225,7 +224,6 @@ class Rank(StreamDependencies):
         """Resume the host if it has nothing left to wait for."""
         if not self.waited_for:
             self.waiting = False
-            self.blocked += max(0.0, self.now - self.host_time)
             self.host_time = max(self.host_time, self.now)
             self._take()
 

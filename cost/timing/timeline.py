@@ -151,10 +151,8 @@ class Timeline:
         intervals: by start.
         marks: (name, host time) of each mark.
         end: time at which the last operation, and the host, are done.
-        host_blocked: seconds for which the host waited for the device.
     """
 
     intervals: Sequence[Interval]
     marks: tuple[tuple[str, float], ...]
     end: float
-    host_blocked: float

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from legoai.cost.trace.numbers import FIELD, KINDS, MAKES, NONE, renumbered
 from legoai.cost.trace.pickling import pickled_by_position
 from legoai.cost.trace.records import Record
+from legoai.cost.trace.summaries import Summarised
 from legoai.cost.trace.translation import Translation
 
 KIND_OF: Final = {record: KINDS.index(kind) for record, kind in FIELD.items()}
@@ -22,17 +23,8 @@ KIND_OF: Final = {record: KINDS.index(kind) for record, kind in FIELD.items()}
 _FIRST_OUTSIDE: Final = -2
 
 
-class Summary(Protocol):
-    """Result of an analysis for a segment, independent of its instances' numbers, such as its effect on memory."""
-
-    def __init__(self, segment: Segment) -> None: ...
-
-
-S = TypeVar("S", bound=Summary)
-
-
 @dataclass(frozen=True, eq=False)
-class Segment:
+class Segment(Summarised):
     """Ops in order, independent of the storages, collectives and events that they use.
 
     Attributes:
@@ -43,17 +35,9 @@ class Segment:
 
     records: tuple[Record, ...]
     slots: tuple[int, ...]
-    _summaries: dict[type, Any] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[Segment], tuple[object, ...]]:
         return Segment, (self.records, self.slots)
-
-    def summary(self, kind: type[S]) -> S:
-        """Return the segment's summary of a type, which is computed once."""
-        found: S | None = self._summaries.get(kind)
-        if found is None:
-            found = self._summaries[kind] = kind(self)
-        return found
 
     @functools.cached_property
     def outside(self) -> tuple[tuple[int, int], ...]:

@@ -8,28 +8,20 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, overload
 
 from legoai.cost.trace.numbers import FIELD, renumbered
 from legoai.cost.trace.records import Mark, Record
 from legoai.cost.trace.rounds import Rounds
 from legoai.cost.trace.segments import KIND_OF, Instance, Item
+from legoai.cost.trace.summaries import Summarised
 from legoai.cost.trace.translation import Translation
 
 _STEP: Final = "step "
 
 
-class Summary(Protocol):
-    """Result of an analysis for a trace."""
-
-    def __init__(self, trace: Trace) -> None: ...
-
-
-S = TypeVar("S", bound=Summary)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trace:
+class Trace(Summarised):
     """The ops of one rank, in the order in which its host issues them: a segmented trace.
 
     A trace is composed of ops and of instances of segments; one without instances is the simple case::
@@ -38,8 +30,8 @@ class Trace:
         again = Instance(block.segment, own, outside)    # the same ops on other storages, collectives and events
         Trace(rank=0, world=8, stage=0, items=[*before, block, again, *behind])
 
-    Analyses process each segment once (:meth:`~legoai.cost.trace.segments.Segment.summary`). Traces are equal if their
-    records are equal one by one.
+    Analyses process each segment once (:meth:`~legoai.cost.trace.summaries.Summarised.summary`). Traces are equal if
+    their records are equal one by one.
 
     Attributes:
         rank: global rank that was simulated.
@@ -80,20 +72,9 @@ class Trace:
         """Whether any of the items is an instance of a segment."""
         return any(type(item) is Instance for item in self.items)
 
-    def summary(self, kind: type[S]) -> S:
-        """Return the result of an analysis for the trace, which is computed once."""
-        found: S | None = self._summaries.get(kind)
-        if found is None:
-            found = self._summaries[kind] = kind(self)
-        return found
-
     def forget(self) -> None:
         """Drop the results of analyses, which may be as large as the trace."""
         self._summaries.clear()
-
-    @functools.cached_property
-    def _summaries(self) -> dict[type, Any]:
-        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_summaries"}

@@ -24,7 +24,7 @@ from legoai.specs.span import Span
 if TYPE_CHECKING:
     from legoai.dsl.analysis.layouts.propagation import Propagation
     from legoai.dsl.frontend.resolve import Resolution
-    from legoai.specs.cluster import Device
+    from legoai.specs.cluster import Device, DeviceKind
     from legoai.specs.models.manifest import Manifest
 
 
@@ -121,6 +121,11 @@ class Analysis:
     def device(self) -> Device | None:
         """The cluster's device; None where its profile cannot be read."""
         return self.once("device", lambda: self.plan.cluster.described(self.directory))
+
+    @property
+    def device_kind(self) -> DeviceKind:
+        """The kind of the cluster's device; a GPU where its profile cannot be read."""
+        return "cuda" if self.device is None else self.device.kind
 
     @cached_property
     def module_paths(self) -> Paths:

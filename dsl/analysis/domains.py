@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared
 from legoai.specs.directives.batch import Batch
@@ -91,7 +92,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _degrees(analysis: Analysis) -> list[str]:
-    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    per_host = devices_per_host(analysis)
     return [] if per_host is None else [str(value) for value in divisors(analysis.plan.cluster.hosts * per_host)]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import is_open, parts_of
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix
@@ -14,6 +14,8 @@ from legoai.specs.directives.hole import Undecided
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
     from legoai.specs.models.manifest import Manifest, ModuleInfo
+
+T = TypeVar("T")
 
 _MOST_PATHS: Final = 2**14
 """Size of the cache of ancestors: more than a model has modules and parameters."""
@@ -75,6 +77,11 @@ def holders(path: str) -> tuple[str, ...]:
         path = path.rpartition(".")[0]
         found.append(path)
     return tuple(found)
+
+
+def of_innermost(path: str, values: Mapping[str, T]) -> T | None:
+    """Return the value of the module at ``path``, else that of its innermost ancestor with one; None without any."""
+    return next((values[above] for above in (path, *holders(path)) if above in values), None)
 
 
 def grouped(paths: Iterable[tuple[str, PathRule[Any]]]) -> Iterator[tuple[PathRule[Any], list[str]]]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
+from legoai.dsl.diagnostics.examples import EXAMPLES
+
 
 class Entry(NamedTuple):
     """Options of other tools with one meaning.
@@ -24,13 +26,13 @@ class Entry(NamedTuple):
     note: str = ""
 
 
-_BATCH = "batch (global = 256, micro = 1, seq_len = 8192)"
+_BATCH = EXAMPLES["batch"]
 _FSDP = "fsdp on dp_shard { layers.* = unit }"
 _FULL = "checkpoint { layers.* = full }"
-_DTYPES = "precision (param = bf16, reduce = fp32)"
+_DTYPES = EXAMPLES["precision"]
 _FLOAT8 = "precision { layers.*.feed_forward.{w1, w2, w3} = float8 }"
 _ADAMW = "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)"
-_COSINE = "schedule cosine(steps = 10000, warmup = 1000)"
+_COSINE = EXAMPLES["schedule"]
 _SHARD = "shard on tp { layers.*.attention.{wq, wk, wv} = colwise, layers.*.attention.wo = rowwise }"
 _TRAINER = "options of a run follow `--`: `legoai run FILE -- --help` lists them"
 
@@ -55,10 +57,10 @@ TABLE: Final[tuple[Entry, ...]] = (
           note="sequence parallelism is the treatment `sequence` of the norms in `shard on tp`"),
     # The cluster.
     Entry("hardware machine device_type gpu_type accelerator accelerators resources nodes", "cluster hosts",
-          "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)"),
-    Entry("nnodes num_nodes n_nodes node num_hosts", "hosts", "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)"),
+          EXAMPLES["cluster"]),
+    Entry("nnodes num_nodes n_nodes node num_hosts", "hosts", EXAMPLES["cluster"]),
     Entry("nproc_per_node gpus_per_node num_gpus_per_node devices_per_host ngpus num_gpus gpus n_gpus", "devices",
-          "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)"),
+          EXAMPLES["cluster"]),
     Entry("world_size num_devices", note="the number of devices is the product of the mesh's axes"),
     Entry("network interconnect net", "fabric"),
     Entry("h100 h100_80gb h100_sxm5 h100_80gb_hbm3 nvidia_h100 nvidia_h100_80gb_hbm3 dgx_h100 hgx_h100 hopper p5",
@@ -106,13 +108,13 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("auto_wrap_policy wrap_policy transformer_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap wrap "
           "transformer_layer_cls_to_wrap", "unit fsdp", _FSDP),
     Entry("ddp distributed_data_parallel distributeddataparallel no_shard zero0 zero_0 allreduce all_reduce",
-          "replicate", "replicate on dp_replicate"),
+          "replicate", EXAMPLES["replicate"]),
     Entry("bucket_cap_mb ddp_bucket_size reduce_bucket_size allgather_bucket_size bucket_size ddp_num_buckets",
           "bucket comm", "comm { layers.* = bucket(module) }"),
     Entry("overlap_comm overlap_grad_reduce overlap_param_gather forward_prefetch backward_prefetch limit_all_gathers "
           "fsdp_forward_prefetch fsdp_backward_prefetch stage3_prefetch_bucket_size backward_pre backward_post overlap",
-          "prefetch comm", "comm (prefetch = units(forward = 2, backward = 2))"),
-    Entry("communication collectives nccl", "comm", "comm (prefetch = units(forward = 2, backward = 2))"),
+          "prefetch comm", EXAMPLES["comm"]),
+    Entry("communication collectives nccl", "comm", EXAMPLES["comm"]),
     Entry("no_sync requires_gradient_sync set_requires_gradient_sync", "reduce comm",
           "comm (reduce = last_micro_batch)"),
     # Tensor parallelism.
@@ -145,8 +147,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("bfs looped looped_bfs breadth_first", "LoopedBFS"),
     Entry("num_layers_per_virtual_pipeline_stage virtual_pipeline_model_parallel_size stages_per_rank "
           "num_virtual_stages_per_pipeline_rank pipeline_parallel_layers_per_stage virtual_stages", "pipeline",
-          "pipeline on pp (schedule = Interleaved1F1B, stages = 8)"),
-    Entry("num_stages", "stages pipeline", "pipeline on pp (schedule = Interleaved1F1B, stages = 8)"),
+          EXAMPLES["pipeline"]),
+    Entry("num_stages", "stages pipeline", EXAMPLES["pipeline"]),
     Entry("pipeline_parallel_split_points split_points split_spec module_fqns_per_model_part "
           "pipeline_model_parallel_layout stage_layout partition_method", "split pipeline",
           "pipeline on pp (split = [layers.8, layers.16, layers.24])"),
@@ -198,29 +200,29 @@ TABLE: Final[tuple[Entry, ...]] = (
           note="nothing scales the loss: train in `bf16`"),
     # Offloading.
     Entry("cpu_offload offload_optimizer optimizer_cpu_offload zero_offload", "offload optimizer",
-          "offload (optimizer = all)"),
+          EXAMPLES["offload"]),
     Entry("offload_param offload_params cpuoffloadpolicy param_offload enable_cpu_offload", "parameters offload",
           "offload (parameters = all)"),
     Entry("offload_activations activation_offload cpu_checkpointing activation_offloading", "activations offload",
           "offload (activations = all)"),
     Entry("cpu host pinned", "all"),
     Entry("pytorch_alloc_conf pytorch_cuda_alloc_conf alloc_conf allocator_settings caching_allocator expandable",
-          "allocator expandable_segments", "allocator (expandable_segments = true)"),
+          "allocator expandable_segments", EXAMPLES["allocator"]),
     # Attention and loss.
     Entry("flash_attention flash_attn flash_attention_2 flash_attention_3 fa2 fa3 use_flash_attn", "flash attention",
-          "attention flash"),
+          EXAMPLES["attention"]),
     Entry("attn_implementation attention_backend attn attn_type use_sdpa sdpa scaled_dot_product_attention",
-          "default attention", "attention flash"),
+          "default attention", EXAMPLES["attention"]),
     Entry("flex_attention use_flex_attn flexattention", "flex"),
     Entry("memory_efficient mem_efficient efficient_attention xformers", "efficient"),
     Entry("cudnn_attention", "cudnn"),
     Entry("naive unfused", "math eager"),
     Entry("cross_entropy cross_entropy_loss cross_entropy_loss_fusion fused_cross_entropy liger use_liger_kernel "
-          "criterion loss_fn", "fused loss", "loss fused"),
+          "criterion loss_fn", "fused loss", EXAMPLES["loss"]),
     Entry("chunked_cross_entropy chunked_ce num_chunks num_output_chunks", "chunked loss", "loss chunked(8)"),
     # Compilation.
     Entry("torch_compile torchcompile compile_enable enable_compile dynamo torchdynamo torch_compile_backend jit",
-          "inductor compile", "compile { layers.* = inductor }"),
+          "inductor compile", EXAMPLES["compile"]),
     Entry("torch_compile_mode compile_mode", "mode"),
     Entry("cuda_graph cuda_graphs cudagraphs enable_cuda_graph", "reduce_overhead"),
     Entry("enable_async_tensor_parallel async_tensor_parallel tp_comm_overlap tp_overlap_comm micro_pipeline_tp",
@@ -236,7 +238,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("wd l2 decay weight_decay", "weight_decay optimizer", _ADAMW),
     Entry("sgd_momentum", "momentum"),
     Entry("max_norm max_grad_norm clip_grad clip_grad_norm clip_grad_norm_ gradient_clipping gradient_clip grad_clip "
-          "gradient_clip_val grad_norm_clip clipping", "clip norm", "clip (norm = 1.0)"),
+          "gradient_clip_val grad_norm_clip clipping", "clip norm", EXAMPLES["clip"]),
     Entry("lr_scheduler scheduler lr_scheduler_type lr_schedule lr_decay_style learning_rate_schedule", "schedule",
           _COSINE),
     Entry("warmup_steps lr_warmup_iters lr_warmup_steps warmup_num_steps warmup_iters num_warmup_steps warm_up warmup "
@@ -249,12 +251,12 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("warmup_stable_decay", "wsd schedule", "schedule wsd(steps = 10000, decay = 1000, warmup = 1000)"),
     Entry("constant_with_warmup warmuplr", "constant schedule", "schedule constant(warmup = 1000)"),
     # Runs.
-    Entry("train_iters max_steps training_steps num_steps total_steps", "steps", "steps 1000"),
-    Entry("num_train_epochs epochs", "steps", "steps 1000"),
+    Entry("train_iters max_steps training_steps num_steps total_steps", "steps", EXAMPLES["steps"]),
+    Entry("num_train_epochs epochs", "steps", EXAMPLES["steps"]),
     Entry("save_interval save_steps interval checkpoint_interval ckpt_interval enable_checkpoint save_strategy "
           "save_every",
-          "save every", "save (every = 100, keep = 3)"),
-    Entry("keep_latest_k save_total_limit", "keep save", "save (every = 100, keep = 3)"),
+          "save every", EXAMPLES["save"]),
+    Entry("keep_latest_k save_total_limit", "keep save", EXAMPLES["save"]),
     Entry("async_mode async_save async_checkpoint async_checkpointing", "asynchronous save",
           "save (every = 100, asynchronous = true)"),
     Entry("output_dir dump_folder", note=_TRAINER),
@@ -263,14 +265,14 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("tokenizer_path tokenizer_model hf_assets_path tokenizer_name vocab_file", "tokenizer data",
           'data (source = "texts.jsonl", tokenizer = "tokenizer.json")'),
     Entry("initial_load_path init_from pretrained pretrained_model pretrained_checkpoint load_from weights_path",
-          "weights", 'weights (huggingface = "llama-3.1-8b")'),
+          "weights", EXAMPLES["weights"]),
     Entry("eval validation eval_interval eval_steps eval_iters do_eval", "evaluate every",
           "evaluate (every = 100)"),
-    Entry("random_seed manual_seed", "seed", "seed 7"),
+    Entry("random_seed manual_seed", "seed", EXAMPLES["seed"]),
     # Models, and their dimensions.
     Entry("architecture network_config model_config model_name model_name_or_path flavor", "model",
-          'model llama3("8b")'),
-    Entry("llama llama_3 llama3_1 llama3_2 llama3_3 meta_llama llamaforcausallm", "llama3", 'model llama3("8b")'),
+          EXAMPLES["model"]),
+    Entry("llama llama_3 llama3_1 llama3_2 llama3_3 meta_llama llamaforcausallm", "llama3", EXAMPLES["model"]),
     Entry("gpt2lmheadmodel gpt_2 gpt nanogpt", "gpt2", 'model gpt2("xl")'),
     Entry("gpt_3 gpt3_model", "gpt3", 'model gpt3("13b")'),
     Entry("mixtralforcausallm mixtral_8x7b moe mixture_of_experts", "mixtral", 'model mixtral("8x7b")'),
@@ -303,7 +305,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("num_experts_per_tok moe_router_topk topk moe_top_k experts_per_token", "top_k"),
     # Figures.
     Entry("memory max_memory gpu_memory max_memory_allocated max_active_gib peak_memory_gib hbm vram", "peak_memory",
-          "require peak_memory <= 72GiB"),
+          EXAMPLES["require"]),
     Entry("max_memory_reserved max_reserved_gib reserved", "reserved_memory", "require reserved_memory <= 76GiB"),
     Entry("iteration_time time_per_step elapsed_time_per_iteration step_seconds latency time", "step_time",
           "require step_time <= 10s"),
@@ -313,11 +315,11 @@ TABLE: Final[tuple[Entry, ...]] = (
           "require exposed_comm <= 50%"),
     Entry("bubble_ratio bubble_fraction pipeline_bubble", "bubble", "require bubble <= 50%"),
     Entry("tflops flops mfu_percent model_flops_utilization hfu utilization", "mfu", "require mfu >= 10%"),
-    Entry("budget constraint limit assert", "require", "require peak_memory <= 72GiB"),
-    Entry("optimize objective", "minimize", "minimize step_time"),
+    Entry("budget constraint limit assert", "require", EXAMPLES["require"]),
+    Entry("optimize objective", "minimize", EXAMPLES["minimize"]),
     Entry("include inherit defaults_from base_plan", "extends",
           note='another plan is built on: `extends "base.plan"`'),
-    Entry("var variable define set const param", "let", "let hosts = 4"),
+    Entry("var variable define set const param", "let", EXAMPLES["let"]),
     Entry("profile override preset experiment", "variant",
           "variant small { batch (global = 32, micro = 1, seq_len = 8192) }"),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.parallelism.mesh import mesh_axes, replicating_axes, sharded_axes
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host, mesh_axes, replicating_axes, sharded_axes
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.record import Record
@@ -57,7 +57,7 @@ def _groups(analysis: Analysis) -> Iterator[Group]:
     for axis in reversed(sizes):
         places[axis] = (sizes[axis], stride)
         stride *= sizes[axis]
-    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    per_host = devices_per_host(analysis)
     if per_host is not None and analysis.plan.cluster.hosts == 1:
         per_host = max(per_host, mesh.world_size)
 

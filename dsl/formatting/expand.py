@@ -138,11 +138,11 @@ class _Writer:
         if declared.subject is not None:
             item = declared.option(declared.subject)
             if subject is None:
-                subject = self._default(item, declared, _after(statement.keyword.span))
+                subject = self._default(item, declared, statement.keyword.span.after())
             else:
                 subject = self._value(subject, item.kind)
             given = frozenset({declared.subject})
-        options = self._arguments(options, declared, given, _after(statement.span))
+        options = self._arguments(options, declared, given, statement.span.after())
         return replace(statement, subject=subject, options=options, block=block)
 
     def with_layout(self, statement: Statement, declared: type[Directive]) -> Statement:
@@ -200,7 +200,7 @@ class _Writer:
 
     def _call(self, node: Name | Call, declared: type[Declared], given: frozenset[str]) -> Value:
         name, arguments = (node, None) if isinstance(node, Name) else (node.name, node.arguments)
-        full = self._arguments(arguments, declared, given, _after(name.span))
+        full = self._arguments(arguments, declared, given, name.span.after())
         return node if full is None else Call(name, full, node.span)
 
     def _arguments(
@@ -344,10 +344,6 @@ def _plain(value: Any, place: Span, *, in_bytes: bool, quoted: bool) -> Value:
         return Number(digits, text[len(digits) :], place)
     number = Number(_EXPONENT.sub(r"e\1", repr(abs(value))), "", place)
     return Negation(number, place) if value < 0 else number
-
-
-def _after(span: Span) -> Span:
-    return span._replace(start=span.end, line=span.end_line, column=span.end_column)
 
 
 def _before_end(span: Span) -> Span:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.expand import Addition, Default, expand
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.specs.span import Span
 
 
 def expand_meant(resolution: Resolution, diagnose: Callable[[str], Sequence[Diagnostic]]) -> str:
@@ -44,15 +43,11 @@ def _about(item: Diagnostic, additions: Iterable[Addition]) -> list[Addition]:
     """The additions that a diagnostic is about: those at its label, else those in the statement of its label."""
     for label in (item.label, *item.others):
         span = label.span
-        here = [addition for addition in additions if _within(span, addition.span)]
+        here = [addition for addition in additions if span.is_inside(addition.span)]
         if here:
             return [min(here, key=lambda addition: addition.span.end - addition.span.start)]
-        inside = [addition for addition in additions if _within(addition.span, span)]
-        beside = inside or [addition for addition in additions if _within(span, addition.statement)]
+        inside = [addition for addition in additions if addition.span.is_inside(span)]
+        beside = inside or [addition for addition in additions if span.is_inside(addition.statement)]
         if beside:
             return [one for one in beside if f"`{one.default.option}" in item.message] or beside
     return []
-
-
-def _within(inner: Span, outer: Span) -> bool:
-    return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end

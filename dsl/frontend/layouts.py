@@ -73,7 +73,7 @@ def with_rules(
     if found is None or isinstance(found, Diagnostic):
         return None
     lines = _over(found, statement, place or statement.subject.span, reader.diagnostics)
-    block = statement.block or Block((), _behind(statement.span))
+    block = statement.block or Block((), statement.span.after())
     options = replace(statement.options, items=rest) if statement.options is not None and rest else None
     return replace(statement, subject=None, options=options, block=replace(block, rules=lines))
 
@@ -213,7 +213,3 @@ def _at(node: T, place: Span) -> T:
     if isinstance(node, Record):
         return type(node)(**{field: _at(getattr(node, field), place) for field in node.fields_})
     return node
-
-
-def _behind(span: Span) -> Span:
-    return span._replace(start=span.end, line=span.end_line, column=span.end_column)

@@ -20,8 +20,9 @@ from legoai.dsl.frontend.text import Lines
 from legoai.specs.files import is_stream
 from legoai.specs.record import Record
 from legoai.specs.span import Span
+from legoai.specs.units import MIB
 
-MOST_BYTES: Final = 4 * 2**20
+MOST_BYTES: Final = 4 * MIB
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
 _ENCODING: Final = "utf-8-sig"

@@ -210,13 +210,12 @@ class _Drawing:
         head = self.paint(f"{number:>{self.gutter}} |", "gutter")
         self.output.append(f"{head} {content}" if content else head)
 
-    def _bars(self, number: int, *, after_start: bool = False, after_end: bool = False) -> _Row:
+    def _bars(self, number: int, *, after_start: bool = False) -> _Row:
         """The bars of the long marks that pass the line, or the row below it."""
         row = _Row()
         for slot, mark in enumerate(self.long):
             begun = mark.span.line <= number if after_start else mark.span.line < number
-            ended = mark.span.end_line <= number if after_end else mark.span.end_line < number
-            if begun and not ended:
+            if begun and mark.span.end_line >= number:
                 row.put(2 * slot, "|", mark.style)
         return row
 

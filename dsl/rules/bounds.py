@@ -10,8 +10,6 @@ from legoai.dsl.analysis.magnitudes.bounds import idle_share, logits_bytes, shor
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.require import Requirement
-from legoai.specs.span import Span
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
 
 _MEMORY: Final = ("peak_memory", "reserved_memory")
@@ -19,11 +17,6 @@ _ABOVE: Final = ("<=", "<", "==")
 _BELOW: Final = (">=", ">", "==")
 _SLACK: Final = 0.9
 """What the bubble may differ from the schedule's own, since a step is more than forward and backward."""
-
-
-def _span(item: Requirement) -> Span:
-    assert item.origin.span is not None, "a budget is always written by a person"
-    return item.origin.span
 
 
 class LogitsOverMemory(Check):
@@ -64,7 +57,7 @@ class LogitsOverMemory(Check):
         parts += f", and parameters with optimizer state {format_bytes(beside)}" if beside else ""
         help = ["use a smaller micro batch, more ranks of `cp`, `loss chunked(…)`, or shard the output on `tp`"]
         limits = [
-            (item.bound, _span(item), f"`{item.metric}` cannot be {item.comparison} {format_bytes(item.bound)}")
+            (item.bound, item.origin.written, f"`{item.metric}` cannot be {item.comparison} {format_bytes(item.bound)}")
             for item in plan.require
             if item.metric in _MEMORY and item.comparison in _ABOVE
         ]
@@ -125,7 +118,7 @@ class FasterThanDevice(Check):
                 continue
             bound = format_seconds(item.bound) if item.metric == "step_time" else f"{item.bound:g}"
             yield self.at(
-                _span(item),
+                item.origin.written,
                 f"`{item.metric}` cannot be {item.comparison} {bound}: at the peak rate of "
                 f"{plan.mesh.world_size} `{analysis.device.name}` {why}",
                 label="faster than the devices",
@@ -170,7 +163,7 @@ class BubbleOverBudget(Check):
         for item in asked:
             if share is not None and pipeline is not None and item.bound < share * _SLACK:
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"the bubble is about {format_fraction(round(share, 3))}, and the budget is "
                     f"{format_fraction(item.bound)}",
                     label="the schedule alone leaves the ranks waiting for longer",

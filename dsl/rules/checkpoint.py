@@ -54,9 +54,8 @@ class NeverCalled(Check):
                 lists = [path for path in paths if manifest.modules[path].class_name in ("ModuleList", "ModuleDict")]
                 if len(lists) < len(paths):
                     continue
-                assert rule.path_origin.span is not None
                 yield self.at(
-                    rule.path_origin.span,
+                    rule.path_origin.written,
                     f"`{rule.path}` is a list of modules and never called, so `{directive.keyword}` has no effect",
                     label=f"a {manifest.modules[lists[0]].class_name} without a forward",
                     help=[f"write `{lists[0]}.*` for the modules in it"],
@@ -232,10 +231,9 @@ class NestedCheckpoint(Check):
         for rule, paths in grouped(inner):
             outer = next(above for above in holders(paths[0]) if above in recomputed)
             over = recomputed[outer].path_origin.span
-            assert rule.path_origin.span is not None
             assert over is not None
             yield self.at(
-                rule.path_origin.span,
+                rule.path_origin.written,
                 f"`{paths[0]}` is recomputed as a part of `{name_of(outer)}`, and again by itself",
                 label="recomputed inside of what is recomputed",
                 others=[Label(over, "recomputes what holds it")],
@@ -271,11 +269,10 @@ class NothingToRecompute(Check):
             assert manifest is not None
             if any(manifest.modules[path].kind not in ("linear", "embedding") or path in float8 for path in paths):
                 continue
-            assert rule.origin.span is not None
             kind = manifest.modules[paths[0]].kind
             keeps = "its input" if kind == "linear" else "its indices"
             yield self.at(
-                rule.origin.span,
+                rule.origin.written,
                 f"recomputing `{paths[0]}` saves no memory: it keeps {keeps} with or without",
                 label=f"of kind {kind}",
                 help=["recompute a module that computes more, such as the whole block"],
@@ -313,10 +310,9 @@ class WholeModelRecomputed(Check):
         rule = next((rule for path, rule in recomputed.items() if not path or path in around), None)
         if rule is None:
             return
-        assert rule.origin.span is not None
         inner = f"{blocks[0]}.*" if blocks and blocks[0] else "PATH"
         yield self.at(
-            rule.origin.span,
+            rule.origin.written,
             "recomputing the whole model at once saves no memory at the peak",
             label="all activations are there again when the backward pass begins",
             help=[f"recompute block by block: `{inner} = {rule.treatment.signature()}`"],

@@ -15,7 +15,16 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label
-from legoai.specs.directives.comm import Bucket, Units
+from legoai.specs.directives.comm import Bucket, Comm, Units
+from legoai.specs.directives.fsdp import Fsdp
+
+
+def _prefetching(analysis: Analysis) -> tuple[Comm, Fsdp, Units] | None:
+    """The statements of a plan that gathers a number of units ahead; None of another, or of an unknown model."""
+    comm, fsdp = analysis.plan.comm, analysis.plan.fsdp
+    if comm is None or fsdp is None or not isinstance(comm.prefetch, Units) or analysis.manifest is None:
+        return None
+    return comm, fsdp, comm.prefetch
 
 
 class CommWithoutFsdp(Check):
@@ -52,9 +61,8 @@ class CommWithoutFsdp(Check):
                 what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
                 yield self.at(analysis.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
         for rule in comm.rules:
-            assert rule.origin.span is not None
             yield self.at(
-                rule.origin.span,
+                rule.origin.written,
                 "the bucket has no effect: without `fsdp` nothing is gathered",
                 label="has no effect",
                 help=["`replicate on dp_replicate (bucket = 25MB)` sets the buckets of plain data parallelism"],
@@ -94,9 +102,8 @@ class BucketWithoutUnit(Check):
         for rule, paths in grouped(following(analysis, plan.comm, Bucket).items()):
             if id(rule) in with_units or rule.treatment.by == BY_COMPILER:
                 continue
-            assert rule.path_origin.span is not None
             yield self.at(
-                rule.path_origin.span,
+                rule.path_origin.written,
                 f"the bucket has no effect: neither `{paths[0]}` nor a module inside of it is a unit",
                 label="holds no unit",
                 others=[Label(analysis.place(plan.fsdp), "makes the units")],
@@ -253,25 +260,20 @@ class PrefetchOfNothing(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        plan = analysis.plan
-        if (
-            plan.comm is None
-            or plan.fsdp is None
-            or not isinstance(plan.comm.prefetch, Units)
-            or analysis.manifest is None
-        ):
+        found = _prefetching(analysis)
+        if found is None:
             return
+        comm, fsdp, prefetch = found
         if not prefetching_units(analysis):
             yield self.at(
-                analysis.place(plan.comm, "prefetch"),
+                analysis.place(comm, "prefetch"),
                 "`prefetch` has no effect: the model is one unit",
                 label="has no effect",
-                others=[Label(analysis.place(plan.fsdp), "makes one unit")],
+                others=[Label(analysis.place(fsdp), "makes one unit")],
                 help=["make every block a unit: `layers.* = unit`"],
             )
             return
         reshards = {unit.reshard for unit in fsdp_units(analysis).values()}
-        prefetch = plan.comm.prefetch
         for field, gathered in (
             ("forward", reshards),
             ("backward", reshards - {"never", "after_backward"}),
@@ -281,7 +283,7 @@ class PrefetchOfNothing(Check):
                     analysis.place(prefetch, field),
                     f"`{field} = {getattr(prefetch, field)}` has no effect: no unit is gathered in the {field} pass",
                     label="has no effect",
-                    others=[Label(analysis.place(plan.fsdp), "how units reshard")],
+                    others=[Label(analysis.place(fsdp), "how units reshard")],
                 )
 
 
@@ -362,22 +364,18 @@ class PrefetchOfAll(Check):
     severity = "advice"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        plan = analysis.plan
-        if (
-            plan.comm is None
-            or plan.fsdp is None
-            or not isinstance(plan.comm.prefetch, Units)
-            or analysis.manifest is None
-        ):
+        found = _prefetching(analysis)
+        if found is None:
             return
+        _, fsdp, prefetch = found
         count = len(fsdp_units(analysis))
         for field in ("forward", "backward"):
-            ahead = getattr(plan.comm.prefetch, field)
+            ahead = getattr(prefetch, field)
             if count > 2 and ahead >= count - 1:
                 yield self.at(
-                    analysis.place(plan.comm.prefetch, field),
+                    analysis.place(prefetch, field),
                     f"gathering {ahead} units ahead holds the whole model: there are {count} units",
                     label="gathers everything",
-                    others=[Label(analysis.place(plan.fsdp), f"makes {count} units")],
+                    others=[Label(analysis.place(fsdp), f"makes {count} units")],
                     help=["one or two units ahead are mostly enough; `proactive(limit = 4GiB)` bounds it by memory"],
                 )

@@ -12,9 +12,10 @@ from legoai.dsl.analysis.parallelism.async_tp import split_by_async_tp
 from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.graph_breaks import hooked_modules
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.mesh import devices_per_host, legal_divisors
+from legoai.dsl.rules.mesh import legal_divisors
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
 

@@ -50,7 +50,7 @@ class EqualDropsOnPieces(LayoutRule, Check):
                 f"{named(analysis, found)} {verb(analysis, found, 'drops', 'drop')} the same elements of every rank's "
                 f"piece{origin}",
                 label="every rank draws the same random numbers",
-                others=producer_lines(analysis, first.got, beside=span),
+                others=producer_lines(first.got, beside=span),
                 help=_cures(analysis, found),
             )
 

@@ -92,7 +92,7 @@ class LayoutMismatch(LayoutRule, Check):
                     f"{named(analysis, items)} {verb(analysis, items, 'expects', 'expect')} `{text_of(first.wanted)}`, "
                     f"and `{first.got.describe()}` arrives from {came_from(analysis, first.got)}",
                     label=_expectation(first),
-                    others=producer_lines(analysis, first.got, beside=span),
+                    others=producer_lines(first.got, beside=span),
                     help=_cures(analysis, first),
                     fix=_fix(first),
                 )
@@ -105,7 +105,7 @@ class LayoutMismatch(LayoutRule, Check):
             f"in {named(analysis, [item])} a tensor in layout `{one.describe()}`, from {came_from(analysis, one)}, is "
             f"combined with one in layout `{other.describe()}`, from {came_from(analysis, other)}",
             label=f"`{(one if leaves_at(one, span) else other).describe()}`",
-            others=producer_lines(analysis, one, other, beside=span),
+            others=producer_lines(one, other, beside=span),
             help=[f"give both outputs one layout, for instance `output = {_preferred(one, other)}`"],
         )
 
@@ -210,7 +210,7 @@ class UnpairedStyle(LayoutRule, Check):
                     f"{consumer} {verb(analysis, items, 'expects', 'expect')} a piece of the features, and all of them "
                     f"arrive from {producer}",
                     label="expects `shard(-1)`",
-                    others=producer_lines(analysis, first.got, beside=span),
+                    others=producer_lines(first.got, beside=span),
                     help=["give the layers before it the style `colwise`", "or write `rowwise(input = replicate)`"],
                 )
 
@@ -262,7 +262,7 @@ class PartlyShardedAttention(LayoutRule, Check):
                 f"in {where} the heads of {came_from(analysis, first.got)} are cut over the ranks, and those of "
                 f"{came_from(analysis, first.other)} are not",
                 label="cut by heads",
-                others=producer_lines(analysis, first.other, beside=span),
+                others=producer_lines(first.other, beside=span),
                 help=["give queries, keys and values the same style"],
             )
 

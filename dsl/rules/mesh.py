@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.domains import divisors
 from legoai.dsl.analysis.facts import listed, replacement, written
 from legoai.dsl.analysis.parallelism.experts import limited_experts
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.syntax import Statement
 from legoai.dsl.rules.base import Check
@@ -19,11 +20,6 @@ from legoai.specs.plan import Plan
 
 _ELASTIC = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
 """Axes by how likely their size is the one to change where the number of devices does."""
-
-
-def devices_per_host(analysis: Analysis) -> int | None:
-    """Devices in one host; None where neither the plan nor the device says it."""
-    return analysis.plan.cluster.devices_per_host(analysis.directory)
 
 
 class MeshSize(Check):
@@ -353,7 +349,7 @@ class TensorParallelAcrossHosts(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         mesh, cluster = analysis.plan.mesh, analysis.plan.cluster
         per_host = devices_per_host(analysis)
-        on_cpu = analysis.device is not None and analysis.device.kind == "cpu"
+        on_cpu = analysis.device_kind == "cpu"
         if per_host is None or on_cpu or mesh.tp == 1 or cluster.hosts == 1 or per_host % mesh.tp == 0:
             return
         yield self.at(

@@ -59,7 +59,7 @@ def came_from(analysis: Analysis, tensor: Tensor) -> str:
     return f"`{general(analysis.manifest, tensor.source.path)}`" if tensor.source is not None else "the model's input"
 
 
-def producer_lines(analysis: Analysis, *tensors: Tensor | None, beside: Span) -> list[Label]:
+def producer_lines(*tensors: Tensor | None, beside: Span) -> list[Label]:
     """A label at each line that gave a tensor its layout, but for the line that the diagnostic itself names."""
     found = {}
     for tensor in tensors:

@@ -15,11 +15,6 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.span import Span
 
 
-def _span(rule: PathRule[object]) -> Span:
-    assert rule.path_origin.span is not None, "a rule is always written by a person"
-    return rule.path_origin.span
-
-
 class PathsMatch(NoSuchPath, Check):
     """Every pattern matches something (see ``no-such-path``)."""
 
@@ -32,7 +27,7 @@ class PathsMatch(NoSuchPath, Check):
             known = analysis.paths_for(directive)
             for rule in analysis.assigned(directive).unmatched:
                 close = nearest(rule.path, analysis)
-                span = _span(rule)
+                span = rule.path_origin.written
                 of_parameter = close is not None and not known.matching(pattern(close))
                 if close is not None and of_parameter:
                     close = close.rpartition(".")[0] or None
@@ -74,7 +69,7 @@ class PathsMatch(NoSuchPath, Check):
                 span = _part(rule, braces, word, analysis)
                 whole = f"{rule.path[: braces.start - 1]}{kept}{rule.path[braces.end + 1 :]}"
                 fix = None
-                if meant is not None and span != _span(rule):
+                if meant is not None and span != rule.path_origin.written:
                     fix = Fix(f"write `{meant}`", (Edit(span, meant),), safe=False)
                 yield self.at(
                     span,
@@ -96,7 +91,7 @@ class PathsMatch(NoSuchPath, Check):
         span = _part(rule, braces, None, analysis)
         wrong = [item for item in idle if int(item) < int(held[0]) or int(item) > int(held[-1])]
         named = f"`{wrong[0]}`" if len(wrong) == 1 else f"`{wrong[0]}` to `{wrong[-1]}`"
-        fits = span != _span(rule)
+        fits = span != rule.path_origin.written
         yield self.at(
             span,
             f"{named} of the range in `{rule.path}` match{'es' if len(wrong) == 1 else ''} nothing of the model",
@@ -115,7 +110,7 @@ def _modules(analysis: Analysis) -> Label:
 
 def _part(rule: PathRule[object], braces: Braces, member: str | None, analysis: Analysis) -> Span:
     """Return the span of a member of the braces, or of all their contents; of the whole path if it is computed."""
-    span = _span(rule)
+    span = rule.path_origin.written
     file = analysis.resolution.files.get(span.file) if analysis.resolution is not None else None
     text = file.text[span.start : span.end] if file is not None else ""
     written = _contents(rule.path[braces.start : braces.end])
@@ -158,9 +153,9 @@ class RulesAgree(AmbiguousRules, Check):
                 continue
             for path, first, second in analysis.assigned(directive).conflicts:
                 yield self.at(
-                    _span(second),
+                    second.path_origin.written,
                     f"two rules give `{path or 'root'}` different values, and neither path is more specific",
                     label="gives it another value",
-                    others=[Label(_span(first), "gives it one value")],
+                    others=[Label(first.path_origin.written, "gives it one value")],
                     help=["make one of the two paths more specific, or take the module out of one"],
                 )

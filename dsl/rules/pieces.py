@@ -141,7 +141,7 @@ class PlainWeights(LayoutRule, Check):
                 span,
                 message,
                 label="makes a DTensor",
-                others=producer_lines(analysis, first.other, beside=span),
+                others=producer_lines(first.other, beside=span),
                 help=help,
             )
 
@@ -235,7 +235,7 @@ class NormOfHeads(LayoutRule, Check):
                     f"{where} {gets} the heads of a rank from {producer}, and `sequence` expects a piece of the "
                     "sequence",
                     label="expects `shard(1)`",
-                    others=producer_lines(analysis, first.got, beside=span),
+                    others=producer_lines(first.got, beside=span),
                     help=["write `heads`"],
                     fix=_heads_fix(first),
                 )
@@ -245,7 +245,7 @@ class NormOfHeads(LayoutRule, Check):
                 span,
                 f"`heads` is for norms over the heads of a rank, and {where} {gets} {arrives} from {producer}",
                 label="expects the heads of a rank",
-                others=producer_lines(analysis, first.got, beside=span),
+                others=producer_lines(first.got, beside=span),
                 help=["leave it without a style where its input is whole", "or cut the heads before it: `colwise`"],
             )
 
@@ -297,7 +297,7 @@ class SharedOfNoHeads(LayoutRule, Check):
                 span,
                 problem,
                 label="its gradient would be summed over the ranks",
-                others=producer_lines(analysis, first.got, beside=span),
+                others=producer_lines(first.got, beside=span),
                 help=["cut the heads that use it: `colwise`", "or leave it without a style"],
             )
 
@@ -347,7 +347,7 @@ class PartialMisused(LayoutRule, Check):
                 span,
                 f"in {named(analysis, items)} a summand from {came_from(analysis, summand)} {meets}",
                 label="leaves its output as `partial`" if leaves_at(summand, span) else "",
-                others=producer_lines(analysis, summand, beside=span),
+                others=producer_lines(summand, beside=span),
                 help=["sum it where it leaves: `output = replicate`, or `output = shard(1)`"],
             )
 

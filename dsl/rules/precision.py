@@ -7,10 +7,11 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.dtypes import DTYPE_BYTES
 
 _FIRST_WITH_BF16: Final = (8, 0)
 """The first compute capability whose tensor cores multiply bf16: Ampere (CUDA C++ programming guide)."""

@@ -10,6 +10,7 @@ from legoai.dsl.analysis.optimizer import keeps_state
 from legoai.dsl.analysis.parallelism.replicate import replicas
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.units import GIB
 
 
 class ReplicateWithFsdp(Check):
@@ -202,7 +203,7 @@ class OneBucket(Check):
         if replicate.bucket >= most:
             yield self.at(
                 analysis.place(replicate, "bucket"),
-                f"one bucket takes all gradients of a rank, {most / 2**30:.2g}GiB at most",
+                f"one bucket takes all gradients of a rank, {most / GIB:.2g}GiB at most",
                 label="nothing is reduced while gradients are computed",
                 help=["use smaller buckets; PyTorch's default is `25MiB`"],
             )

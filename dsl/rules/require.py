@@ -14,17 +14,11 @@ from legoai.specs.directives.checkpoint import KeepAll
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.require import METRICS, Objective, Requirement
-from legoai.specs.span import Span
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
 
 _MEMORY: Final = ("peak_memory", "reserved_memory")
 _UPPER: Final = ("<=", "<", "==")
 _LOWER: Final = (">=", ">", "==")
-
-
-def _span(item: Requirement | Objective) -> Span:
-    assert item.origin.span is not None, "a budget is always written by a person"
-    return item.origin.span
 
 
 def _limit(item: Requirement) -> str:
@@ -66,10 +60,10 @@ class BudgetsAgree(Check):
                     continue
                 if _exclude(first, second) or _exclude(second, first):
                     yield self.at(
-                        _span(second),
+                        second.origin.written,
                         f"`{second.metric}` cannot be both {_limit(first)} and {_limit(second)}",
                         label="contradicts the other budget",
-                        others=[Label(_span(first), "the other budget")],
+                        others=[Label(first.origin.written, "the other budget")],
                     )
 
 
@@ -109,7 +103,7 @@ class BudgetBeyondDevice(Check):
             if item.metric in _MEMORY and item.comparison in _UPPER and capacity is not None and item.bound > capacity:
                 assert analysis.device is not None
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"`{analysis.device.name}` has {format_bytes(capacity)}, less than the budget of {_bound(item)}",
                     label="allows what the device cannot hold",
                     others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{analysis.device.name}`")],
@@ -154,7 +148,7 @@ class StateOverBudget(Check):
         for item in budgets:
             if state is not None and state.total > item.bound:
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"`{item.metric}` cannot be {_limit(item)}: {_parts(state)} of the fullest device are "
                     f"at least {format_bytes(state.total)}",
                     label=f"at least {format_bytes(state.total)} are needed",
@@ -233,7 +227,7 @@ class ObjectiveDirection(Check):
         if objective.direction != right:
             better = METRICS[objective.metric].better
             yield self.at(
-                _span(objective),
+                objective.origin.written,
                 f"`{objective.direction} {objective.metric}` asks for the worst plan: {better} is better",
                 label=f"{better} is better",
                 help=[f"write `{right} {objective.metric}`"],
@@ -264,7 +258,7 @@ class RequireDirection(Check):
             if item.comparison in ((">=", ">") if less else ("<=", "<")):
                 turned = item.comparison.translate(str.maketrans("<>", "><"))
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"`{item.metric} {item.comparison} {_bound(item)}` forbids plans that are better: "
                     f"{METRICS[item.metric].better} is better",
                     label="the wrong way round",
@@ -304,7 +298,7 @@ class ImpossibleBudget(Check):
             else:
                 continue
             yield self.at(
-                _span(item),
+                item.origin.written,
                 f"`{item.metric}` cannot be {item.comparison} {_bound(item)}: {reason}",
                 label="no plan keeps this",
             )
@@ -353,7 +347,7 @@ class TrivialBudget(Check):
             )
             if above or below:
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"every plan keeps `{item.metric} {item.comparison} {_bound(item)}`",
                     label="limits nothing",
                     help=["give a bound that can be missed, or leave the line out"],
@@ -402,7 +396,7 @@ class FigureIsZero(Check):
             else:
                 continue
             what = "the budget limits" if isinstance(item, Requirement) else "the objective decides"
-            yield self.at(_span(item), f"`{item.metric}` is always 0 here: {why}", label=f"{what} nothing")
+            yield self.at(item.origin.written, f"`{item.metric}` is always 0 here: {why}", label=f"{what} nothing")
 
 
 def _recomputes(analysis: Analysis) -> bool:
@@ -437,7 +431,7 @@ class ExactBudget(Check):
             if item.comparison == "==" and item.bound != 0:
                 comparison = "<=" if METRICS[item.metric].better == "less" else ">="
                 yield self.at(
-                    _span(item),
+                    item.origin.written,
                     f"`{item.metric}` is never exactly {_bound(item)}",
                     label="missed by every plan",
                     help=[f"write `{item.metric} {comparison} {_bound(item)}`"],

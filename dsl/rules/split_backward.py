@@ -50,10 +50,9 @@ class ReshardUnderSplitBackward(Check):
                 continue
             reshard = rule.treatment.reshard
             reported.add(id(rule))
-            assert rule.origin.span is not None
             schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
             yield self.at(
-                rule.origin.span if reshard is None else analysis.place(rule.treatment, "reshard"),
+                rule.origin.written if reshard is None else analysis.place(rule.treatment, "reshard"),
                 f"`{rule.path}` reshards after forward, which gives wrong gradients under `{schedule}`",
                 label="reshards after forward by default" if reshard is None else "reshards after forward",
                 others=[Label(analysis.place(pipeline, "schedule"), "computes weight gradients apart")],
@@ -97,10 +96,9 @@ class CompileUnderSplitBackward(Check):
         rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
         if rule is None:
             return
-        assert rule.origin.span is not None
         schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
         yield self.at(
-            rule.origin.span,
+            rule.origin.written,
             f"`{schedule}` cannot take compiled modules: it computes the gradients of inputs and weights apart",
             label="compiled",
             others=[Label(analysis.place(pipeline, "schedule"), "splits the backward pass")],
@@ -139,9 +137,8 @@ class SelectiveUnderSplitBackward(Check):
             return
         chosen = [rule for rule in each_rule(checkpoint) if isinstance(rule.treatment, Selective | Budget)]
         for rule in {rule.origin.span: rule for rule in chosen}.values():
-            assert rule.origin.span is not None
             yield self.at(
-                rule.origin.span,
+                rule.origin.written,
                 f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
                 label="keeps outputs for one backward",
                 others=[

@@ -138,10 +138,7 @@ def _times(lowering: Lowering, draft: Draft) -> Node:
     draft.imports.name("legoai.cost.node_times", "NodeTimes")
     use, device = lowering.plan.cluster, lowering.analysis.device
     assert device is not None and use.device != "profile", "a device of the catalogue"
-    devices = use.devices_per_host(lowering.analysis.directory)
-    if use.devices is None and use.hosts == 1 and device.kind == "cpu":
-        devices = max(device.devices_per_host, lowering.plan.mesh.world_size)
-    options = {"devices": str(devices)}
+    options = {"devices": str(use.devices_for(device, lowering.plan.mesh.world_size))}
     if use.hosts > 1:
         assert use.fabric is not None, "hosts have a fabric between them"
         options["hosts"] = str(use.hosts)

@@ -7,8 +7,9 @@ from legoai.lowering.emit import float8
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, call
 from legoai.lowering.emit.step import context
+from legoai.specs.dtypes import TORCH_DTYPES
 
-DTYPES = {"fp64": "torch.float64", "fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+DTYPES = {name: f"torch.{of_torch}" for name, of_torch in TORCH_DTYPES.items()}
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:

@@ -22,16 +22,16 @@ from legoai.lowering.verify.rates import steps_of_schedule
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.data.samples import open_data
 from legoai.runtime.device import Device
-from legoai.runtime.initialize import cast_parameters, materialize
+from legoai.runtime.initialize import cast_parameters, materialize, tensors_of
 from legoai.specs.directives.optimizer import Muon
 from legoai.specs.directives.schedule import Constant
+from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.reads import ImagesWithTexts, Reads
 from legoai.specs.models.torch_internals import BatchNorm
 from legoai.specs.plan import Plan
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
@@ -68,7 +68,7 @@ def train(
         and the `names` of each parameter in the model's order.
     """
     model, first_values = construct(build_model, seed=seed)
-    cast_parameters(model, DTYPES[plan.precision.master])
+    cast_parameters(model, _stored_dtype(plan))
     materialize(model, device=Device(type="cpu"), seed=seed, first_values=first_values)
     optimizers = _optimizers(plan, model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -82,7 +82,7 @@ def train(
     # has a whole number.
     joined = isinstance(reads, ImagesWithTexts) or any(isinstance(module, BatchNorm) for module in model.modules())
     piece = plan.batch.micro_batch if joined else math.gcd(*(global_batch_at(plan, step) for step in range(steps)))
-    stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
+    stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=_stored_dtype(plan)).stream(
         validation=False, micro_batch=piece, rank=0, degree=1, seed=seed
     )
     found: dict[str, Any] = {"losses": [], "norms": [], "rates": {}, "samples": [], "draws": False}
@@ -137,6 +137,11 @@ def train(
     return found
 
 
+def _stored_dtype(plan: Plan) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[plan.precision.master])
+    return dtype
+
+
 def compare_initial_values(
     plan: Plan, build_model: Callable[[], nn.Module], *, seed: int
 ) -> tuple[int, list[InitialDifference]]:
@@ -153,25 +158,23 @@ def compare_initial_values(
     drawn, first_values = construct(build_model, seed=seed)
     by_model = hasattr(type(drawn), "initialise_module")
     # A tensor that the constructor leaves empty has no value there with which to compare.
-    compared = {name for name, tensor in _tensors(drawn).items() if by_model or first_values.holds(name, tensor.shape)}
-    cast_parameters(drawn, DTYPES[plan.precision.master])
+    compared = {
+        name for name, tensor in tensors_of(drawn).items() if by_model or first_values.holds(name, tensor.shape)
+    }
+    cast_parameters(drawn, _stored_dtype(plan))
     materialize(drawn, device=Device(type="cpu"), seed=seed, first_values=first_values)
     built = []
     for number in (1, 2):
         torch.manual_seed(number)
-        built.append(_tensors(build_model()))
+        built.append(tensors_of(build_model()))
     found = []
-    for name, tensor in _tensors(drawn).items():
+    for name, tensor in tensors_of(drawn).items():
         if name not in compared:
             continue
         what = unlike(tensor, [own[name] for own in built if name in own])
         if what is not None:
             found.append(InitialDifference(name=name, what=what))
     return len(compared), found
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

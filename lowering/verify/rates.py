@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.schedule import decay_steps, stable_steps, warmup_steps
 from legoai.runtime.initialize import plain_path
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 from legoai.specs.directives.schedule import Schedule
 
 _MOST: Final = 1000

@@ -30,6 +30,7 @@ from legoai.lowering.verify.compare import (
 )
 from legoai.lowering.verify.processes import Job, JobError, Processes
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
@@ -192,7 +193,6 @@ def run(
 
 
 def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
-    from legoai.lowering.verify.one_device import DTYPES
     from legoai.lowering.verify.rates import merged
 
     held = worst(rank["differences"] for rank in ranks)
@@ -217,7 +217,7 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         samples=sum(len(batch) for batch in reference["samples"]),
         wrong_samples=tuple(wrong_samples([rank["samples"] for rank in ranks], reference["samples"])),
         reductions=sum((Counter(rank["reductions"]) for rank in ranks), Counter()),
-        reduce_dtype=str(DTYPES[plan.precision.reduce]).removeprefix("torch."),
+        reduce_dtype=TORCH_DTYPES[plan.precision.reduce],
         draws=reference["draws"],
         clipped=None if plan.clip is None else min(reference["norms"]) > plan.clip.norm,
     )

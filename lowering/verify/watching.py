@@ -16,7 +16,7 @@ from legoai.runtime.data.sequences import MicroBatch
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 _REDUCE_SCATTER = "_reduce_scatter_base_"
 _ALL_REDUCE = "allreduce_"

@@ -25,6 +25,7 @@ from legoai.runtime.attention.by_heads import attend_by_heads
 from legoai.runtime.attention.kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals import collectives
+from legoai.specs.models.layers import exact_dtype
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -185,7 +186,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, log_sum = ctx.saved_tensors
         way: _Way = ctx.way
-        grad_query = torch.zeros_like(query, dtype=merging_dtype(query))
+        grad_query = torch.zeros_like(query, dtype=exact_dtype(query))
 
         def attend(keys: torch.Tensor, values: torch.Tensor, blocks: list[Block]) -> tuple[torch.Tensor, torch.Tensor]:
             grad_keys = torch.zeros_like(keys, dtype=grad_query.dtype)
@@ -202,11 +203,6 @@ class _Attention(torch.autograd.Function):
         return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None
 
 
-def merging_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype in which partial results and gradients are added: at least fp32."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 class _Merged:
     """Attention to all keys so far.
 
@@ -215,7 +211,7 @@ class _Merged:
     """
 
     def __init__(self, query: torch.Tensor, value: torch.Tensor) -> None:
-        dtype = merging_dtype(query)
+        dtype = exact_dtype(query)
         self.out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=dtype)
         self.log_sum = query.new_full(query.shape[:-1], float("-inf"), dtype=dtype)
 

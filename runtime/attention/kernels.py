@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from legoai.specs.models.layers import exact_dtype
+
 aten = torch.ops.aten
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -161,7 +163,7 @@ class MathKernel:
 def _scores(inputs: Inputs) -> torch.Tensor:
     """Scaled and masked, in fp32 or higher: [batch, heads, tokens, other tokens]."""
     products = inputs.query @ inputs.key.mT
-    scores = products.to(torch.promote_types(products.dtype, torch.float32)) * inputs.scale
+    scores = products.to(exact_dtype(products)) * inputs.scale
     if inputs.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))

@@ -32,6 +32,8 @@ from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, St
 from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
+from legoai.runtime.wrapped import local_part
+from legoai.specs.units import MIB
 
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
@@ -134,7 +136,7 @@ class Checkpoints:
             on_first_rank(lambda: _make_empty(draft))
             save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
             files: Files = {}
-            for part in on_every_rank(lambda: _checksums(draft, _own_files(draft))):
+            for part in on_every_rank(lambda: _checksums(_own_files(draft))):
                 files |= part
             on_first_rank(lambda: _check_visible(draft, final, files))
             on_first_rank(lambda: self._publish(draft, final, meta, files))
@@ -319,12 +321,11 @@ def _listed(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.nbytes if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
+    return local_part(tensor).nbytes if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
 
 
 def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    return f"{size / MIB:,.1f} MiB"
 
 
 def _is_full(error: BaseException) -> bool:
@@ -352,7 +353,7 @@ def _own_files(draft: Path) -> list[Path]:
     return [*files, draft / ".metadata"] if rank == 0 else files
 
 
-def _checksums(draft: Path, files: list[Path]) -> Files:
+def _checksums(files: list[Path]) -> Files:
     return {file.name: (file.stat().st_size, checksum(file)) for file in files}
 
 

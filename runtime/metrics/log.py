@@ -12,8 +12,7 @@ from typing import Any, Self, TextIO
 
 from legoai.runtime.metrics.records import RecordFile
 from legoai.runtime.metrics.tensorboard import TensorBoard
-
-GIB = 1024**3
+from legoai.specs.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
-from legoai.runtime.wrapped import plain_parts
+from legoai.runtime.wrapped import local_part, plain_parts
 
 HOST = torch.device("cpu")
 
@@ -177,8 +177,3 @@ def _to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
     """Copy to page-locked memory; without waiting, the copy can be read by the device's stream only."""
     host = torch.empty_like(tensor, device=HOST, pin_memory=torch.cuda.is_available())
     return host.copy_(tensor, non_blocking=not wait)
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from legoai.runtime.offloading.host_copies import Arriving, HostCopies, OnHost
-from legoai.runtime.offloading.offload import local_part, replace_part
+from legoai.runtime.offloading.offload import replace_part
+from legoai.runtime.wrapped import local_part
 
 _Values = list[tuple[dict[str, Any], str, Any]]
 """Values of a fragment: the state of its parameter, the name there, and the copy."""

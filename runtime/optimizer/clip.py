@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime.torch_internals.operators import foreach_mul_, foreach_norm
+from legoai.runtime.wrapped import to_local
 
 
 def reduce_partial_gradients(groups: Iterable[dict[str, Any]]) -> None:
@@ -41,7 +42,7 @@ def squared_norm_share(groups: Iterable[dict[str, Any]], *, holders: int) -> tor
         for parameter in group["params"]:
             if parameter.grad is not None:
                 alike = _shards(parameter.grad), _norm_dtype(parameter.grad)
-                local.setdefault(alike, []).append(_local(parameter.grad))
+                local.setdefault(alike, []).append(to_local(parameter.grad))
     shares = [
         torch.stack(foreach_norm(grads, dtype=dtype)).double().square().sum() * (shards / holders)
         for (shards, dtype), grads in local.items()
@@ -55,7 +56,7 @@ def clip_gradients(groups: Iterable[dict[str, Any]], *, max_norm: float, total_n
     scale = min(1.0, max_norm / (total_norm + 1e-6))
     if scale < 1.0:
         for group in groups:
-            grads = [_local(parameter.grad) for parameter in group["params"] if parameter.grad is not None]
+            grads = [to_local(parameter.grad) for parameter in group["params"] if parameter.grad is not None]
             if grads:
                 foreach_mul_(grads, scale)
 
@@ -75,7 +76,3 @@ def _norm_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     Norms of fp16 gradients may be beyond its range, and bf16 would round the norm of each shard by up to 0.4%.
     """
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from legoai.runtime.torch_internals.meshes import StridedShard
 from legoai.runtime.torch_internals.optimizers import muon_rate, orthogonalized
+from legoai.runtime.wrapped import to_local
 
 
 class Muon(torch.optim.Muon):
@@ -35,7 +36,7 @@ class Muon(torch.optim.Muon):
             for batch in _batches(item for item in group["params"] if item.grad is not None):
                 updates = [self._momentum(parameter, group) for parameter in batch]
                 for parameter, update in zip(batch, _orthogonal(batch, updates, group), strict=True):
-                    local = _local(parameter)
+                    local = to_local(parameter)
                     local.mul_(1 - rate * decay)
                     local.add_(update, alpha=-muon_rate(rate, group["adjust_lr_fn"], parameter.shape))
 
@@ -46,7 +47,7 @@ class Muon(torch.optim.Muon):
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
-        own, buffer, momentum = _local(gradient), _local(state["momentum_buffer"]), group["momentum"]
+        own, buffer, momentum = to_local(gradient), to_local(state["momentum_buffer"]), group["momentum"]
         buffer.lerp_(own, 1 - momentum)
         return (own.lerp(buffer, momentum) if group["nesterov"] else buffer).bfloat16()
 
@@ -102,7 +103,3 @@ def _of_stack(placement: Placement) -> Placement:
         return Shard(placement.dim + 1)
     assert placement.is_replicate(), f"a parameter is {placement}"
     return placement
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
 
 from legoai.runtime.torch_internals.collectives import all_gather_single, reduce_scatter_single, wait_tensor
+from legoai.runtime.wrapped import to_local
 
 _SEQUENCE = 1
 """The dim that is cut: of [batch, sequence, …, features]."""
@@ -110,8 +111,8 @@ def _take(computed: dict[str, torch.Tensor], path: str, _: torch.Tensor) -> torc
 def _outputs(given: DTensor, layers: Sequence[nn.Linear], mesh: DeviceMesh) -> list[torch.Tensor]:
     """Return the outputs of column-wise layers for a sequence-sharded input: DTensors sharded along the features."""
     pieces = given.redistribute(placements=(Shard(_SEQUENCE),)).to_local()
-    weights = [_local(layer.weight) for layer in layers]
-    biases = [None if layer.bias is None else _local(layer.bias) for layer in layers]
+    weights = [to_local(layer.weight) for layer in layers]
+    biases = [None if layer.bias is None else to_local(layer.bias) for layer in layers]
     kind = pieces.device.type
     if torch.is_autocast_enabled(kind) and pieces.dtype != torch.float64:
         # The dtypes to which autocast would cast for each product; the backward, which runs without autocast, gets them
@@ -130,11 +131,6 @@ def _cut_by_features(output: torch.Tensor, features: int, mesh: DeviceMesh) -> D
     shape = torch.Size((*output.shape[:-1], features))
     stride = tuple(shape[dim + 1 :].numel() for dim in range(len(shape)))
     return DTensor.from_local(output, mesh, (Shard(-1),), run_check=False, shape=shape, stride=stride)
-
-
-def _local(parameter: Any) -> torch.Tensor:
-    local: torch.Tensor = parameter.to_local()
-    return local
 
 
 class _Linears(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -47,7 +47,7 @@ def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, li
         missing[name] = found.pop(name)[0].name
     _check_dtypes(found, folder, whole.integers)
     if not others:
-        _check_missing(missing, whole, folder)
+        _check_missing(missing, folder)
         _check_left(found, whole, folder)
     return found, sorted(missing)
 
@@ -144,7 +144,7 @@ def _check_dtypes(found: Match, folder: Folder, integers: Container[str]) -> Non
                 )
 
 
-def _check_missing(missing: Mapping[str, str], whole: WholeModel, folder: Folder) -> None:
+def _check_missing(missing: Mapping[str, str], folder: Folder) -> None:
     if not missing:
         return
     name, published = min(missing.items(), key=lambda item: (item[1], item[0]))
@@ -162,7 +162,7 @@ def _check_missing(missing: Mapping[str, str], whole: WholeModel, folder: Folder
 def _check_left(found: Match, whole: WholeModel, folder: Folder) -> None:
     """Check that nothing is left over that the published model computes with."""
     taken = {piece.name for pieces in found.values() for piece in pieces}
-    taken |= _tied_names(whole, taken, folder)
+    taken |= _tied_names(whole, folder)
     left = [name for name in folder.tensors if name not in taken and not _COMPUTED.search(name)]
     if left:
         raise RunError(
@@ -172,7 +172,7 @@ def _check_left(found: Match, whole: WholeModel, folder: Folder) -> None:
         )
 
 
-def _tied_names(whole: WholeModel, taken: Iterable[str], folder: Folder) -> set[str]:
+def _tied_names(whole: WholeModel, folder: Folder) -> set[str]:
     """Published names of tied tensors, which are not read twice, where the published model ties them too."""
     assert whole.published is not None, "see `check_map`"
     # A folder without a config is taken for one of the plan's model.

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.distributed.tensor import DTensor
-
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, State
 from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.published.folder import open_folder
 from legoai.runtime.published.matching import check_map, config_warnings, match
 from legoai.runtime.published.reader import read
 from legoai.runtime.published.whole_model import WholeModel
+from legoai.runtime.wrapped import local_part
 
 
 def load_published(
@@ -47,9 +46,7 @@ def load_published(
 
 def _shares(state: State, name: str, other: str) -> bool:
     """Whether a tied tensor of this rank is in the memory of the other, and need not be read."""
-    both = [state.get(f"{WEIGHTS}{one}") for one in (name, other)]
-    if any(tensor is None for tensor in both):
+    one, two = (state.get(f"{WEIGHTS}{tied}") for tied in (name, other))
+    if one is None or two is None:
         return False
-    one, two = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in both)
-    assert one is not None and two is not None
-    return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+    return local_part(one).untyped_storage().data_ptr() == local_part(two).untyped_storage().data_ptr()

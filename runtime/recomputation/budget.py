@@ -31,9 +31,9 @@ from legoai.runtime.recomputation.policies import (
     save,
     selective_contexts,
 )
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
+from legoai.runtime.torch_internals.collectives import resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves
-from legoai.runtime.wrapped import plain_parts
+from legoai.runtime.wrapped import plain_local_part, plain_parts
 from legoai.specs.models.random_operators import is_random
 
 FLOP_PER_BYTE: Final = 295
@@ -186,7 +186,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
 
 def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     """Restore the random state of the tensors' device and of the CPU in the end."""
-    devices = {tensor.device for tensor in map(_local, _tensors((args, kwargs)))} - {torch.device("cpu")}
+    devices = {tensor.device for tensor in map(plain_local_part, _tensors((args, kwargs)))} - {torch.device("cpu")}
     kind = next((device.type for device in devices), "cuda")
     return torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind)
 
@@ -347,13 +347,6 @@ def _ranks_that_share(output: Any) -> int:
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a distributed tensor, without waiting for a pending collective."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def _sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:

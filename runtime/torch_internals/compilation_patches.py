@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.runtime.torch_internals.patch import Patch
+from legoai.runtime.torch_internals.patch_record import Patch
 
 COMPILATION: Final = (
     Patch(

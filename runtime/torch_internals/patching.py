@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from legoai.runtime.torch_internals.patch import Patch
+from legoai.runtime.torch_internals.patch_record import Patch
 from legoai.runtime.torch_internals.table import PATCHES
 
 _INHERITED: Final = object()

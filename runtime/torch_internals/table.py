@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from legoai.runtime.torch_internals.compilation_patches import COMPILATION, SCHEDULING
-from legoai.runtime.torch_internals.patch import Kind, Patch
+from legoai.runtime.torch_internals.patch_record import Kind, Patch
 
 _MESH: Final = "torch.distributed.device_mesh:DeviceMesh"
 _RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode would drop"

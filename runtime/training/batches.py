@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from legoai.runtime.data.sequences import MicroBatch
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 
 class Source(Protocol):

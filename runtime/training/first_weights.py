@@ -11,7 +11,7 @@ from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.published.folder import is_published
 from legoai.runtime.published.start import load_published
 from legoai.runtime.training.resume import load_weights, named_checkpoint
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 
 def start_with_weights(place: Path, training: Training, options: RunOptions, log: MetricsLog) -> None:

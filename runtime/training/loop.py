@@ -40,8 +40,8 @@ from legoai.runtime.training.resume import (
     optimizer_name,
     restore,
 )
+from legoai.runtime.training.state import Notice, StepResult, Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.training import Notice, StepResult, Training
 from legoai.runtime.training.validation import validation_loss
 
 KEPT_RECORDS: Final = 100_000

@@ -15,7 +15,7 @@ from legoai.runtime.attention.blocks import Balance
 from legoai.runtime.loss import LossFunction, token_cross_entropy
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.training.batches import Batch, Batches
-from legoai.runtime.training.training import StepFunction, StepResult, Training
+from legoai.runtime.training.state import StepFunction, StepResult, Training
 from legoai.specs.models.reads import Reads, Tokens
 
 if TYPE_CHECKING:

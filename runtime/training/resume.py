@@ -24,7 +24,7 @@ from legoai.runtime.data.samples import Data
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 
 def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:

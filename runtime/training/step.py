@@ -11,7 +11,7 @@ from legoai.runtime.optimizer.clip import squared_norm_share
 from legoai.runtime.process_group import sum_over_world
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.recipe import Recipe
-from legoai.runtime.training.training import StepResult, Training
+from legoai.runtime.training.state import StepResult, Training
 from legoai.specs.models.random_operators import seed_generators
 
 

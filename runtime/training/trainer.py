@@ -37,7 +37,7 @@ from legoai.runtime.published.whole_model import WholeModel
 from legoai.runtime.training.batches import Batch
 from legoai.runtime.training.loop import History, TrainingLoop
 from legoai.runtime.training.recipe import Recipe
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 from legoai.specs.models.first_values import FirstValues, construct, move_to_meta
 from legoai.specs.models.torch_internals import meta_device
 

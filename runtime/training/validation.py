@@ -15,7 +15,7 @@ from legoai.runtime.parallelism.units import reshard_units
 from legoai.runtime.process_group import sum_over_world
 from legoai.runtime.training.batches import Batch, Batches
 from legoai.runtime.training.recipe import Recipe
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 
 @torch.no_grad()

@@ -70,3 +70,10 @@ class ClusterUse(Directive):
             return self.devices
         found = self.described(directory)
         return None if found is None else found.devices_per_host
+
+    def devices_for(self, device: Device, ranks: int) -> int:
+        """Devices in one host of ``device`` for some ranks; a single CPU host has as many as they need."""
+        if self.devices is not None:
+            return self.devices
+        usual = device.devices_per_host
+        return max(usual, ranks) if self.hosts == 1 and device.kind == "cpu" else usual

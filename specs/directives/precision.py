@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Choice, ListOf
+from legoai.specs.dtypes import TORCH_DTYPES
 
-DTYPES = ("fp64", "fp32", "bf16", "fp16")
-_DTYPE = Choice(DTYPES)
+_DTYPE = Choice(tuple(TORCH_DTYPES))
 
 
 class Float8(Treatment):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from legoai.specs.directives.base import AxisUse, Directive, option
 from legoai.specs.directives.kinds import Choice, Size
+from legoai.specs.units import MIB
 
 
 class ReplicateUse(Directive):
@@ -20,7 +21,7 @@ class ReplicateUse(Directive):
             "Bytes of gradients in one all-reduce, at least: a bucket is of whole blocks, filled from the end of the "
             "model. What does not fill a bucket is reduced last."
         ),
-        default=25 * 2**20,
+        default=25 * MIB,
     )
     optimizer: str = option(
         Choice(("replicated", "sharded")),

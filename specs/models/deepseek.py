@@ -12,7 +12,7 @@ from torch import nn
 from legoai.specs.models import mixtral
 from legoai.specs.models.configs import DeepSeekConfig
 from legoai.specs.models.decoder import RotaryDecoder, TransformerBlock, apply_rotary
-from legoai.specs.models.layers import Linear, residual_std
+from legoai.specs.models.layers import Linear, exact_dtype, residual_std
 from legoai.specs.models.llama import FeedForward
 
 
@@ -116,7 +116,7 @@ class MoE(mixtral.MoE):
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weights of each row's experts, [rows, top_k], and their numbers, by the router's logits."""
-        exact = logits.to(mixtral.exact_dtype(logits))
+        exact = logits.to(exact_dtype(logits))
         scores = exact.softmax(-1) if self.selection_bias is None else exact.sigmoid()
         chosen = self._within_groups(scores.detach()).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)

@@ -6,7 +6,7 @@ Importing this module is cheap and never imports torch.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import NamedTuple
 
@@ -293,16 +293,6 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
         ),
     }
 )
-
-
-def distinct_presets() -> Iterator[tuple[str, str]]:
-    """Yield the family and name of every preset; of equal ones only the first."""
-    for name, family in FAMILIES.items():
-        seen: list[ModelConfig] = []
-        for preset, config in family.presets.items():
-            if config not in seen:
-                seen.append(config)
-                yield name, preset
 
 
 def config_values(config: ModelConfig) -> dict[str, Scalar]:

@@ -68,9 +68,9 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     return _model_class(transformers, where, fields, config)(config)
 
 
-def transformers_config(fields: Mapping[str, Any], /, *, where: str = "the config", **overrides: Scalar) -> Any:
+def transformers_config(fields: Mapping[str, Any]) -> Any:
     """Return the config object that `transformers` makes of the fields; see `transformers_model`."""
-    return _config(_transformers(), where, fields, overrides)
+    return _config(_transformers(), "the config", fields, {})
 
 
 def _transformers() -> Any:

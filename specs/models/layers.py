@@ -1,9 +1,10 @@
-"""Linear and embedding layers that draw their first weights as transformers do."""
+"""Linear and embedding layers that draw their first weights as transformers do, and the dtype of exact sums."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
 INIT_STD = 0.02
@@ -17,6 +18,11 @@ def residual_std(n_layers: int) -> float:
     with depth (Radford et al. 2019, section 2.3).
     """
     return INIT_STD / math.sqrt(2 * n_layers)
+
+
+def exact_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of scores, and of sums of many parts: at least fp32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class Linear(nn.Linear):

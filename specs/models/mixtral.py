@@ -9,7 +9,7 @@ from torch import nn
 
 from legoai.specs.models.configs import DeepSeekConfig, MixtralConfig
 from legoai.specs.models.decoder import Attention, RotaryDecoder, TransformerBlock
-from legoai.specs.models.layers import INIT_STD, Linear, residual_std
+from legoai.specs.models.layers import INIT_STD, Linear, exact_dtype, residual_std
 
 
 class Experts(nn.Module):
@@ -108,11 +108,6 @@ class MoE(nn.Module):
         """Return the weights of each row's experts, [rows, top_k], and their numbers, by the router's logits."""
         weights, chosen = logits.softmax(-1, dtype=exact_dtype(logits)).topk(self.top_k, dim=-1)
         return weights / weights.sum(-1, keepdim=True), chosen
-
-
-def exact_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype in which experts are scored: at least fp32."""
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class Mixtral(RotaryDecoder):

@@ -11,11 +11,11 @@ from legoai.cost.estimate import CannotEstimateError
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
-from legoai.cost.timing.intervals import busy
 from legoai.cost.trace.records import Collective
 from legoai.specs.directives.cluster import ClusterUse
 from support.marks import some_slow
 from support.simulator import in_the_simulator
+from support.timelines import busy
 
 PLAN = """plan small
 

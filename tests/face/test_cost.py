@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cli import main
 from legoai.commands import cost
 from legoai.cost.report import chrome, page, terminal
+from support.command_line import called
 
 ROOT = Path(__file__).parents[2]
 PLAN = """plan small
@@ -45,15 +45,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command line that simulates nothing."""
-    status = main(list(argv))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 def started(*argv: str) -> subprocess.CompletedProcess[str]:
-    """The same in its own process, since a simulation leaves threads that prevent forking."""
+    """A command in its own process, since a simulation leaves threads that prevent forking."""
     return subprocess.run(
         [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=120
     )

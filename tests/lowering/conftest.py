@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legoai.lowering.program import Program
+from support import corpus
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,12 +37,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Program], None]:
     return compare
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Caches of models and data are separate for the tests of each file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+own_cache = corpus.own_cache
 
 
 @pytest.fixture(scope="module")

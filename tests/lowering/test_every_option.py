@@ -21,7 +21,6 @@ from legoai.specs.span import Origin, Span
 from support.plans import FULL, lowered, manifest_of, resolved, without_hash
 
 BASE = resolved(FULL)
-FIELDS = {"shard": "shard"} | {keyword: keyword for keyword in FAMILIES}
 
 PATHS = {
     "shard": ("layers.0.attention.wq", "layers.0.attention", "layers.0.attention_norm", "layers.0.attention.wq.weight"),

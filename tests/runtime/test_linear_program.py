@@ -65,7 +65,6 @@ def test_small_programs_equal_brute_force(solver: str, seeds: range):
 def test_stopped_solve_reports_its_gap(solver: str, limit: dict):
     found = knapsack(60, 3).solve(solver=solver, **limit)
     assert found.status == "stopped"
-    assert found.solver == solver
     assert found.bound is not None
     if found.values:
         assert found.bound < found.objective

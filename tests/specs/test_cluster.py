@@ -12,13 +12,14 @@ from legoai.specs.cluster import (
     CatalogueError,
     Cluster,
     Device,
+    Fabric,
     catalogue,
     device,
     device_names,
     fabric,
     fabric_names,
 )
-from legoai.specs.device_file import check, check_fabric, load_device
+from legoai.specs.device_file import check, load_device
 
 GPUS = ("a100_sxm80", "b200", "h100_sxm", "h100_sxm96", "h200")
 
@@ -71,14 +72,14 @@ def test_file_name_is_the_device_name_and_every_section_names_its_source(name):
 
 @pytest.mark.parametrize("name", device_names())
 def test_catalogued_device_follows_the_user_schema(name):
-    check(tomllib.loads((catalogue() / f"{name}.toml").read_text()))
+    check(tomllib.loads((catalogue() / f"{name}.toml").read_text()), Device)
 
 
 def test_catalogued_fabrics_follow_their_schema():
     for name, table in tomllib.loads((catalogue() / cluster.FABRICS_FILE).read_text()).items():
-        check_fabric({"name": name, **table})
+        check({"name": name, **table}, Fabric)
     with pytest.raises(CatalogueError, match="bandwidth_bytes_per_second: expected a positive number"):
-        check_fabric({"name": "x", "description": "x", "source": "x", "bandwidth_bytes_per_second": -1})
+        check({"name": "x", "description": "x", "source": "x", "bandwidth_bytes_per_second": -1}, Fabric)
 
 
 def test_every_fabric_names_its_source():

@@ -13,7 +13,7 @@ from legoai.lowering.graph.measurement.nodes import NodeWatch, Sample
 from legoai.lowering.graph.measurement.rounds import outline
 from legoai.runtime import RunOptions
 from legoai.runtime.training.loop import TrainingLoop
-from legoai.runtime.training.training import Training
+from legoai.runtime.training.state import Training
 
 
 def train_measured(text: str, data: str, cache: str, *, steps: int, beyond: int) -> dict[str, Any]:

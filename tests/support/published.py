@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 from torch import nn
@@ -48,6 +50,14 @@ ROPE_OF_LLAMA = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10_000.0}
 GPT_SIZES = {"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 GPT_OURS = {"vocab_size": 256, "max_seq_len": 64, "dim": 32, "hidden_dim": 128, "n_layers": 2, "n_heads": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 class Case(NamedTuple):

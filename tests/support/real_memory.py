@@ -14,8 +14,8 @@ from legoai.cost.simulated.recorder import locals_of
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.state import Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.training import Training
 from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
 

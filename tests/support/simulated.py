@@ -19,6 +19,7 @@ from legoai.cost.compilation.modules import compilation
 from legoai.cost.simulated.operators import operator
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Record
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.data.sequences import SequenceBatch
@@ -42,6 +43,12 @@ PROGRAMS = {
     "replicated": {"replicate": 2},
     "fsdp, reduced last": {"dp_shard": 2, "reduce_last": True},
 }
+
+
+def steady(trace: Trace) -> list[Record]:
+    """The records of the last step."""
+    span = trace.steps[-1]
+    return list(trace.records[span.start : span.stop])
 
 
 @contextmanager

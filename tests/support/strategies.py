@@ -34,7 +34,6 @@ number_texts = st.one_of(
     st.from_regex(r"[0-9]{1,3}\.[0-9]{1,3}", fullmatch=True),
     st.from_regex(r"[0-9](\.[0-9])?[eE][+-]?[0-9]{1,2}", fullmatch=True),
 )
-plain_numbers = st.builds(tree.Number, number_texts, st.just(""), st.just(ONE_LINE))
 numbers = st.builds(tree.Number, number_texts, st.sampled_from(["", *UNITS]), st.just(ONE_LINE))
 strings = st.builds(
     tree.String,

@@ -25,12 +25,12 @@ from legoai.cost.trace.records import LOSS, Allocate, Collective, CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.communication.comm import bucket_rules, buckets_of, reduces_last, unit_kinds
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.buckets import local_numel
 from legoai.dsl.analysis.parallelism.graph import is_traced, reorders
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.mesh import DATA_AXES
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:

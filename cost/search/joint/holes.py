@@ -77,9 +77,9 @@ class MemoryHoles:
         pairs = zip(self.plan.holes, group, other, strict=True)
         return all(one == two or hole.owner is Loss or _is_of_replicas(hole) for hole, one, two in pairs)
 
-    def is_open_only(self, kind: Kind, choices: Choices) -> bool:
-        """Whether the hole of a kind is the only one without a choice."""
-        return [index for index, value in enumerate(choices) if value is None] == [self.holes[kind]]
+    def is_rule_alone_open(self, choices: Choices) -> bool:
+        """Whether the hole of `checkpoint` is the only one without a choice."""
+        return [index for index, value in enumerate(choices) if value is None] == [self.holes.checkpoint]
 
     def values(self, choices: Choices) -> Values:
         """The values of the three holes in a candidate."""

@@ -23,13 +23,12 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.computation.precision import output_bytes
+from legoai.dsl.analysis.computation.precision import computes_in_float8, output_bytes
 from legoai.dsl.analysis.facts import below, holders, modules_inside
 from legoai.dsl.analysis.magnitudes.flops import DECODERS, FEATURES_KNOWN
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
-from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
@@ -89,7 +88,7 @@ def _width_of_products(analysis: Analysis) -> int:
     manifest, blocks, compiled = analysis.manifest, _known_blocks(analysis), analysis.plan.compile
     assert manifest is not None
     paths = [rule.path for rule in compiled.rules] if compiled is not None else []
-    if _is_cast(analysis) or _are_inside(analysis, blocks, paths):
+    if computes_in_float8(analysis.plan.precision) or _are_inside(analysis, blocks, paths):
         return 0
     width = len(blocks) * _dim(analysis)
     recomputed = recomputed_modules(analysis)
@@ -143,7 +142,7 @@ def between_halves(analysis: Analysis) -> dict[str, int]:
     Raises:
         Undecided: it depends on a hole.
     """
-    if _is_cast(analysis):
+    if computes_in_float8(analysis.plan.precision):
         return {}
     tp, of_feature = analysis.plan.mesh.tp, bytes_of_feature(analysis)
     return {block: features * of_feature // tp for block, features in _given_by_linear(analysis).items()}
@@ -203,7 +202,7 @@ def _widths(analysis: Analysis) -> dict[str, int]:
         recomputed = recomputed_modules(analysis)
     except Undecided:
         return widths  # any treatment keeps the inputs
-    if not _is_cast(analysis):
+    if not computes_in_float8(analysis.plan.precision):
         features = _features(analysis)
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
@@ -229,7 +228,7 @@ def _untreated(analysis: Analysis) -> dict[str, int]:
     assert manifest is not None
     widths = dict.fromkeys(blocks, _dim(analysis)) if blocks else {}
     features = _features(analysis)
-    for path, module in manifest.modules.items() if widths and not _is_cast(analysis) else ():
+    for path, module in manifest.modules.items() if widths and not computes_in_float8(analysis.plan.precision) else ():
         block = next((one for one in holders(path) if one in widths), None)
         if block is not None:
             widths[block] += sum(features.kept(path, module, {}))
@@ -242,7 +241,7 @@ def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
     Raises:
         Undecided: it depends on another hole.
     """
-    if block not in _blocks(analysis) or _is_cast(analysis):
+    if block not in _blocks(analysis) or computes_in_float8(analysis.plan.precision):
         return None
     features, of_feature = _features(analysis), bytes_of_feature(analysis) / analysis.plan.mesh.tp
     if isinstance(treatment, Budget):
@@ -263,11 +262,6 @@ def _features(analysis: Analysis) -> _Features:
     except Undecided:
         cut = NONE_CUT  # of open styles each may leave everything in parts
     return _Features(analysis.manifest, fuses_attention(analysis), tp, cut)
-
-
-def _is_cast(analysis: Analysis) -> bool:
-    """Whether some layers compute in narrower dtypes, and keep what they do in these."""
-    return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules)
 
 
 def _fills(treatment: Any) -> bool:
@@ -340,7 +334,7 @@ def _in_feed_forward(analysis: Analysis) -> dict[str, int]:
     """
     manifest = analysis.manifest
     assert manifest is not None
-    if _is_cast(analysis):
+    if computes_in_float8(analysis.plan.precision):
         return {}
     found = {}
     for block in _blocks(analysis):

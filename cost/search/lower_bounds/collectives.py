@@ -29,7 +29,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.parallelism.experts import distributed_experts
@@ -39,7 +39,7 @@ from legoai.dsl.analysis.parallelism.mesh import shard_ranks, sharded_axes
 from legoai.dsl.analysis.stages.pipeline import most_stages
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
-from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.manifest import BlockList, Manifest
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")
@@ -120,7 +120,7 @@ def _alike(analysis: Analysis, room: float) -> list[_Alike]:
     batches = micro_batches(plan)
     if plan.fsdp is None or manifest is None or batches is None or is_traced(analysis):
         return []
-    if distributed_experts(analysis) or is_cast(analysis):
+    if distributed_experts(analysis) or computes_in_float8(plan.precision):
         return []
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
@@ -215,7 +215,7 @@ def gathered_bytes(analysis: Analysis) -> int:
     plan = analysis.plan
     if analysis.manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
         return 0
-    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or is_cast(analysis):
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or computes_in_float8(plan.precision):
         return 0
     units = fsdp_units(analysis)
     kept = {path for path, unit in units.items() if path and not may_reshard(unit)}
@@ -235,7 +235,7 @@ def gathered_for_backward(analysis: Analysis) -> int:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
         return 0
-    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or is_cast(analysis):
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or computes_in_float8(plan.precision):
         return 0
     units, elements, trained = fsdp_units(analysis), elements_of_units(analysis), trained_of_units(analysis)
     blocks = [path for item in manifest.block_lists for path in item.paths]
@@ -322,7 +322,13 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
         ProfileError: nothing is known of the links.
     """
     plan, manifest = analysis.plan, analysis.manifest
-    if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or is_cast(analysis):
+    if (
+        manifest is None
+        or plan.mesh.tp == 1
+        or plan.compile is not None
+        or is_traced(analysis)
+        or computes_in_float8(plan.precision)
+    ):
         return {}
     cut, of_feature = cut_layers(analysis), bytes_of_feature(analysis)
 
@@ -383,11 +389,6 @@ def _gathers(units: _UnitsOfRule, batches: int, *, staged: bool, freed: bool) ->
     if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
         return 2 * batches
     return batches if unit.reshard == "after_backward" or isinstance(unit.reshard, int) else 1
-
-
-def is_cast(analysis: Analysis) -> bool:
-    """Whether some layers compute, and may communicate, in narrower dtypes."""
-    return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules)
 
 
 def _group(analysis: Analysis, axes: Sequence[str]) -> list[int]:

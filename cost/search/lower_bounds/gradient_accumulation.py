@@ -11,14 +11,14 @@ from typing import Final
 
 from legoai.cost.kernels.work import KindAndForm
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.search.lower_bounds.collectives import is_cast
 from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, passes
 from legoai.dsl.analysis.communication.comm import reduces_last
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.specs.dtypes import DTYPE_BYTES
 
 _SUM: Final[KindAndForm] = ("elementwise", "")
 _SUM_OF_DTYPES: Final[KindAndForm] = ("elementwise", "unvectorised")
@@ -40,7 +40,7 @@ def adding_up(analysis: Analysis, machine: Machine, summed: float, *, halves: bo
     batches = micro_batches(plan)
     times = passes(plan) if staged else 1
     known = plan.fsdp is not None and plan.offload is None and plan.compile is None and plan.precision.gradient is None
-    if batches is None or times is None or not known or is_traced(analysis) or is_cast(analysis):
+    if batches is None or times is None or not known or is_traced(analysis) or computes_in_float8(plan.precision):
         return 0.0
     if not staged and not reduces_last(analysis):
         return 0.0

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.magnitudes.flops import head_widths, routed_elements
-from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 
 Layer: TypeAlias = tuple[str, LinearShape | AttentionShape | ExpertsShape]
@@ -54,7 +54,7 @@ def rates_of(analysis: Analysis, profile: Profile) -> tuple[float, float]:
     names = {precision.param, precision.master}
     if "fp32" in names:
         names.add("tf32")
-    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in precision.rules):
+    if computes_in_float8(precision):
         names |= {"fp8", "mxfp8"}
     products = max((fastest_rate(model) for name, model in profile.products.items() if name in names), default=0.0)
     fused = [fastest_rate(model) for (_, _, name), model in profile.attention.items() if name in names]

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from legoai.cost.kernels.roofline import MovementCurve
-from legoai.cost.kernels.work import Attention, KindAndForm, Product
+from legoai.cost.kernels.work import Attention, KindAndForm, Product, element_bytes
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 
-_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8}
+_BYTES: Final = {rate: element_bytes(rate) for rate in ("bf16", "fp16", "fp32", "tf32", "fp64")}
 """Bytes of an element by the rate of its products; those of other rates are cast, and not bounded here."""
 
 _IMPLEMENTATIONS: Final = {"flash": ("flash2",), "efficient": ("efficient",), "cudnn": ("cudnn",)}

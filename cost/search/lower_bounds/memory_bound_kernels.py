@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.estimate import Estimate
-from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementForm, MovementKind, kind_of, work_of
+from legoai.cost.kernels.work import Movement, MovementForm, MovementKind, kind_of, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 from legoai.cost.search.lower_bounds.local_kernels import Pass, kernel_gap
@@ -25,12 +25,12 @@ from legoai.cost.trace.records import Kernel, Mark, Record, TensorType
 from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.computation.precision import computes_in_float8, has_policy
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
 from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.specs.directives.base import describe
-from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.dtypes import DTYPE_BYTES, ITEM_BYTES
 from legoai.specs.models.manifest import Manifest
 
 _DECIDE: Final = ("model", "attention", "precision")
@@ -163,8 +163,7 @@ def _has(tensor: TensorType, tokens: int, sequences: int) -> bool:
 
 def _tells(analysis: Analysis) -> bool:
     plan = analysis.plan
-    cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
-    return plan.model.family in FEATURES_KNOWN and plan.compile is None and not cast
+    return plan.model.family in FEATURES_KNOWN and plan.compile is None and not computes_in_float8(plan.precision)
 
 
 def key_of(analysis: Analysis) -> str | None:

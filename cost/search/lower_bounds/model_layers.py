@@ -32,6 +32,7 @@ from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.attention import possible_kernels
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import modules_inside
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
@@ -39,7 +40,6 @@ from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
-from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Tokens
 
@@ -216,8 +216,7 @@ class ModelLayers:
     def _local(self, analysis: Analysis) -> Callable[[LinearShape | AttentionShape, int], Pass | None] | None:
         """Least seconds of a layer on a rank by its shape and the ranks that may share it; None where not known."""
         plan = analysis.plan
-        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
-        if cast or plan.batch.length % plan.mesh.cp:
+        if computes_in_float8(plan.precision) or plan.batch.length % plan.mesh.cp:
             return None
         machine = self.machine(analysis)
         key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)

@@ -20,7 +20,6 @@ from legoai.cost.search.lower_bounds.unit_elements import elements_of_units
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -28,6 +27,7 @@ from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll
 from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.plan import holes_of
 
 _DECIDE: Final = ("model", "attention", "precision", "context")

@@ -15,17 +15,18 @@ from typing import NamedTuple, TypeAlias
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds.activations import bytes_of_feature
 from legoai.cost.search.lower_bounds.block_steps import Collective, Computed, Item, Left
-from legoai.cost.search.lower_bounds.collectives import is_cast, seconds_on_tp
+from legoai.cost.search.lower_bounds.collectives import seconds_on_tp
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, ExpertsShape, LinearShape, Pass
 from legoai.cost.search.lower_bounds.open_blocks import names_parts, open_blocks
 from legoai.cost.search.lower_bounds.style_graph import StyleGraph
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Hole
+from legoai.specs.dtypes import DTYPE_BYTES
 
 Shape: TypeAlias = LinearShape | AttentionShape | ExpertsShape
 Local: TypeAlias = Callable[[LinearShape | AttentionShape, int], Pass | None]
@@ -79,7 +80,7 @@ class OpenStyles:
             ProfileError: nothing is known of the links.
         """
         plan = analysis.plan
-        if plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or is_cast(analysis):
+        if plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or computes_in_float8(plan.precision):
             return {}
         beside = recomputed_beside(analysis)
         found, of_kinds = dict[str, Added](), dict[int, Added]()

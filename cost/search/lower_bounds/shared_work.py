@@ -29,6 +29,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.models.manifest import Manifest
@@ -277,7 +278,7 @@ def straddles_hosts(analysis: Analysis) -> bool:
     Raises:
         Undecided: it depends on a hole.
     """
-    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    per_host = devices_per_host(analysis)
     ranks = analysis.plan.mesh.tp * analysis.plan.mesh.cp
     return bool(per_host and per_host % ranks and ranks % per_host)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legoai.cost.search.lower_bounds.collectives import gathered_for_backward, is_cast, may_reshard
+from legoai.cost.search.lower_bounds.collectives import gathered_for_backward, may_reshard
 from legoai.cost.search.lower_bounds.unit_elements import elements_of_units, trained_of_units
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last, unit_buckets
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
+from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.magnitudes.state import state_bytes, summed_gradients
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
@@ -26,6 +26,7 @@ from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import placement
+from legoai.specs.dtypes import DTYPE_BYTES
 
 
 class UnitsInBackward(NamedTuple):
@@ -77,7 +78,7 @@ def follows_hooks(analysis: Analysis) -> bool:
     plan = analysis.plan
     if plan.fsdp is None or is_traced(analysis) or shard_ranks(analysis) == 1 or plan.offload is not None:
         return False
-    if distributed_experts(analysis) or is_cast(analysis) or plan.compile is not None:
+    if distributed_experts(analysis) or computes_in_float8(plan.precision) or plan.compile is not None:
         return False
     return plan.comm is None or (plan.comm.prefetch == "implicit" and not unit_buckets(analysis))
 

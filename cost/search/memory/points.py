@@ -16,7 +16,7 @@ from legoai.cost.memory.following import Followed
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Phase
 from legoai.cost.trace.segments import Instance, Segment
-from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.facts import of_innermost
 from legoai.specs.models.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -100,18 +100,13 @@ def _follow(rank: RankEstimate, places: dict[str, int]) -> _LastMicroBatch:
             kinds[id(item.segment)] = item.segment, frozenset(one.phase for one in kernels), modules
         _, phases, modules = kinds[id(item.segment)]
         if "backward" in phases and "optimizer" not in phases:
-            found = {_holder(item.path(module), places) for module in modules}
+            found = {of_innermost(item.path(module), places) for module in modules}
             known = {place for place in found if place is not None}
             if len(known) == len(found) in (1, _SHIFTED):
                 seen.backward.append(_BlockBackward(max(known), before, most))
         if not seen.backward:
             seen.peak = max(seen.peak, most)
     return seen
-
-
-def _holder(path: str, places: dict[str, int]) -> int | None:
-    """Index of the block that contains the module at `path`, or is it."""
-    return next((places[above] for above in (path, *holders(path)) if above in places), None)
 
 
 def _segments_of_last_micro_batch(rank: RankEstimate) -> list[tuple[int, int, Instance]]:

@@ -19,7 +19,7 @@ from legoai.cost.memory.following import change
 from legoai.cost.trace.marks import ACTION, END_ACTION
 from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Resize
 from legoai.cost.trace.segments import Instance, Item
-from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.facts import of_innermost
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
@@ -209,18 +209,13 @@ class _Blocks:
             if now is None:
                 continue
             if isinstance(item, Kernel) and item.phase in ("backward", "recompute") and item.module:
-                place = _holder(item.module if translation is None else translation.path(item.module), places)
+                place = of_innermost(item.module if translation is None else translation.path(item.module), places)
                 if place is not None and (not seen or place < seen[-1].block):
                     seen.append(_BlockBackward(place, active, active))
             if seen:
                 seen[-1].most = max(seen[-1].most, most)
             else:
                 turn = max(turn, most)
-
-
-def _holder(path: str, places: Mapping[str, int]) -> int | None:
-    """Index of the block that contains the module at `path`, or is it."""
-    return next((places[above] for above in (path, *holders(path)) if above in places), None)
 
 
 def _followed(

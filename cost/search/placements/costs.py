@@ -29,7 +29,6 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.analysis.magnitudes.state import element_bytes
@@ -39,6 +38,7 @@ from legoai.dsl.analysis.parallelism.overlap import overlaps
 from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.manifest import ModuleInfo
 
 _NORM_PASSES: Final = Pass(4, 6)

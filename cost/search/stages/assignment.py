@@ -341,13 +341,3 @@ class _Program:
 
 def _of(block: Block, kind: str) -> float:
     return block.seconds.get(kind, 0.0) if kind else block.whole
-
-
-def splits(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield every contiguous split, as the numbers of blocks of the stages."""
-    if stages == 1:
-        yield (blocks,)
-        return
-    for first in range(1, blocks - stages + 2):
-        for rest in splits(blocks - first, stages - 1):
-            yield (first, *rest)

@@ -14,13 +14,13 @@ from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.magnitudes.state import summed_gradients_of_modules, unsharded_parameters_of_modules
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.stages.pipeline import split_points, splits_backward, stage_count, stages_of_ranks
 from legoai.specs.directives.hole import Undecided
+from legoai.specs.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

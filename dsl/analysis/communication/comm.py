@@ -12,7 +12,7 @@ from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.compiler_buckets import supports as supports_compiler
 from legoai.dsl.analysis.communication.measured_profile import supports as supports_profile
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
@@ -23,6 +23,7 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket, ByBytes, Units
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.record import Record
 
 _GRAPH_ONLY = "it moves collectives inside one traced graph, which the eager backend does not have"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
-from legoai.specs.directives.precision import Precision
+from legoai.specs.directives.precision import Float8, MxFp8, Precision
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.manifest import Manifest
-
-DTYPE_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 _AUTOCAST = ("bf16",)
 """Dtypes in which `torch.autocast` computes without loss scaling."""
@@ -34,6 +32,11 @@ def autocast_dtype(analysis: Analysis) -> str | None:
 def output_bytes(precision: Precision) -> int:
     """Return the smallest size of an element of a block's output, in bytes."""
     return min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
+
+
+def computes_in_float8(precision: Precision) -> bool:
+    """Whether some layers compute, keep activations and may communicate in dtypes of one byte."""
+    return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in precision.rules)
 
 
 def gradient_dtype(analysis: Analysis) -> str:

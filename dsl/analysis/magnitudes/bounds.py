@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.computation.precision import computes_in_float8, has_policy
 from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile
-from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.reads import Tokens, TwoTexts
 
 _PASSES = 6
@@ -80,7 +80,7 @@ def shortest_step(analysis: Analysis) -> float | None:
         return None
     rates = device.peak_flops_per_second
     dtypes = {"fp32": ("fp32", "tf32")}.get(plan.precision.param, (plan.precision.param,))
-    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+    if computes_in_float8(plan.precision):
         dtypes = (*dtypes, "fp8", "mxfp8")
     peaks = [rate for dtype in dtypes if (rate := getattr(rates, dtype, None)) is not None]
     if not peaks:

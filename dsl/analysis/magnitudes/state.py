@@ -8,7 +8,6 @@ from typing import NamedTuple
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
@@ -18,6 +17,7 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.record import Record
 
 

@@ -56,6 +56,11 @@ def shard_ranks(analysis: Analysis) -> int:
     return math.prod(analysis.plan.mesh.size(axis) for axis in sharded_axes(analysis))
 
 
+def devices_per_host(analysis: Analysis) -> int | None:
+    """Devices in one host; None where neither the plan nor the device says it."""
+    return analysis.plan.cluster.devices_per_host(analysis.directory)
+
+
 def all_ranks(analysis: Analysis) -> int:
     """Ranks of the mesh, which are as many as the cluster's devices where axes are open.
 
@@ -65,8 +70,7 @@ def all_ranks(analysis: Analysis) -> int:
     try:
         return analysis.plan.mesh.world_size
     except Undecided:
-        cluster = analysis.plan.cluster
-        devices = cluster.devices_per_host(analysis.directory)
+        devices = devices_per_host(analysis)
         if devices is None:
             raise
-        return cluster.hosts * devices
+        return analysis.plan.cluster.hosts * devices

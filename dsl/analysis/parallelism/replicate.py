@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.computation.precision import DTYPE_BYTES
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, fill, local_numel
 from legoai.specs.directives.replicate import ReplicateUse
+from legoai.specs.dtypes import DTYPE_BYTES
 
 
 def replicas(analysis: Analysis) -> ReplicateUse | None:

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-LARGEST_FILE: Final = 64 * 2**20
+from legoai.specs.units import MIB
+
+LARGEST_FILE: Final = 64 * MIB
 """Bytes beyond which a file is refused unread; an order of 64 ranks and 4,096 micro batches has some 10 MB."""
 
 COMPUTE: Final = ("F", "B", "I", "W")

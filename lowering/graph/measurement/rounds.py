@@ -33,14 +33,14 @@ from legoai.runtime.errors import RunErrorCode
 from legoai.runtime.offloading.host_copies import HostCopies
 from legoai.runtime.offloading.state_copies import StateCopies
 from legoai.runtime.process_group import on_first_rank
-from legoai.runtime.training.training import Notice
+from legoai.runtime.training.state import Notice
+from legoai.specs.units import MIB
 
 WARM_UP: Final = 1
 MEASURED: Final = 3
 """Steps that are not measured, and steps that are."""
 
 EVENT: Final = "graph_profile"
-_MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +272,8 @@ def _notice(predicted: Totals, measured: Totals, change: Change, path: str | Non
     lines = [
         "profile = measured: a micro batch was predicted to compute "
         f"{predicted.compute:.2f} ms and communicate {predicted.communication:.2f} ms, with a peak of "
-        f"{predicted.bytes / _MIB:.1f} MiB; measured {measured.compute:.2f} ms, {measured.communication:.2f} ms and "
-        f"{measured.bytes / _MIB:.1f} MiB",
+        f"{predicted.bytes / MIB:.1f} MiB; measured {measured.compute:.2f} ms, {measured.communication:.2f} ms and "
+        f"{measured.bytes / MIB:.1f} MiB",
         f"profile = measured: the passes are applied again: {change.words()}",
     ]
     if path is None:

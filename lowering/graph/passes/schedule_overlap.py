@@ -23,6 +23,7 @@ from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.graph.step.values import changes, shows
 from legoai.runtime.recomputation.policies import is_collective
 from legoai.runtime.torch_internals.operators import OpOverload
+from legoai.specs.units import MIB
 
 Milliseconds = Callable[[fx.Node, int | None], float | None]
 """Time of a node, of a collective also with a given buffer size; None where it costs nothing."""
@@ -75,7 +76,7 @@ def _large(graph: StepGraph, milliseconds: Milliseconds) -> float:
         return _LEAST
 
     def rate(megabytes: float) -> float:
-        return megabytes / (milliseconds(gather, int(megabytes * 2**20)) or 1.0)
+        return megabytes / (milliseconds(gather, int(megabytes * MIB)) or 1.0)
 
     size = float(_LEAST)
     while size < _MOST and rate(size) < _EFFICIENCY * rate(_MOST):

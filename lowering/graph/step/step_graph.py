@@ -15,7 +15,7 @@ from legoai.lowering.graph.step.places import place_of
 from legoai.lowering.graph.step.sharding import Unit, padded_shard
 from legoai.runtime.offloading.state_copies import StateCopies
 from legoai.runtime.torch_internals.meshes import DTensorSpec
-from legoai.runtime.training.training import Notice
+from legoai.runtime.training.state import Notice
 
 
 class Watch(Protocol):

@@ -26,6 +26,7 @@ from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMo
 from legoai.runtime.torch_internals.graph_passes import ShapeEnv, get_proxy_mode, make_fx, rename
 from legoai.runtime.torch_internals.graphs import reparametrize_module
 from legoai.runtime.torch_internals.meshes import DTensorSpec
+from legoai.runtime.wrapped import local_part
 
 GRADIENT: Final = "gradient"
 """The input of a stage's graph that is the gradient of its output."""
@@ -56,7 +57,7 @@ def trace_step(
         *read, wanted = given
         value = loss(model(*read[: len(inputs)], **_named(read[len(inputs) :])), wanted)
         gradients = torch.autograd.grad(value / micro_batches, leaves)
-        return [local_value(value), *map(_local, gradients)]
+        return [local_value(value), *map(local_part, gradients)]
 
     given = {
         **{f"input {index}": item for index, item in enumerate(inputs)},
@@ -90,14 +91,14 @@ def trace_stage(
     def compute(leaves: list[DTensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
         arrived, *placed = given
         output = model(arrived, **_named(placed))
-        gradient = torch.empty_like(_local(output))
+        gradient = torch.empty_like(local_part(output))
         tracing = get_proxy_mode()
         assert tracing is not None, "a function that is traced"
         gradient_of.append(next(iter(reversed(tracing.tracer.graph.nodes))))
         specs.append(output._spec if isinstance(output, DTensor) else None)
         wanted = [*leaves, *([arrived] if arrived.requires_grad else [])]
         gradients = torch.autograd.grad(output, wanted, _like_output(gradient, output))
-        return [_local(output), *map(_local, gradients)]
+        return [local_part(output), *map(local_part, gradients)]
 
     examples = {
         name: torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=like.requires_grad)
@@ -122,10 +123,6 @@ def _like_output(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if not isinstance(output, DTensor):
         return gradient
     return DTensor(gradient, output._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _traced(

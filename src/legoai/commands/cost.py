@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
+from legoai.commands.progress import Progress
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_no_factories,
@@ -224,29 +225,6 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
     finally:
         gc.unfreeze()
         progress.clear()
-
-
-class Progress:
-    """A progress line on a terminal; elsewhere nothing."""
-
-    def __init__(self) -> None:
-        self.shown = sys.stderr.isatty()
-        self.width = 0
-
-    def __call__(self, what: str) -> None:
-        """Show the current step of the work."""
-        if not self.shown:
-            return
-        line = f"{what} …"
-        sys.stderr.write(f"\r{line:<{self.width}}")
-        sys.stderr.flush()
-        self.width = max(self.width, len(line))
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.shown and self.width:
-            sys.stderr.write(f"\r{'':<{self.width}}\r")
-            sys.stderr.flush()
 
 
 def _rank(text: str) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.cost import Progress, add_profile
+from legoai.commands.cost import add_profile
+from legoai.commands.progress import Progress
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, settings_of, show, summary
 from legoai.dsl.diagnostics.diagnostic import with_names
 from legoai.dsl.differences.comparison import Comparison, Side, named_files

@@ -7,7 +7,7 @@ import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import (
@@ -18,6 +18,7 @@ from legoai.commands.shared import (
     sound,
     source_of,
 )
+from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.units import UNITS, format_bytes
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ examples:
   legoai export plan.tiny -o tiny-hf --dtype bf16 --max-shard-size 2GB
 """
 
-_DTYPES: Final = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai export`."""
@@ -52,7 +51,8 @@ def configure(parser: ArgumentParser) -> None:
                         help="the folder to make; it must not be there")  # fmt: skip
     parser.add_argument("--checkpoint", metavar="PATH", type=Path,
                         help="a step-N folder, or a run's folder (default: where `legoai run FILE` saves)")  # fmt: skip
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="of the weights (default: as the checkpoint has them)")
+    parser.add_argument("--dtype", choices=tuple(TORCH_DTYPES),
+                        help="of the weights (default: as the checkpoint has them)")  # fmt: skip
     parser.add_argument("--max-shard-size", metavar="SIZE", type=_size, default=5 * 10**9,
                         help="bytes in one file, unless a single tensor has more (default: 5GB)")  # fmt: skip
     add_no_factories(parser)
@@ -110,7 +110,7 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
             arguments.output,
             whole,
             fields,
-            dtype=None if arguments.dtype is None else getattr(torch, _DTYPES[arguments.dtype]),
+            dtype=None if arguments.dtype is None else getattr(torch, TORCH_DTYPES[arguments.dtype]),
             most_bytes=arguments.max_shard_size,
             beside=_beside(plan),
             say=announce,

@@ -25,7 +25,6 @@ from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
 from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
-    from legoai.cost.simulated.device import Kind
     from legoai.dsl.lint import Linted
     from legoai.lowering.program import Program
     from legoai.specs.plan import Plan
@@ -87,9 +86,8 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
     from legoai.cost.simulated.device import SimulationError
     from legoai.cost.step_graphs import step_graphs
 
-    kind: Kind = "cpu" if analysis.device is not None and analysis.device.kind == "cpu" else "cuda"
     try:
-        found = step_graphs(program, world=plan.mesh.world_size, kind=kind)
+        found = step_graphs(program, world=plan.mesh.world_size, kind=analysis.device_kind)
         folder.mkdir(parents=True, exist_ok=True)
         for number, (name, text) in enumerate(found.items()):
             replace_file(folder / f"{number}_{name}.py", text)

@@ -150,8 +150,7 @@ def note_profile(linted: Linted) -> None:
 
     assert linted.plan is not None
     assert linted.analysis is not None
-    is_cpu = linted.analysis.device is not None and linted.analysis.device.kind == "cpu"
-    for text in of_profile(linted.plan, "cpu" if is_cpu else "cuda"):
+    for text in of_profile(linted.plan, linted.analysis.device_kind):
         announce(text)
 
 

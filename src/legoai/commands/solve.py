@@ -10,7 +10,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.cost import Progress, add_profile
+from legoai.commands.cost import add_profile
+from legoai.commands.progress import Progress
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_no_factories,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
+from legoai.commands.progress import ProgressLine
 from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, sound, source_of
 from legoai.dsl.lint import Linted
 from legoai.specs.files import replace_file
@@ -263,29 +264,14 @@ def _size(value: float) -> str:
     return "infinity" if math.isinf(value) else f"{value:.1e}"
 
 
-class _Progress:
-    """A progress line on a terminal with the state of the processes; elsewhere nothing."""
-
-    def __init__(self) -> None:
-        self.shown = sys.stderr.isatty()
-        self.width = 0
+class _Progress(ProgressLine):
+    """A progress line with the state of the processes."""
 
     def __call__(self, states: dict[str, str]) -> None:
-        if not self.shown:
-            return
         device = states.get("one device", "")
         ranks = Counter(text for name, text in states.items() if name != "one device")
         words = [f"{count} ranks: {text}" if count > 1 else f"1 rank: {text}" for text, count in ranks.most_common()]
-        line = f"one device: {device}; {'; '.join(words)}"[:100]
-        sys.stderr.write(f"\r{line:<{self.width}}")
-        sys.stderr.flush()
-        self.width = max(self.width, len(line))
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.shown and self.width:
-            sys.stderr.write(f"\r{'':<{self.width}}\r")
-            sys.stderr.flush()
+        self.show(f"one device: {device}; {'; '.join(words)}"[:100])
 
 
 def _ranks(text: str) -> int:

@@ -22,6 +22,7 @@ from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
 from support import programs, simulated
+from support.simulated import steady
 
 
 def trainer(*, backend: str | None = "inductor", checkpoint: str = "none", micro_batches: int = 1, **options):
@@ -58,11 +59,6 @@ def traced(kind: str = "cuda", replay: bool = False, **options) -> Trace:
 
 def _traced(kind: str, replay: bool, world: int, options) -> Trace:
     return capture(trainer(**options), world=world, kind=kind, gpu=device("h100_sxm"), replay=replay)
-
-
-def steady(trace: Trace) -> list:
-    span = trace.steps[-1]
-    return list(trace.records[span.start : span.stop])
 
 
 def kernels(trace: Trace) -> list[Kernel]:

@@ -14,10 +14,11 @@ import torch
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import ITEM_BYTES, Attention, Movement, Product, kind_of, work_of
+from legoai.cost.kernels.work import Attention, Movement, Product, kind_of, work_of
 from legoai.cost.machine.kernel_time import NoModelError, estimate, seconds_of
 from legoai.cost.profiles import profile
 from legoai.cost.trace.records import Kernel, TensorType
+from legoai.specs.dtypes import ITEM_BYTES
 
 
 def kernel(op: str, inputs: list[tuple[tuple[int, ...], str]], output: tuple[tuple[int, ...], str], **attributes):

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from legoai.cost.memory.allocator import (
     BLOCK,
     GIVEN_BACK,
-    MIB,
     CachingAllocator,
     OutOfMemoryError,
-    pool_key,
     round_block,
     segment_size,
 )
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
+from legoai.specs.units import MIB
+from support.allocator import pool_key
 
 
 class Allocator(CachingAllocator):

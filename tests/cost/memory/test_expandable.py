@@ -6,11 +6,13 @@ import random
 
 import pytest
 
-from legoai.cost.memory.allocator import BLOCK, GIVEN_BACK, MIB, CachingAllocator, OutOfMemoryError, pool_key
+from legoai.cost.memory.allocator import BLOCK, GIVEN_BACK, CachingAllocator, OutOfMemoryError
 from legoai.cost.memory.expandable import ExpandablePool
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.trace import Trace
+from legoai.specs.units import MIB
+from support.allocator import pool_key
 from support.expandable_segments import FullError, Reference
 
 SIZES = (512, 4096, MIB // 3, MIB, MIB + 512, 3 * MIB, 9 * MIB, 10 * MIB + 512, 20 * MIB, 33 * MIB, 50 * MIB)

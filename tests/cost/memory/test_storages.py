@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from legoai.cost.memory.storages import changes, memory
+from legoai.cost.memory.allocator import round_block
+from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Allocate, Free, Mark, Resize
 from legoai.cost.trace.trace import Trace
 from support import simulated
 from support.marks import some_slow
 from support.memory_peaks import exact_peak, tracked_peak
 from support.simulator import in_the_simulator
+
+
+def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
+    """Yield the active bytes when a step begins, and after each change of them.
+
+    Args:
+        trace: of one rank, from the setup on.
+        step: index of the step.
+
+    Yields:
+        The index of a record of the trace, and bytes.
+    """
+    span = trace.steps[step]
+    sizes: dict[int, int] = {}
+    active = 0
+    for index, record in enumerate(itertools.islice(trace.records, span.stop)):
+        if isinstance(record, Allocate | Free | Resize):
+            size = 0 if isinstance(record, Free) else round_block(record.bytes)
+            active += size - sizes.pop(record.storage, 0)
+            sizes[record.storage] = size
+        elif index != span.start:
+            continue
+        if index >= span.start:
+            yield index, active
 
 
 @pytest.mark.parametrize(

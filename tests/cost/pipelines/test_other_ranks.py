@@ -19,7 +19,7 @@ from legoai.cost.pipelines.patterns import UnequalError
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
 from legoai.cost.timing.engine import simulate_ranks
-from legoai.cost.timing.intervals import Intervals, SegmentIntervals, exposed
+from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import Collective, Kernel, Mark
 from legoai.cost.trace.segments import Instance
@@ -27,6 +27,7 @@ from legoai.lowering.program import Program
 from support.pipelines import four_ranks
 from support.simulated import in_a_fork
 from support.simulator import in_the_simulator
+from support.timelines import exposed
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 CAPTURED_EACH = {("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}

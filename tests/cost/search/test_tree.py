@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legoai.cost.search import bounds, probing, tree
+from legoai.cost.search import bounds, probe_simulation, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
@@ -19,7 +19,6 @@ from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import solve
-from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.state import SearchState
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
@@ -33,6 +32,7 @@ from legoai.specs.directives.require import METRICS
 from support.drawn_figures import Drawn
 from support.marks import NEEDS_SOLVER, some_slow
 from support.searched import SCHEDULED, TEXT, opened
+from support.stage_splits import splits
 
 
 def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:
@@ -150,14 +150,14 @@ def test_depth_first_dives_find_the_same_optimum(seed: int, monkeypatch: pytest.
 @pytest.mark.parametrize("seed", some_slow(range(3), 1, 2))
 def test_local_search_does_not_change_the_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Candidates evaluated before the tree reaches them are counted once, probes are not, and the best is the same."""
-    lesson = probing.with_one_micro_batch
+    lesson = probe_simulation.with_one_micro_batch
     lessons: list[str] = []
 
     def noted(analysis: Analysis) -> Analysis:
         lessons.append((short := lesson(analysis)).plan.digest)
         return short
 
-    monkeypatch.setattr(probing, "with_one_micro_batch", noted)
+    monkeypatch.setattr(probe_simulation, "with_one_micro_batch", noted)
     monkeypatch.setattr(tree, "_MANY", 0)
     plan, evaluator = opened(text), Drawn(seed, failing=0.1)
     evaluated: list[Any] = []

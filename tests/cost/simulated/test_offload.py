@@ -16,11 +16,11 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.timeline import Cost, Host
-from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
 from support import programs
+from support.simulated import steady
 from support.simulator import in_the_simulator
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256
@@ -55,11 +55,6 @@ def traced(what: str, kind: str = "cuda", micro_batches: int = 1) -> Trace:
 
 def _traced(what: str, kind: str, micro_batches: int) -> Trace:
     return capture(trainer(what, micro_batches), world=2, kind=kind)
-
-
-def steady(trace: Trace) -> list:
-    span = trace.steps[-1]
-    return list(trace.records[span.start : span.stop])
 
 
 def copied(trace: Trace, direction: str) -> int:
@@ -144,11 +139,6 @@ def test_host_kernels_block_the_host_and_overlap_the_device():
     assert end(kernel, work) == pytest.approx(5.0)  # the device computes meanwhile
     assert end(work, kernel) == pytest.approx(7.0)  # the kernel is dispatched after it
     assert end(kernel, work, work, work) == pytest.approx(6.0)
-
-
-def test_host_kernels_survive_serialisation():
-    trace = traced("parameters")
-    assert load(save(trace)) == trace
 
 
 def test_record_stream_is_refused():

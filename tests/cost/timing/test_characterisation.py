@@ -80,8 +80,7 @@ def summary(timeline: Timeline, digits: int) -> dict[str, Any]:
     intervals = sorted((item.start, item.end, item.queue) for item in timeline.intervals)
     weighed = sum((place % 89 + 1) * (3 * start + end) for place, (start, end, _) in enumerate(intervals))
     return {
-        "end": f"{timeline.end:.{digits}g}", "blocked": f"{timeline.host_blocked:.{digits}g}",
-        "intervals": len(intervals), "weighed": f"{weighed:.{digits}g}",
+        "end": f"{timeline.end:.{digits}g}", "intervals": len(intervals), "weighed": f"{weighed:.{digits}g}",
         "queues": [queue for *_, queue in intervals][:40:3],
         "marks": [[name, f"{at:.{digits}g}"] for name, at in timeline.marks if name.startswith(("step", "end step"))],
     }  # fmt: skip

@@ -55,7 +55,7 @@ def sums(timeline: Timeline) -> dict[tuple[str, ...], float]:
         key = item.queue, getattr(item.record, "phase", "")
         found["took", *key] += item.end - item.start
         found["alone", *key] += item.cost.seconds
-    return {**found, ("end",): timeline.end, ("blocked",): timeline.host_blocked}
+    return {**found, ("end",): timeline.end}
 
 
 def spans(timeline: Timeline, queue: str = "stream 0") -> list[tuple[float, float]]:

@@ -240,12 +240,6 @@ class TestSpans:
                 assert line == before.count("\n") + 1
                 assert column == offset - (before.rfind("\n") + 1) + 1
 
-    def test_byte_offsets_follow_from_the_text(self):
-        text = 'let a = "é"\nlet b = 1\n'
-        last = parse(text, "t.plan").file.statements[1]
-        first, end = last.span.byte_range(text)
-        assert text.encode()[first:end] == b"let b = 1"
-
 
 @given(st.data())
 @settings(max_examples=50)

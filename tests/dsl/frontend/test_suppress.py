@@ -11,7 +11,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.suppress import suppressions
 from legoai.dsl.lint import lint
-from legoai.dsl.rules.hygiene import UnusedSuppression
+from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from support import ROOT
 
 HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
@@ -108,9 +108,19 @@ def trailing(path: Path) -> list[tuple[str, str]]:
     return result
 
 
-@pytest.mark.parametrize("path", sorted(INVALID.glob("LP[3-9]*/*.plan")), ids=lambda path: path.stem)
+WITHOUT = (*suppress.NEVER_ACCEPTED, UnusedSuppression.code, MalformedSuppression.code)
+"""Codes that no comment accepts, or that are of comments themselves."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(INVALID.glob("LP[3-9]*/*.plan")) if not path.parent.name.startswith(WITHOUT)],
+    ids=lambda path: path.stem,
+)
 def test_formatting_keeps_suppressions_effective(path: Path):
-    for code, text in trailing(path):
+    found = trailing(path)
+    assert found
+    for code, text in found:
         before = lint(text, path.name, directory=path.parent)
         formatted = format_text(text, path.name).text
         assert formatted is not None

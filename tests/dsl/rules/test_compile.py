@@ -16,7 +16,6 @@ shard on tp {
   layers.*.attention.wo = rowwise(output = shard(1))
 }
 """
-FSDP = "fsdp on dp_shard { layers.* = unit }\n"
 
 
 def test_nested_compile_rule_has_no_effect() -> None:

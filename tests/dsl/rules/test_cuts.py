@@ -274,6 +274,9 @@ def test_stages_are_counted_from_the_embedding(chain_of):
         ("Owns", "`bias` is a parameter of a module that would be on every stage"),
         ("Twice", "`blocks.0` is called 2 times in one forward"),
         ("Backwards", "`blocks.0` lies on an earlier stage than `blocks.3`, and is called after it"),
+        # Modules that placeholders cannot replace.
+        ("Summed", r"`blocks\.0` does not return one tensor whose lengths are multiples of the batch and the length"),
+        ("Paired", r"`blocks\.0` does not return one tensor"),
     ],
 )
 def test_cut_that_would_train_wrongly_is_refused(name: str, message: str, chain_of):
@@ -312,19 +315,6 @@ def test_whole_shapes_are_told_where_a_stage_may_receive_a_shard_of_another_layo
         stages = chain.stages("even", 2)
         [cut] = chain.cuts(stages)
         assert chain.results(stages, cut.shape, sharded=True).keys() == told
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Summed", r"`blocks\.0` does not return one tensor whose lengths are multiples of the batch and the length"),
-        ("Paired", r"`blocks\.0` does not return one tensor"),
-    ],
-)
-def test_modules_that_placeholders_cannot_replace_are_refused(name: str, message: str, chain_of):
-    chain = chain_of(name)
-    with pytest.raises(CannotFollow, match=message):
-        list(chain.cuts(chain.stages("even", 2)))
 
 
 def test_result_that_is_not_of_every_token_is_refused(chain_of):

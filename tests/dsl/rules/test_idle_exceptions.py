@@ -7,7 +7,6 @@ import pytest
 from support.rule_plans import codes, message, place
 
 TP = "mesh (tp = 8)\n"
-FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
 MIXTURE = """
 plan base
 model   mixtral("tiny")

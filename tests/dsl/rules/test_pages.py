@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.diagnostics.examples import EXAMPLES
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.lint import Linted, lint
-from legoai.dsl.reporting.reference import EXAMPLES, OWN_STATEMENTS
+from legoai.dsl.reporting.reference import OWN_STATEMENTS
 from legoai.dsl.rules import all_rules
 from legoai.dsl.rules.base import Check
 from legoai.lowering.program import lower

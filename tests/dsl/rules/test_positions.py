@@ -41,11 +41,6 @@ context on cp
 """
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize(("argument", "found"), [("", True), (", positions=None", False)])
 def test_context_parallel_requires_a_forward_with_positions(tmp_path: Path, argument: str, found: bool) -> None:
     (tmp_path / "net.py").write_text(FACTORY.replace("{argument}", argument))

@@ -45,11 +45,6 @@ SHARDS = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
 STAGES = "mesh (pp = 2)\ncluster cpu(devices = 2)\npipeline on pp (schedule = 1F1B)\n"
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("update", [IN_PLACE, REPLACED])
 def test_buffers_that_forward_updates_are_reported(tmp_path: Path, update: str):
     (tmp_path / "net.py").write_text(FACTORY.replace("{update}", update))

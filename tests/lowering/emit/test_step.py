@@ -15,8 +15,8 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.training.batches import Batch, Batches
+from legoai.runtime.training.state import StepControl, StepResult, Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.training import StepControl, StepResult, Training
 from support.marks import slow_but
 from support.meshed import UNITS
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
@@ -24,12 +23,7 @@ EXACT = {"GPT2": 1e-12}
 """Of the others `transformers` computes rotary angles and norms in single precision, whatever is asked."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _alone() -> None:
-    """A group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+alone = published.alone
 
 
 def read(folder: Path, case: Case, *, others: bool = False) -> tuple[torch.nn.Module, list[str], list[str]]:

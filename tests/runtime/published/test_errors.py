@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -18,18 +17,14 @@ from legoai.runtime.checkpoint.checkpoint import weights
 from legoai.runtime.published.folder import INDEX, is_published
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
+from support import published
 from support.published import CASES, _llama, tensors_of
 
 CASE = CASES["llama"]
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _alone() -> None:
-    """A group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+alone = published.alone
 
 
 @pytest.fixture

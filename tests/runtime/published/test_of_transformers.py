@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -18,6 +17,7 @@ from legoai.runtime.published.export import export
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_model
+from support import published
 from support.published import config_of, tensors_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -61,12 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _alone() -> None:
-    """A group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+alone = published.alone
 
 
 @pytest.mark.parametrize("name", MODELS)

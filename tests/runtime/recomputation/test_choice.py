@@ -105,7 +105,7 @@ def test_unfinished_choice_gives_a_warning(monkeypatch: pytest.MonkeyPatch):
     from legoai.runtime.linear_program import Solution
 
     def stops(*_, **__):
-        return Solution(status="stopped", values=(1.0, 0.0), objective=-1.0, bound=-1.5, solver="highs")
+        return Solution(status="stopped", values=(1.0, 0.0), objective=-1.0, bound=-1.5)
 
     monkeypatch.setattr("legoai.runtime.linear_program.installed", lambda: "highs")
     monkeypatch.setattr("legoai.runtime.linear_program.LinearProgram.solve", stops)

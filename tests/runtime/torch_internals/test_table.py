@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from legoai.runtime.torch_internals.attributes import ATTRIBUTES, Attribute
-from legoai.runtime.torch_internals.patch import TRIED, Patch
+from legoai.runtime.torch_internals.patch_record import TRIED, Patch
 from legoai.runtime.torch_internals.patching import locate, override, patched, patched_item, restored_items
 from legoai.runtime.torch_internals.table import IN_PROGRAMS, PATCHES
 from support import ROOT

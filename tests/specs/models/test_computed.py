@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from legoai.specs.models.computed import computed_manifest
-from legoai.specs.models.families import FAMILIES, distinct_presets
+from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.source import ModelSource
 from support.marks import slow_but
+from support.presets import distinct_presets
 
 
 def assert_computed_as_inspected(source: ModelSource) -> None:

@@ -96,8 +96,6 @@ PARTS = {
       output         = auto
     }}""",
 }
-WHOLE = ("none", "")
-CUT = ("sequence", "{rest}")
 REST = {
     "attention": "tok_embeddings = rowwise(input = replicate, output = shard(1))\n"
     "      layers.*.ffn_norm = sequence\n"

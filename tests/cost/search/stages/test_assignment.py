@@ -11,7 +11,7 @@ import pytest
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
 from legoai.cost.search.stages.action_graph import Action, ActionGraph, _gathered, graph_of
-from legoai.cost.search.stages.assignment import Block, Moment, StageProblem, splits
+from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.search.stages.costs import Room, StageWork, observed_problem, work_of_stages
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.timeline import Host
@@ -22,6 +22,7 @@ from legoai.lowering.program import lower
 from support.marks import NEEDS_SOLVER
 from support.orders import SECONDS, multi_stage, price
 from support.simulator import in_the_simulator
+from support.stage_splits import splits
 
 SCHEDULES = {
     "GPipe": (1, (2, 3, 4)),

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from legoai.cost.capture import capture
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.estimate import estimate
-from legoai.cost.simulated import grouped
+from legoai.cost.simulated import grouped_products
 from legoai.cost.simulated.device import SIM, SimulationError
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
@@ -45,16 +45,16 @@ def operands(form: str, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("form", ["2d 3d", "3d 2d", "2d 2d", "3d 3d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_grouped_products_equal_pytorch(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grouped, "read_from_device", lambda _: None)
+    monkeypatch.setattr(grouped_products, "read_from_device", lambda _: None)
     left, right, ends = operands(form, "cpu", dtype)
-    ours, wanted = grouped.products(left, right, ends), torch._grouped_mm(left, right, offs=ends)
+    ours, wanted = grouped_products.products(left, right, ends), torch._grouped_mm(left, right, offs=ends)
     assert ours.dtype == wanted.dtype
     torch.testing.assert_close(ours, wanted)
 
 
 def test_unaligned_strides_are_refused_as_in_pytorch():
     left, right = torch.zeros(GROUPS, 2, 6), torch.zeros(GROUPS, 6, 8)
-    for multiply in (torch._grouped_mm, grouped.products):
+    for multiply in (torch._grouped_mm, grouped_products.products):
         with pytest.raises(RuntimeError, match="16 bytes"):
             multiply(left, right)
 
@@ -128,7 +128,7 @@ def test_compiled_fp32_experts_are_refused_with_a_message():
 )
 def test_hopper_and_blackwell_have_a_grouped_kernel(device: str, kernel: bool):
     found = catalogue_device(device)
-    assert grouped.has_grouped_kernel(found.kind, found) is kernel
+    assert grouped_products.has_grouped_kernel(found.kind, found) is kernel
 
 
 def products_of(device: str, body: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Outcome, OutOfTimeError
 from legoai.cost.search.objective import objective_of
-from legoai.cost.search.probing import Probing
+from legoai.cost.search.probe_simulation import Probing
 from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
