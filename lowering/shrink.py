@@ -35,6 +35,7 @@ from legoai.lowering.shrink_substitutes import (
     for_a_cpu,
     in_double_precision,
     in_its_dtypes,
+    roomy_limit,
     with_acting_clip,
     with_batch_norms_of_a_cpu,
     with_short_warmup,
@@ -82,10 +83,10 @@ class Shrunken:
 
 
 _NOT_COMPARED: Final[dict[str, Any]] = {
-    "require": (), "objective": None, "solved": None, "data": None, "weights": None, "steps": None, "seed": None,
+    "objective": None, "solved": None, "data": None, "weights": None, "steps": None, "seed": None,
     "save": None, "evaluate": None,
 }  # fmt: skip
-"""Statements about the run itself, which a comparison decides."""
+"""Statements about the run itself, which a comparison decides; of `require` too, all but a limit that a pass reads."""
 
 
 def shrink(
@@ -114,7 +115,7 @@ def shrink(
     changes: list[str] = []
     plan = _with_rules_for_stages(analysis, changes)
     mesh = _mesh(plan, ranks, changes)
-    smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
+    smaller = _without_missing_axes(replace(plan, mesh=mesh, require=roomy_limit(analysis), **_NOT_COMPARED), changes)
     smaller = for_a_cpu(smaller, changes)
     smaller = in_double_precision(smaller, changes) if double else in_its_dtypes(smaller, changes)
     smaller = with_batch_norms_of_a_cpu(smaller, manifest, changes)

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import batch_norms
+from legoai.dsl.analysis.limits import memory_limits
+from legoai.dsl.analysis.parallelism.graph import unshards_selectively
 from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_rules import changed, of_statement, with_rules
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.precision import HighPrecision, Precision
+from legoai.specs.directives.require import Requirement
 from legoai.specs.directives.shard import Experts, Shard
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
 _CLIPPED_NORM: Final = 0.01
+_ROOM: Final = 2.0**40
 _KERNELS_OF_A_CPU: Final = ("default", "math")
+
+
+def roomy_limit(analysis: Analysis) -> tuple[Requirement, ...]:
+    """Return the limit of memory by which units stay unsharded, with room for all of a small model; none otherwise.
+
+    The original's is that of the whole model. `legoai.lowering.verify.memory_limit` finds one that the smaller plan's
+    units exceed, which takes the graph of its step.
+    """
+    if not unshards_selectively(analysis):
+        return ()
+    return tuple(replace(item, comparison="<=", bound=_ROOM) for item in memory_limits(analysis)[:1])
 
 
 def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:

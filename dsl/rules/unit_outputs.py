@@ -51,7 +51,7 @@ class OutputOfUnits(Check):
         if replicas(analysis) is not None:
             buckets = [bucket.paths for bucket in gradient_buckets(analysis)]
             taking, giving = {paths[0] for paths in buckets}, {paths[-1] for paths in buckets}
-        elif analysis.plan.fsdp is not None and analysis.plan.fsdp.backend == "eager":
+        elif analysis.plan.fsdp is not None:
             taking = giving = set(fsdp_units(analysis)) | set(distributed_experts(analysis))
         else:
             return

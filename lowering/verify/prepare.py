@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.communication.measured_profile import is_measured
+from legoai.dsl.analysis.magnitudes.state import state_bytes
+from legoai.dsl.analysis.parallelism.graph import unshards_selectively
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
@@ -14,9 +17,12 @@ from legoai.lowering.program import LoweringError, Program, check_decided, lower
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.lowering.shrink_blocks import Blocks
 from legoai.lowering.shrink_sizes import CannotShrinkError
+from legoai.lowering.verify.memory_limit import dividing_limit
+from legoai.specs import record
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.reads import Reads
+from legoai.specs.units import format_bytes
 
 
 class ShrunkenPlanError(Exception):
@@ -105,7 +111,24 @@ def prepare(
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))
-    return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads, drawing=_drawing(manifest))
+    program = lower(smaller)
+    if unshards_selectively(smaller) and not is_measured(smaller):  # what decides by measured times is not known yet
+        small, program = _within_memory(small, program, smaller)
+    return Prepared(shrunken=small, program=program, reads=manifest.reads, drawing=_drawing(manifest))
+
+
+def _within_memory(small: Shrunken, program: Program, analysis: Analysis) -> tuple[Shrunken, Program]:
+    """Lower the limit of memory so that some units stay unsharded and others do not, where there is such a limit."""
+    state = state_bytes(analysis)
+    assert state is not None, "the model could be inspected"
+    limit = dividing_limit(program, small.plan.mesh.world_size, analysis.directory, least=state.total)
+    if limit is None:
+        return small, program
+    [requirement] = small.plan.require
+    plan = record.replace(small.plan, require=(record.replace(requirement, bound=limit),))
+    change = f"require: peak_memory <= {format_bytes(limit)}, so that some units stay unsharded and others do not"
+    small = replace(small, plan=plan, changes=(*small.changes, change))
+    return small, lower(Analysis(plan, analysis.manifest, analysis.directory, resolution=analysis.resolution))
 
 
 def check_alike(small: Shrunken, manifest: Manifest, original: Manifest, target: str) -> None:

@@ -163,7 +163,7 @@ def run(
     Raises:
         ProgramFailedError: a rank raised an exception, ended, or got stuck.
     """
-    _import_before_the_fork(program.text)
+    import_before_the_fork(program.text)
     world = plan.mesh.world_size
     with tempfile.TemporaryDirectory(prefix="legoai-verify-") as scratch:
         folder = Path(scratch)
@@ -245,7 +245,7 @@ class _OneDevice:
         from legoai.lowering.verify.one_device import compare_initial_values, train
         from legoai.specs.models.build import build_model
 
-        _settle(self.folder, self.directory)
+        settle(self.folder, self.directory)
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
         undropped = functools.partial(_undropped, build, self.drawing)
         found = train(self.plan, undropped, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
@@ -295,7 +295,7 @@ class _Rank:
         from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.launching.options import RunOptions
 
-        _settle(self.folder, self.directory)
+        settle(self.folder, self.directory)
         tell("building")
         with _group(self.rank, self.world, self.folder / "store"):
             namespace: dict[str, Any] = {"__name__": "program"}
@@ -349,7 +349,7 @@ def _group(rank: int, world: int, store: Path) -> Iterator[None]:
     # The group is kept until the process ends: other ranks may still be in a collective.
 
 
-def _settle(folder: Path, directory: Path) -> None:
+def settle(folder: Path, directory: Path) -> None:
     """Use one thread and files in the scratch folder, and make the author's modules importable."""
     import torch
 
@@ -359,7 +359,7 @@ def _settle(folder: Path, directory: Path) -> None:
     add_author_folder(directory)
 
 
-def _import_before_the_fork(text: str) -> None:
+def import_before_the_fork(text: str) -> None:
     """Import the modules that the program needs once, before forking, but no foreign code."""
     if "torch.compile(" in text or ".compile(" in text:
         from legoai.runtime.torch_internals.dynamo import import_dynamo

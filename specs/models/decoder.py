@@ -114,6 +114,8 @@ class Attention(nn.Module):
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_kv_heads
         self.head_dim = config.head_size
+        # Not compared in forward: under `torch.compile(dynamic=True)` sizes are symbols in a unit of FSDP, and no flag.
+        self.is_grouped = config.n_kv_heads != config.n_heads
         bias = config.qkv_bias or config.attention_bias
         self.wq = Linear(config.dim, config.n_heads * config.head_size, bias=bias)
         self.wk = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
@@ -140,7 +142,7 @@ class Attention(nn.Module):
             k_bthd.transpose(1, 2),
             v_bthd.transpose(1, 2),
             is_causal=True,
-            enable_gqa=self.n_kv_heads != self.n_heads,
+            enable_gqa=self.is_grouped,
         )
         return self.wo(mixed_bhtd.transpose(1, 2).reshape(b, t, -1))
 

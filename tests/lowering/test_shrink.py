@@ -276,6 +276,16 @@ def test_graph_offload_is_kept_on_a_cpu():
     assert sum("since the limit is that of the whole model" in change for change in small.changes) == 2
 
 
+@pytest.mark.parametrize(("unshard", "limits"), [("selective", ["peak_memory"]), ("by_unit", [])])
+def test_only_a_limit_that_a_pass_reads_is_kept_with_room(unshard: str, limits: list[str]):
+    small = big(
+        f"mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\ncomm (unshard = {unshard})\n"
+        "require peak_memory >= 1GiB\nrequire mfu >= 10%\nrequire peak_memory < 70GiB"
+    )
+    assert [item.metric for item in small.plan.require] == limits
+    assert all(item.comparison == "<=" and item.bound == 2**40 for item in small.plan.require)
+
+
 def test_plan_dtypes_can_be_kept():
     small = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }", batch=BATCH)
     kept = shrunken(

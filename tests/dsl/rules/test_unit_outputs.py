@@ -17,11 +17,12 @@ UNITS = {
 }
 
 
+@pytest.mark.parametrize("backend", ["eager", "graph"])
 @pytest.mark.parametrize("name", UNITS)
-def test_output_dtype_must_match_the_next_units_layer(name: str):
+def test_output_dtype_must_match_the_next_units_layer(name: str, backend: str):
     units, wrong = UNITS[name]
     rules = ", ".join(f"{path} = unit" for path in [*units, "root"])
-    found = codes(f"{MESH}fsdp on dp_shard {{ {rules} }}")
+    found = codes(f"{MESH}fsdp on dp_shard (backend = {backend}) {{ {rules} }}")
     assert ("LP618" in found) == wrong
 
 
@@ -54,18 +55,21 @@ def test_distributed_experts_are_units(ranks: int, wrong: bool):
     assert ("LP618" in codes(f"{model}{mesh}{experts}fsdp on dp_shard")) == wrong
 
 
+@pytest.mark.parametrize("backend", ["eager", "graph"])
 @pytest.mark.parametrize("name", UNITS)
-def test_torch_refuses_what_the_rule_refuses(name: str, gloo):
+def test_torch_refuses_what_the_rule_refuses(name: str, backend: str, gloo):
     units, wrong = UNITS[name]
-    [verdict] = gloo(1)(trains, units)
+    [verdict] = gloo(1)(trains, units, backend)
     assert verdict == ("raises" if wrong else "trains")
 
 
-def trains(units: list[str]) -> str:
+def trains(units: list[str], backend: str) -> str:
     import torch
+    import torch.distributed.fsdp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    import legoai.lowering.graph
     from legoai.dsl.frontend.paths import Paths, pattern
     from legoai.specs.models.families import FAMILIES
     from legoai.specs.models.llama import Llama
@@ -76,9 +80,9 @@ def trains(units: list[str]) -> str:
     mesh = init_device_mesh("cpu", (1,))
     known = Paths([path for path, _ in model.named_modules()])
     paths = [path for unit in units for path in known.matching(pattern(unit))]
-    for path in sorted(paths, key=lambda path: -path.count(".")):
-        fully_shard(model.get_submodule(path), mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    make = torch.distributed.fsdp.fully_shard if backend == "eager" else legoai.lowering.graph.shard_unit
+    for path in [*sorted(paths, key=lambda path: -path.count(".")), ""]:
+        make(model.get_submodule(path), mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     try:
         model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
     except RuntimeError as error:

@@ -92,6 +92,44 @@ def test_forward_accepts_token_positions(family):
     assert not torch.allclose(model(tokens), model(tokens, torch.arange(8).flip(0)))
 
 
+class Symbol:
+    """The integer of a module in Dynamo's eyes: what compares it is no `bool`."""
+
+    def __eq__(self, other: object):
+        raise AssertionError("compared in forward")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("family", ["llama3", "mixtral"])
+def test_attention_compares_no_numbers_of_heads_in_forward(family):
+    model = build(family, **SMALL[family])
+    for block in model.layers.values():
+        block.attention.n_heads, block.attention.n_kv_heads = Symbol(), Symbol()
+    assert model(torch.zeros(2, 8, dtype=torch.int64)).shape == (2, 8, 256)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SMALL)
+def test_blocks_in_units_of_fsdp_compile_for_shapes_that_vary(family, gloo):
+    """The integers of a unit's modules are symbols then, and PyTorch takes no comparison of symbols for a flag."""
+    [shape] = gloo(1)(compiled_units, family)
+    assert shape == (2, 8, 256)
+
+
+def compiled_units(family: str) -> tuple[int, ...]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch._dynamo.reset()
+    model = build(family, **{**SMALL[family], "n_layers": 1})
+    for block in model.layers.values():
+        block.compile(backend="eager", fullgraph=True, dynamic=True)
+        fully_shard(block, mesh=init_device_mesh("cpu", (1,)))
+    return tuple(model(torch.zeros(2, 8, dtype=torch.int64)).shape)
+
+
 @pytest.mark.parametrize("family", SMALL)
 def test_stages_in_sequence_equal_the_whole_model(family):
     torch.manual_seed(0)
