@@ -83,6 +83,7 @@ class EveryOfFew(Check):
     code = "LP652"
     slug = "every-of-few"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Every).items()):
@@ -116,6 +117,7 @@ class KeepsNothing(Check):
     code = "LP654"
     slug = "keeps-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         manifest, mesh = analysis.manifest, analysis.plan.mesh
@@ -172,6 +174,7 @@ class BudgetBeyondReason(Check):
     code = "LP655"
     slug = "budget-without-effect"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         memory = analysis.device.memory if analysis.device is not None else None
@@ -263,6 +266,7 @@ class NothingToRecompute(Check):
     code = "LP827"
     slug = "nothing-to-recompute"
     severity = "advice"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan, manifest = analysis.plan, analysis.manifest
@@ -340,6 +344,7 @@ class RngOfNothing(Check):
     code = "LP658"
     slug = "rng-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         checkpoint = analysis.plan.checkpoint

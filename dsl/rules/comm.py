@@ -41,6 +41,7 @@ class CommWithoutFsdp(Check):
     code = "LP661"
     slug = "comm-without-fsdp"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -85,6 +86,7 @@ class BucketWithoutUnit(Check):
     code = "LP662"
     slug = "bucket-without-unit"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -167,6 +169,7 @@ class ReduceWithoutAccumulation(Check):
     code = "LP663"
     slug = "reduce-without-accumulation"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -206,6 +209,7 @@ class ReduceUnderPipeline(Check):
     code = "LP664"
     slug = "reduce-under-pipeline"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, comm = analysis.plan.pipeline, analysis.plan.comm
@@ -251,6 +255,7 @@ class PrefetchOfNothing(Check):
     code = "LP665"
     slug = "prefetch-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -319,6 +324,7 @@ class UnshardOfNothing(Check):
     code = "LP667"
     slug = "unshard-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
