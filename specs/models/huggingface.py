@@ -133,10 +133,15 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
     for name in overrides:
         if name not in fields and name not in _IMPLEMENTATIONS and not hasattr(known, name):
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
+    # `transformers` refuses a whole number, such as a plan writes, for some of its fields that hold fractions.
+    given = {
+        name: float(value) if type(value) is int and isinstance(getattr(known, name, None), float) else value
+        for name, value in overrides.items()
+    }
     try:
         # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
         # It also adds to the dictionaries that it is given.
-        return config_class(**copy.deepcopy({**values, "use_cache": False, **overrides}))
+        return config_class(**copy.deepcopy({**values, "use_cache": False, **given}))
     except Exception as error:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)

@@ -83,6 +83,13 @@ def test_layers_that_ranks_would_leave_out_at_random_are_refused():
         assert transformers_model(TRANSLATOR, encoder_layerdrop=0, decoder_layerdrop=0).reads is not None
 
 
+def test_whole_number_may_be_given_for_a_field_that_holds_fractions():
+    """`transformers` checks the types of BART's fields, and the advice for layers left out at random is `= 0`."""
+    config = transformers_config({"model_type": "bart"}, encoder_layerdrop=0, dropout=0, d_model=32)
+    assert (config.encoder_layerdrop, config.dropout, config.d_model) == (0.0, 0.0, 32)
+    assert type(config.d_model) is int
+
+
 DECODER = {"d_model": 32, "vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 1, "dropout": 0.0}
 TWO_TEXTS = {
     **DECODER, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
