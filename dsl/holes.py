@@ -132,28 +132,27 @@ def open_holes(found: Resolution, analysis: Analysis | None) -> Iterator[OpenHol
 
 
 def all_open(
-    found: Resolution, again: Callable[[Mapping[Span, Value | None]], Resolution]
+    found: Resolution, again: Callable[[Mapping[Span, Value | None]], Resolution], *, bases: bool = False
 ) -> tuple[Resolution, dict[Span, Value | None]]:
     """Return a plan with its holes open, those with answers too, and the answer of each: None.
-
-    Holes with answers in the file of a base plan keep them: that plan is solved by itself.
 
     Args:
         found: the plan as it is.
         again: resolves it with other answers than those of its text.
+        bases: whether to open holes with answers in the file of a base plan too, which is solved by itself.
     """
     answers: dict[Span, Value | None] = {}
-    while closed := [node for node, _ in _searched(found) if node.span not in answers]:
+    while closed := [node for node, _ in _searched(found, bases=bases) if node.span not in answers]:
         answers |= dict.fromkeys(node.span for node in closed)
         if any(node.answer is not None for node in closed):
             found = again(answers)
     return found, answers
 
 
-def _searched(found: Resolution) -> Iterator[tuple[Auto, Sequence[kinds.Kind]]]:
-    """Yield the holes that were read, in the order of the text, without those of a base plan that have answers."""
+def _searched(found: Resolution, *, bases: bool = False) -> Iterator[tuple[Auto, Sequence[kinds.Kind]]]:
+    """Yield the holes that were read, in the order of the text; with ``bases`` those that a base plan answers too."""
     for span, (node, asked) in sorted(found.scope.asked.items()):
-        if node.answer is None or span.file == found.file.name:
+        if bases or node.answer is None or span.file == found.file.name:
             yield node, asked
 
 

@@ -17,7 +17,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
-from legoai.dsl.holes import all_open, refusals
+from legoai.dsl.holes import all_open, inside, refusals
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
@@ -128,6 +128,31 @@ def _not_searched(
     yield from refusals(opened, of_opened, complete=complete, expands=True)
 
 
+def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[..., Resolution]) -> list[Diagnostic]:
+    """Return the diagnostics without those of what has no effect only by the answers of the plan's holes.
+
+    With its holes open, a plan has the diagnostics that hold for any answers.
+    """
+    codes = {item.code for item in found}
+    rules = [rule for rule in checks() if rule.idle and rule.code in codes]
+    if not rules:
+        return found
+    closed = analysis.resolution
+    assert closed is not None
+    opened, _ = all_open(closed, lambda answers: resolving(answers=answers), bases=True)
+    if opened is closed or opened.plan is None or opened.unreadable:
+        return found
+    of_opened = Analysis(opened.plan, analysis.manifest, analysis.directory, resolution=opened)
+    remaining = list(_checked(of_opened, rules))
+    idle = {rule.code for rule in rules}
+    return [
+        item
+        for item in found
+        if item.code not in idle
+        or any(item.code == other.code and inside(item.label.span, other.label.span) for other in remaining)
+    ]
+
+
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
     """Return the diagnostic without a fix that would write into the plan a value from a setting or a variant."""
     fix = item.fix
@@ -198,8 +223,10 @@ def _examine(
     analysis = Analysis(plan, manifest, directory, resolution=resolution)
     found.extend(check(analysis))
     if any("auto" in file.text for file in resolution.files.values()):
+        again = partial(resolving, variant=resolution.variant)
+        found = _slips(found, analysis, again)
         found.extend(_domains(analysis, found))
-        found.extend(_not_searched(analysis, found, partial(resolving, variant=resolution.variant)))
+        found.extend(_not_searched(analysis, found, again))
     found = [_own_fix(item, resolution) for item in found]
     remaining = set(suppress.split(found, resolution.files.values())[0])
     accepted = {item for item in found if item not in remaining}

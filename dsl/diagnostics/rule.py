@@ -21,6 +21,8 @@ class Rule:
     severity: ClassVar[Severity] = "error"
     simulated: ClassVar[bool] = False
     """Whether it needs a simulation, which `legoai check` runs and linting does not."""
+    idle: ClassVar[bool] = False
+    """Whether it finds what has no effect: a slip, unless it follows from an answer of `legoai solve`."""
 
     @classmethod
     def at(

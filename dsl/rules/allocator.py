@@ -28,6 +28,7 @@ class AllocatorOnCpu(Check):
     code = "LP676"
     slug = "allocator-on-cpu"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         allocator, device = analysis.plan.allocator, analysis.device

@@ -251,6 +251,7 @@ class NoAttention(Check):
     code = "LP634"
     slug = "attention-without-effect"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         attention, manifest = analysis.plan.attention, analysis.manifest

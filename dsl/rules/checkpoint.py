@@ -82,6 +82,7 @@ class EveryOfFew(Check):
     code = "LP652"
     slug = "every-of-few"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Every).items()):
@@ -115,6 +116,7 @@ class KeepsNothing(Check):
     code = "LP654"
     slug = "keeps-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         manifest, mesh = analysis.manifest, analysis.plan.mesh
@@ -171,6 +173,7 @@ class BudgetBeyondReason(Check):
     code = "LP655"
     slug = "budget-without-effect"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         memory = analysis.device.memory if analysis.device is not None else None
@@ -261,6 +264,7 @@ class NothingToRecompute(Check):
     code = "LP827"
     slug = "nothing-to-recompute"
     severity = "advice"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan, manifest = analysis.plan, analysis.manifest
@@ -336,6 +340,7 @@ class RngOfNothing(Check):
     code = "LP658"
     slug = "rng-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         checkpoint = analysis.plan.checkpoint

@@ -76,6 +76,7 @@ class UnusedProfile(Check):
     code = "LP305"
     slug = "unused-profile"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         use = analysis.plan.cluster
@@ -138,6 +139,7 @@ class UnusedFabric(Check):
     code = "LP303"
     slug = "unused-fabric"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         use = analysis.plan.cluster

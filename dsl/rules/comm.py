@@ -50,6 +50,7 @@ class CommWithoutFsdp(Check):
     code = "LP661"
     slug = "comm-without-fsdp"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -93,6 +94,7 @@ class BucketWithoutUnit(Check):
     code = "LP662"
     slug = "bucket-without-unit"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -174,6 +176,7 @@ class ReduceWithoutAccumulation(Check):
     code = "LP663"
     slug = "reduce-without-accumulation"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
@@ -213,6 +216,7 @@ class ReduceUnderPipeline(Check):
     code = "LP664"
     slug = "reduce-under-pipeline"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, comm = analysis.plan.pipeline, analysis.plan.comm
@@ -258,6 +262,7 @@ class PrefetchOfNothing(Check):
     code = "LP665"
     slug = "prefetch-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         found = _prefetching(analysis)
@@ -321,6 +326,7 @@ class UnshardOfNothing(Check):
     code = "LP667"
     slug = "unshard-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan

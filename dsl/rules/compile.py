@@ -41,6 +41,7 @@ class NestedCompile(Check):
     code = "LP622"
     slug = "nested-compile"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         compiled = compiled_modules(analysis)
@@ -326,6 +327,7 @@ class CudaGraphsOnCpu(Check):
     code = "LP627"
     slug = "cuda-graphs-on-cpu"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan, device = analysis.plan, analysis.device

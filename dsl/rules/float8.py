@@ -252,6 +252,7 @@ class Float8GatherWithoutEffect(Check):
     code = "LP620"
     slug = "float8-gather-without-effect"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         found = {"weights": gathered_weights(analysis), "activations": gathered_activations(analysis)}

@@ -143,6 +143,7 @@ class ReshardToAllRanks(Check):
     code = "LP329"
     slug = "reshard-to-all-ranks"
     severity = "advice"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp = analysis.plan.fsdp
@@ -321,6 +322,7 @@ class KeptForNothing(Check):
     code = "LP330"
     slug = "kept-for-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan

@@ -244,6 +244,7 @@ class DividedForNothing(Check):
     code = "LP908"
     slug = "divided-for-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for directive in analysis.plan.directives():

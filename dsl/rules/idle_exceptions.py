@@ -45,6 +45,7 @@ class IdleException(Check):
     code = "LP909"
     slug = "idle-exception"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         if analysis.manifest is None:

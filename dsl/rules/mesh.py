@@ -189,6 +189,7 @@ class IdleStatement(Check):
     code = "LP307"
     slug = "idle-statement"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         mesh = analysis.plan.mesh
@@ -197,8 +198,8 @@ class IdleStatement(Check):
                 continue
             for axis in directive.axes:
                 size = mesh.size(axis)
-                # A solver's answer of 1, or one from the command line, is an experiment and no slip.
-                tried = mesh.origin(axis).decider in ("solver", "command line")
+                # One rank by the command line is an experiment and no slip.
+                tried = mesh.origin(axis).decider == "command line"
                 # The capacity of experts limits them on one rank too.
                 if isinstance(size, Hole) or size > 1 or tried or (axis == "ep" and limited_experts(analysis)):
                     continue

@@ -38,6 +38,7 @@ class OffloadOnCpu(Check):
     code = "LP671"
     slug = "offload-on-cpu"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         offload, device = analysis.plan.offload, analysis.device
@@ -197,6 +198,7 @@ class OffloadOfNothing(Check):
     code = "LP674"
     slug = "offload-of-nothing"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         offload = analysis.plan.offload

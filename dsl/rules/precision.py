@@ -127,6 +127,7 @@ class NoUnitsForPolicy(Check):
     code = "LP615"
     slug = "precision-without-units"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
@@ -167,6 +168,7 @@ class GradientWithoutAccumulation(Check):
     code = "LP616"
     slug = "gradient-without-accumulation"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan

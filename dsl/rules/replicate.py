@@ -152,6 +152,7 @@ class NoStateToShard(Check):
     code = "LP334"
     slug = "no-state-to-shard"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         replicate = replicas(analysis)

@@ -380,6 +380,7 @@ class FigureIsZero(Check):
     code = "LP709"
     slug = "figure-is-zero"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan

@@ -284,6 +284,7 @@ class IdleWeights(Check):
     code = "LP830"
     slug = "idle-weights"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, points = analysis.plan.pipeline, first_modules(analysis)

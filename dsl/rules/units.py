@@ -84,6 +84,7 @@ class EmptyUnit(Check):
     code = "LP323"
     slug = "empty-unit"
     severity = "warning"
+    idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp, manifest = analysis.plan.fsdp, analysis.manifest

@@ -133,10 +133,15 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
     for name in overrides:
         if name not in fields and name not in _IMPLEMENTATIONS and not hasattr(known, name):
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
+    # `transformers` refuses a whole number, such as a plan writes, for some of its fields that hold fractions.
+    given = {
+        name: float(value) if type(value) is int and isinstance(getattr(known, name, None), float) else value
+        for name, value in overrides.items()
+    }
     try:
         # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
         # It also adds to the dictionaries that it is given.
-        return config_class(**copy.deepcopy({**values, "use_cache": False, **overrides}))
+        return config_class(**copy.deepcopy({**values, "use_cache": False, **given}))
     except Exception as error:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
@@ -169,22 +174,48 @@ class _Logits(nn.Module):
 
 @contextlib.contextmanager
 def _whole_sequences() -> Iterator[None]:
-    """Disable the check of `transformers` for several packed sequences in one; there are none.
+    """Have the masks of `transformers` made for whole sequences: without padding, and one sequence in each.
 
-    The check synchronises with the device in every step. Where tensors have no values it assumes packed sequences, and
-    gives attention a mask that the kernel for causal attention does not need.
+    `transformers` looks for padding and for packed sequences in the values of its tensors, for which the host waits for
+    the device in every step. Where tensors have no values it assumes either, and gives attention a mask that the kernel
+    for causal attention does not need.
     """
     from transformers import masking_utils
 
-    look = getattr(masking_utils, "find_packed_sequence_indices", None)
-    if look is None:
-        yield
-        return
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    found = {name: getattr(masking_utils, name, None) for name in ("find_packed_sequence_indices", _ARGUMENTS)}
+    instead = {"find_packed_sequence_indices": lambda position_ids: None, _ARGUMENTS: _without_ones(found[_ARGUMENTS])}
+    known = [name for name, function in found.items() if function is not None]
+    for name in known:
+        setattr(masking_utils, name, instead[name])
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = look
+        for name in known:
+            setattr(masking_utils, name, found[name])
+
+
+_ARGUMENTS = "_preprocess_mask_arguments"
+"""Function of `masking_utils`, of `transformers` 5.24, that takes the arguments of every mask."""
+
+
+def _without_ones(arguments: Any) -> Any:
+    """Return the function without the mask of ones that a decoder makes for itself where it is given none.
+
+    `torch.ones` without a dtype makes a floating-point mask. A model that masks the padding of its inputs compares
+    tokens instead, which makes a mask of booleans or integers: it is left as it is.
+    """
+
+    def read(config: Any, inputs_embeds: Any, attention_mask: Any, *others: Any, **named: Any) -> Any:
+        is_tensor = isinstance(attention_mask, torch.Tensor)
+        if is_tensor and attention_mask.ndim == _OF_TOKENS and attention_mask.is_floating_point():
+            attention_mask = None
+        return arguments(config, inputs_embeds, attention_mask, *others, **named)
+
+    return read
+
+
+_OF_TOKENS = 2
+"""Dimensions of a mask of tokens, [B, T]; one of pairs of tokens has four."""
 
 
 class _Classes(nn.Module):
@@ -221,7 +252,8 @@ class _SecondText(nn.Module):
 
     def forward(self, tokens: torch.Tensor, decoder_tokens: torch.Tensor) -> torch.Tensor:
         """Predict the second text's next tokens: int64 [B, S] and [B, T] to [B, T, vocabulary]."""
-        return super().forward(input_ids=tokens, decoder_input_ids=decoder_tokens).logits
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else _whole_sequences():
+            return super().forward(input_ids=tokens, decoder_input_ids=decoder_tokens).logits
 
 
 class _Matches(nn.Module):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from legoai.cost.capture import capture
+from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Kernel, Mark
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
 from legoai.runtime.data.samples import SYNTHETIC, open_data
 from legoai.runtime.data.sequences import SampleBatch
 from legoai.runtime.device import Device
@@ -16,6 +23,7 @@ from legoai.runtime.training.step import take_step
 from support import simulated, zoo
 from support.marks import slow_but
 from support.memory_peaks import exact_peak, tracked_peak_of
+from support.real_memory import real_peak_of
 from support.simulator import in_the_simulator
 
 MODELS = tuple(zoo.CONFIGS)
@@ -94,11 +102,42 @@ def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tup
     return [item for item in kernels if item[0] not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "t5"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "t5", "bart"))
 def test_kernels_equal_a_real_step(name: str) -> None:
     real = compared(in_the_simulator(real_kernels, name))
     assert compared(in_the_simulator(captured_kernels, name)) == real
     assert len(real) > 80
+
+
+BART = """\
+plan bart
+model huggingface("config.json")
+cluster cpu(devices = 1)
+batch (global = 2, micro = 2, seq_len = 64)
+optimizer adamw(lr = 1e-3)
+"""
+
+
+def predicted_peak(text: str) -> int:
+    return memory(capture(text, world=1, kind="cpu")).peak
+
+
+def counted_peak(text: str) -> int:
+    namespace: dict[str, Any] = {"__name__": "program"}
+    exec(compile(text, "program.py", "exec"), namespace)
+    trainer = namespace["trainer"]()
+    with process_group(Device(type="cpu"), timeout_seconds=60):
+        return real_peak_of(trainer, _Same(trainer))
+
+
+@pytest.mark.slow
+def test_memory_of_a_decoder_that_masks_nothing_equals_a_real_step(tmp_path: Path) -> None:
+    """BART's decoder makes a mask of ones, which `transformers` leaves out where tensors have values."""
+    (tmp_path / "config.json").write_text(json.dumps(zoo.CONFIGS["bart"]))
+    linted = lint(BART, "bart.plan", directory=tmp_path)
+    assert linted.analysis is not None
+    text = lower(linted.analysis).text
+    assert in_the_simulator(predicted_peak, text) == in_the_simulator(counted_peak, text)
 
 
 def attention_of(name: str) -> set[str]:

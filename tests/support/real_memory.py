@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.simulated.recorder import locals_of
+from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.training.batches import Batches
@@ -60,15 +61,19 @@ def real_peak(text: str) -> int:
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, "program.py", "exec"), namespace)
     trainer = evenly_traced(namespace["trainer"]())
+    return real_peak_of(trainer, Zeros(trainer))
+
+
+def real_peak_of(trainer: Trainer, source: Any) -> int:
+    """Take two steps of a trainer on this rank with the micro batch of a source, as `real_peak` does."""
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(Device(type="cpu"), seed=0)
-        source = Zeros(trainer)
         batches = Batches(training, source)
         take_step(trainer, training, batches, step=0)
         with LiveStorages() as live:
             live.follow(_kept(training))
             if training.staged is None:  # else the micro batches of a pass are copied into one tensor
-                live.follow([source.batch.tokens, source.batch.targets])
+                live.follow([*source.batch.inputs, source.batch.targets])
             take_step(trainer, training, batches, step=1)
     return live.peak
 

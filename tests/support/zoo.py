@@ -1,4 +1,4 @@
-"""Seven small `transformers` models, built from a config and trained as a lowered program trains them."""
+"""Eight small `transformers` models, built from a config and trained as a lowered program trains them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 300, "decoder_start_token_id": 0,
         "pad_token_id": 0, "eos_token_id": 1,
     },
+    "bart": {
+        "architectures": ["BartForConditionalGeneration"], "model_type": "bart", "d_model": 32, "vocab_size": 300,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "dropout": 0.0,
+    },
     "clip": {
         "architectures": ["CLIPModel"], "model_type": "clip", "projection_dim": 16,
         "text_config": {
@@ -59,8 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-BLOCKS = ("Gemma2DecoderLayer", "LlamaDecoderLayer", "GPT2Block", "T5Block", "CLIPEncoderLayer", "ConvNextV2Layer",
-          "ViTLayer")  # fmt: skip
+BLOCKS = ("Gemma2DecoderLayer", "LlamaDecoderLayer", "GPT2Block", "T5Block", "BartEncoderLayer",
+          "BartDecoderLayer", "CLIPEncoderLayer", "ConvNextV2Layer", "ViTLayer")  # fmt: skip
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     "full": {"master_dtype": torch.float32},

@@ -215,6 +215,21 @@ def test_requirement_without_a_measurable_figure_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("plan", "objective"),
+    [
+        ("checkpoint {{ layers.* = {} none }}", "minimize recompute"),
+        ("checkpoint {{ layers.* = {} none }}", "require recompute <= 1%"),
+        ("mesh (pp = {} 1, dp_shard = rest)\npipeline on pp", "minimize bubble"),
+        ("cluster h100_sxm(devices = {} 1)\nmesh (dp_shard = rest)", "minimize exposed_comm"),
+    ],
+)
+def test_figure_that_is_zero_by_an_answer_is_asked_for_with_reason(plan: str, objective: str) -> None:
+    domain = "auto in [none, full] ->" if "checkpoint" in plan else "auto in [1, 2] ->"
+    assert "LP709" in codes(f"{plan.format('')}\n{objective}")
+    assert "LP709" not in codes(f"{plan.format(domain)}\n{objective}")
+
+
+@pytest.mark.parametrize(
     ("objective", "wrong"),
     [
         ("minimize step_time", False),

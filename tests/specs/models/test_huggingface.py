@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import materialize
@@ -11,7 +12,7 @@ from legoai.specs.models.first_values import construct
 from legoai.specs.models.huggingface import transformers_config, transformers_model
 from legoai.specs.models.manifest import ManifestError
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 
 SMALL = {
@@ -80,3 +81,87 @@ def test_layers_that_ranks_would_leave_out_at_random_are_refused():
     assert "huggingface(…, encoder_layerdrop = 0, decoder_layerdrop = 0)" in raised.value.detail
     with torch.device("meta"):
         assert transformers_model(TRANSLATOR, encoder_layerdrop=0, decoder_layerdrop=0).reads is not None
+
+
+def test_whole_number_may_be_given_for_a_field_that_holds_fractions():
+    """`transformers` checks the types of BART's fields, and the advice for layers left out at random is `= 0`."""
+    config = transformers_config({"model_type": "bart"}, encoder_layerdrop=0, dropout=0, d_model=32)
+    assert (config.encoder_layerdrop, config.dropout, config.d_model) == (0.0, 0.0, 32)
+    assert type(config.d_model) is int
+
+
+DECODER = {"d_model": 32, "vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 1, "dropout": 0.0}
+TWO_TEXTS = {
+    **DECODER, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "decoder_start_token_id": 2, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+}  # fmt: skip
+ONE_TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "layerdrop": 0.0,
+    "vocab_size": 64, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+MASKING_NOTHING = {
+    "BartForConditionalGeneration": ("bart", TWO_TEXTS),
+    "MBartForConditionalGeneration": ("mbart", TWO_TEXTS),
+    "M2M100ForConditionalGeneration": ("m2m_100", TWO_TEXTS),
+    "PegasusForConditionalGeneration": ("pegasus", TWO_TEXTS),
+    "BlenderbotForConditionalGeneration": ("blenderbot", TWO_TEXTS),
+    "PLBartForConditionalGeneration": ("plbart", TWO_TEXTS),
+    "BioGptForCausalLM": ("biogpt", ONE_TEXT),
+}
+"""Models whose decoder makes a mask of ones where it is given none."""
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operators by which a host asks for a value, and those that read a mask of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values, self.masks = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.values += func is torch.ops.aten._local_scalar_dense.default
+        if "scaled_dot_product" in str(func):
+            self.masks += (kwargs or {}).get("attn_mask") is not None
+        return func(*args, **(kwargs or {}))
+
+
+def padded_texts(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Texts in which one token is that of padding, which these models mask no more than any other."""
+    torch.manual_seed(0)
+    texts = torch.randint(4, 64, (2 if model.reads.kind == "two_texts" else 1, 2, 16))
+    texts[..., 5] = 1
+    return tuple(texts)
+
+
+def theirs(model: torch.nn.Module, texts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The logits of the forward of `transformers` itself."""
+    given = dict(zip(("input_ids", "decoder_input_ids"), texts, strict=False))
+    plain = getattr(transformers, type(model).__name__)
+    return plain.forward(model, **given).logits
+
+
+@pytest.mark.parametrize("name", MASKING_NOTHING)
+def test_decoder_that_masks_nothing_asks_for_no_value(name: str):
+    kind, fields = MASKING_NOTHING[name]
+    model = transformers_model({"model_type": kind, "architectures": [name], **fields})
+    model.init_weights()
+    model.eval()  # nothing is dropped out
+    texts = padded_texts(model)
+    with Waits() as waits:
+        found = model(*texts)
+    assert (waits.values, waits.masks) == (0, 0)
+    assert torch.equal(found, theirs(model, texts))
+
+
+def test_padding_that_a_model_finds_itself_is_masked():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 64, "pad_token_id": 1}  # fmt: skip
+    fields = {"encoder": sizes, "decoder": sizes, "dropout_rate": 0.0, "vocab_size": 64, "pad_token_id": 1}
+    model = transformers_model(
+        {"model_type": "t5gemma", "architectures": ["T5GemmaForConditionalGeneration"], **fields}
+    )
+    model.init_weights()
+    model.eval()
+    texts = padded_texts(model)
+    assert torch.equal(model(*texts), theirs(model, texts))
