@@ -17,7 +17,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
-from legoai.dsl.holes import all_open, inside, refusals
+from legoai.dsl.holes import all_open, refusals
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
@@ -149,7 +149,7 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
         item
         for item in found
         if item.code not in idle
-        or any(item.code == other.code and inside(item.label.span, other.label.span) for other in remaining)
+        or any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in remaining)
     ]
 
 
