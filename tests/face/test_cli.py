@@ -187,7 +187,7 @@ def test_unreadable_file_is_a_diagnostic(name: str, command: list[str], capsys: 
         Path(name).write_bytes(data)
     status, out, err = called(capsys, *command, name)
     assert status == 1
-    found, other = (err, out) if command[0] in ("lower", "run") else (out, err)
+    found, other = (err, out) if command[0] in ("explain", "lower", "run") else (out, err)
     assert f"error[{code}]" in found
     assert words in found
     assert "error[" not in other and "Traceback" not in found + other

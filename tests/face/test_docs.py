@@ -7,11 +7,14 @@ import pytest
 
 from legoai.cli import main as legoai
 from legoai.commands import COMMANDS, parser_of
+from legoai.dsl.analysis.domains import values_of
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
+from legoai.specs.directives.checkpoint import Every
+from legoai.specs.directives.kinds import Integer
 from support import ROOT
 from support.simulated import in_a_fork
 
@@ -128,6 +131,12 @@ def test_packages_named_in_the_architecture_exist():
         assert named == packages, folder
         for file in re.findall(r"`(\w+\.py)`", rooms):
             assert (ROOT / folder / file).exists(), file
+
+
+def test_manual_names_the_strides_that_solve_tries():
+    *first, last = values_of((Every(n=2), "n"), Integer(), None)
+    row = "| amounts of `budget`, strides of `every`, lists of `selective` | 10% to 90%; "
+    assert f"{row}{', '.join(first)} and {last};" in (DOCS / "solve-output.md").read_text(encoding="utf-8")
 
 
 def test_floors_of_the_architecture_name_the_packages_that_import_torch():
