@@ -85,7 +85,9 @@ def test_layers_that_ranks_would_leave_out_at_random_are_refused():
 
 def test_whole_number_may_be_given_for_a_field_that_holds_fractions():
     """`transformers` checks the types of BART's fields, and the advice for layers left out at random is `= 0`."""
-    config = transformers_config({"model_type": "bart"}, encoder_layerdrop=0, dropout=0, d_model=32)
+    fields = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "decoder_layerdrop": 0.0}
+    with torch.device("meta"):
+        config = transformers_model(fields, encoder_layerdrop=0, dropout=0, d_model=32).config
     assert (config.encoder_layerdrop, config.dropout, config.d_model) == (0.0, 0.0, 32)
     assert type(config.d_model) is int
 
