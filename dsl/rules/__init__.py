@@ -32,6 +32,7 @@ MODULES: Final = (
     "rules.attention",
     "rules.loss",
     "rules.compile",
+    "rules.dynamic_shapes",
     "rules.hidden_operators",
     "rules.checkpoint",
     "rules.operator_names",

@@ -55,6 +55,48 @@ def test_full_graph_cannot_contain_hooks_of_replicas(replicas: str, compiled: st
 
 
 @pytest.mark.parametrize(
+    ("mesh", "compiled", "wrong"),
+    [
+        ("tp = 8", "layers.* = inductor(dynamic = true)", True),
+        ("tp = 8", "layers.*.feed_forward = inductor(dynamic = true)", True),
+        ("tp = 8", "root = inductor(dynamic = true)", True),
+        ("tp = 8", "layers.* = inductor", False),
+        ("tp = 8", "layers.*.attention = inductor(dynamic = true)", False),
+        ("tp = 1", "layers.* = inductor(dynamic = true)", False),
+    ],
+)
+def test_shapes_of_tensor_parallel_modules_do_not_vary(mesh: str, compiled: str, wrong: bool):
+    feed_forward = "layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise"
+    plan = f"mesh ({mesh})\nshard on tp {{ {feed_forward} }}\ncompile {{ {compiled} }}"
+    assert ("LP640" in codes(plan)) is wrong
+
+
+@pytest.mark.slow
+def test_torch_cannot_compile_shards_for_shapes_that_vary(gloo):
+    [error] = gloo(1)(compiled_shards)
+    assert "RecursionError" in error
+
+
+def compiled_shards() -> str:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from legoai.specs.models.llama import FeedForward
+
+    torch._dynamo.reset()
+    module = FeedForward(48, 96, n_layers=1)
+    module.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    styles = {"w1": ColwiseParallel(), "w3": ColwiseParallel(), "w2": RowwiseParallel()}
+    parallelize_module(module, init_device_mesh("cpu", (1,)), styles)
+    try:
+        module(torch.ones(2, 16, 48, requires_grad=True)).sum().backward()
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
     ("compiled", "wrong"),
     [
         ("layers.* = inductor", False),
