@@ -208,7 +208,7 @@ def _examine(
         manifest = base.manifest
     elif not (factories(plan.model) if callable(factories) else factories or plan.model.family != "python"):
         manifest = FactoryNotRun.at(
-            plan.model.place("target") or resolution.start,
+            plan.model.span_of("target") or resolution.start,
             "the factory is not run, so nothing that depends on the model is checked",
             label="not run",
             # The predicate for factories asks a person first.
@@ -287,7 +287,7 @@ def manifest_of(
         return None
     except ManifestError as error:
         return ModelUnavailable.at(
-            model.place("target") or resolution.start, error.message, label="cannot be looked at",
+            model.span_of("target") or resolution.start, error.message, label="cannot be looked at",
             help=_reasons(error, plan, directory),
         )  # fmt: skip
     except Undecided:

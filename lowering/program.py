@@ -102,7 +102,7 @@ def pass_names(analysis: Analysis) -> tuple[str, ...]:
 def unavailable(analysis: Analysis, error: ManifestError) -> Diagnostic:
     """Return the diagnostic for a model that could be inspected when its plan was linted, and no longer can."""
     return ModelUnavailable.at(
-        analysis.place(analysis.plan.model, "target"),
+        analysis.span_of(analysis.plan.model, "target"),
         error.message,
         label="cannot be looked at",
         help=("it could when the plan was linted: has its file changed since?",),

@@ -85,7 +85,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
     assert use.capacity is not None
     found = contributor("peak_memory", estimate, causes)
     outside = f" and {words.size(sum(use.outside.values()))} outside of PyTorch" if use.outside else ""
-    span = causes.analysis.place(causes.plan.cluster)
+    span = causes.analysis.span_of(causes.plan.cluster)
     return OutOfMemory.at(
         span,
         f"rank {item.rank} needs {words.size(use.reserved)}{outside}, and `{estimate.machine.device.name}` has "

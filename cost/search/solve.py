@@ -367,7 +367,7 @@ def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
             help=[reason for _, reason in found.failed[:1]],
         )  # fmt: skip
     least = min(item.figures.metric("reserved_memory", "bytes") for item in found.evaluated)
-    place = plan.resolution.plan.cluster.place("device") if plan.resolution.plan is not None else None
+    place = plan.resolution.plan.cluster.span_of("device") if plan.resolution.plan is not None else None
     return OutOfMemory.at(
         place or span,
         f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {_shown(least, 'bytes')}",

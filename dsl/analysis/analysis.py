@@ -109,9 +109,9 @@ class Analysis:
         """The span of diagnostics about something missing in the plan."""
         return Span(self.file, 0, 0, 1, 1, 1, 1) if self.resolution is None else self.resolution.start
 
-    def place(self, declared: Declared, field: str = "keyword") -> Span:
+    def span_of(self, declared: Declared, field: str = "keyword") -> Span:
         """Return the span of the value of ``field``; else of the statement's keyword; else the plan's first line."""
-        return declared.place(field) or self.start
+        return declared.span_of(field) or self.start
 
     def rule_span(self, rule: PathRule[Any]) -> Span:
         """Return the span of a rule's path."""

@@ -44,7 +44,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     batch, pipeline = analysis.plan.batch, analysis.plan.pipeline
     if batch.ramp is not None and pipeline is not None:
         yield Unsupported(
-            analysis.place(batch, "ramp"),
+            analysis.span_of(batch, "ramp"),
             "a ramp of the batch under a pipeline is not lowered yet: its schedule divides gradients by a fixed number "
             "of micro batches",
             help=("leave `ramp` out, or train the first steps without a pipeline and load their checkpoint",),

@@ -14,7 +14,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if model.family == "huggingface" and manifest is not None and manifest.reads is None:
         class_name = manifest.model_class.rpartition(".")[2]
         yield Unsupported(
-            analysis.place(model, "family"),
+            analysis.span_of(model, "family"),
             f"it is not known what `{class_name}` is trained on",
             help=(
                 "classes that are known end in `ForCausalLM`, `LMHeadModel` or `ForImageClassification`, are "

@@ -37,11 +37,11 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         return
     if is_traced(analysis):
         if offload.activations == "adaptive" and memory_limit(analysis) is None:
-            yield Unsupported(analysis.place(offload, "activations"), *without_limit("activations"))
+            yield Unsupported(analysis.span_of(offload, "activations"), *without_limit("activations"))
     else:
         amount = getattr(offload.activations, "name", offload.activations)
         yield Unsupported(
-            analysis.place(offload, "activations"),
+            analysis.span_of(offload, "activations"),
             f"`activations = {amount}` of `offload` is not lowered: it places copies between the operations "
             "of one traced graph, which the eager backend does not have",
             "not in this program",

@@ -131,7 +131,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     algorithm = analysis.plan.optimizer.algorithm
     if isinstance(algorithm, AdamW) and algorithm.state is not None:
         yield Unsupported(
-            analysis.place(algorithm, "state"),
+            analysis.span_of(algorithm, "state"),
             f"`state = {algorithm.state}` is not lowered yet: its kernels are torchao's, which are not simulated",
             help=("leave `state` out, or offload the state (`offload (optimizer = all)`)",),
         )
@@ -168,7 +168,7 @@ def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     offload = analysis.plan.offload
     if offload is None or offload.optimizer == "none" or offload.parameters != "none":
         return
-    place, amount = analysis.place(offload, "optimizer"), offload.optimizer
+    place, amount = analysis.span_of(offload, "optimizer"), offload.optimizer
     if not keeps_state(analysis):
         yield Unsupported(
             place,

@@ -146,8 +146,8 @@ def _of_statement(
                 kind="removed" if after is None else "added",
                 before=_body(before) if before is not None else None,
                 after=_body(after) if after is not None else None,
-                before_at=before.place("keyword") if before is not None else None,
-                after_at=after.place("keyword") if after is not None else None,
+                before_at=before.span_of("keyword") if before is not None else None,
+                after_at=after.span_of("keyword") if after is not None else None,
             )
         return
     if isinstance(before, Model) and (before.family, before.target) != (after.family, after.target):  # type: ignore[attr-defined]
@@ -157,8 +157,8 @@ def _of_statement(
             kind="changed",
             before=_body(before),
             after=_body(after),
-            before_at=before.place("family"),
-            after_at=after.place("family"),
+            before_at=before.span_of("family"),
+            after_at=after.span_of("family"),
         )
         return
     if before.axes != after.axes:
@@ -169,8 +169,8 @@ def _of_statement(
             kind="changed",
             before=", ".join(before.axes),
             after=", ".join(after.axes),
-            before_at=before.place("axes"),
-            after_at=after.place("axes"),
+            before_at=before.span_of("axes"),
+            after_at=after.span_of("axes"),
         )
     yield from _options(field, axes, before, after)
     yield from _arguments(field, axes, before, after)
@@ -208,7 +208,7 @@ def _arguments(field: str, axes: tuple[str, ...], before: Directive, after: Dire
                 _head(before),
                 name,
                 texts,
-                (before.place(name), after.place(name)),
+                (before.span_of(name), after.span_of(name)),
             )
 
 

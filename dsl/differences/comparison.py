@@ -213,15 +213,15 @@ def named_files(plan: Plan) -> dict[str, Span | None]:
     found: dict[str, Span | None] = {}
     model, cluster = plan.model, plan.cluster
     if isinstance(model.target, str) and model.family == "huggingface":
-        found[model.target] = model.place("target")
+        found[model.target] = model.span_of("target")
     elif isinstance(model.target, str) and model.family == "python":
         module = model.target.partition(":")[0].replace(".", "/")
-        found |= dict.fromkeys((f"{module}.py", f"{module}/__init__.py"), model.place("target"))
+        found |= dict.fromkeys((f"{module}.py", f"{module}/__init__.py"), model.span_of("target"))
     schedule = plan.pipeline.schedule if plan.pipeline is not None else None
     if isinstance(schedule, OrderFile) and isinstance(schedule.file, str):
-        found[schedule.file] = schedule.place("file")
+        found[schedule.file] = schedule.span_of("file")
     if isinstance(cluster.profile, str):
-        place = cluster.place("profile")
+        place = cluster.span_of("profile")
         found |= {cluster.profile: place, str(Path(cluster.profile).with_suffix(".json.gz")): place}
     return found
 

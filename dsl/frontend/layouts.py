@@ -151,7 +151,7 @@ def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[st
             fields = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _LARGEST else {}
         except (OSError, ValueError, RecursionError):
             if "model_type" not in model.arguments:
-                place = model.place("target")
+                place = model.span_of("target")
                 assert place is not None
                 return rules.ModelUnavailable.at(place, f"`{model.target}` cannot be read", label="not a config file")
     fields = {**(fields if isinstance(fields, dict) else {}), **model.arguments}

@@ -30,7 +30,7 @@ def with_rest(mesh: Mesh, cluster: ClusterUse, directory: Path) -> tuple[Mesh, D
     problem = None
     others = [size for axis, size in sizes.items() if axis not in (*open_axes, "ep")]
     if open_axes[1:]:
-        first, second = (mesh.place(axis) for axis in open_axes[:2])
+        first, second = (mesh.span_of(axis) for axis in open_axes[:2])
         assert first is not None
         assert second is not None
         problem = NoRest.at(
@@ -39,7 +39,7 @@ def with_rest(mesh: Mesh, cluster: ClusterUse, directory: Path) -> tuple[Mesh, D
         )  # fmt: skip
     elif not any(isinstance(size, Hole) for size in (*others, cluster.hosts, cluster.devices, cluster.device)):
         per_host = cluster.devices_per_host(directory)
-        place = mesh.place(open_axes[0])
+        place = mesh.span_of(open_axes[0])
         assert place is not None
         if per_host is not None:
             value, problem = _left(cluster.hosts * per_host, math.prod(others), place)

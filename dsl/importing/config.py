@@ -76,14 +76,14 @@ class Config:
         """The same file, with TorchTitan's default for one of its options."""
         return Config(self.lines, {key: value for key, value in self.given.items() if key != name}, self.written)
 
-    def place(self, name: str) -> Span:
+    def span_of(self, name: str) -> Span:
         """Return the span of the option; the beginning of the file where it has none."""
         return self.places.get(self.written.get(name, name), Span(self.lines.name, 0, 0, 1, 1, 1, 1))
 
     def wrong(self, name: str, message: str, *help: str) -> None:
         """Report the value of an option."""
         label = "this value" if name in self.given else "nothing is given here"
-        self.diagnostics.append(ConfigValue.at(self.place(name), message, label=label, help=help))
+        self.diagnostics.append(ConfigValue.at(self.span_of(name), message, label=label, help=help))
 
 
 def read_config(text: str, name: str) -> Config:
@@ -103,7 +103,7 @@ def read_config(text: str, name: str) -> Config:
 def _take(config: Config, path: str, value: Any) -> None:
     """Record one entry of the file, or report it."""
     name = path if path in KEYS else RENAMED.get(path)
-    place = config.places.get(path, config.place(path))
+    place = config.places.get(path, config.span_of(path))
     if name is None:
         help = suggestion(path, [*KEYS, *RENAMED])
         config.diagnostics.append(

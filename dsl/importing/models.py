@@ -70,13 +70,13 @@ def flavour_of(config: Config) -> Flavour | None:
     if name not in models:
         message = f"`{name}` of TorchTitan is no built-in of LegoAI"
         help = [f"known are {', '.join(f'`{item}`' for item in models)}"]
-        place = config.place("model.name")
+        place = config.span_of("model.name")
         config.diagnostics.append(UnknownConfigModel.at(place, message, label="another model", help=help))
         return None
     if flavour not in models[name]:
         message = f"the flavour `{flavour}` of `{name}` is no built-in of LegoAI"
         help = [f"known are {', '.join(f'`{item}`' for item in models[name])}"]
-        place = config.place("model.flavor")
+        place = config.span_of("model.flavor")
         config.diagnostics.append(UnknownConfigModel.at(place, message, label="another flavour", help=help))
         return None
     return models[name][flavour]

@@ -106,7 +106,7 @@ def import_config(source: str, name: str, *, plan: str, cluster: str, devices: i
     unused = (*_unused(draft), *_without_effect(draft, cluster, devices), *unknown)
     config.diagnostics += [
         NotTranslated.at(
-            config.place(item.name), f"`{item.name}` is not translated: {item.why}", label="not in the plan"
+            config.span_of(item.name), f"`{item.name}` is not translated: {item.why}", label="not in the plan"
         )
         for item in unused
         if item.changes and item.name not in config.unknown

@@ -34,9 +34,9 @@ class AllocatorOnCpu(Check):
         allocator, device = analysis.plan.allocator, analysis.device
         if allocator is not None and device is not None and device.kind == "cpu":
             yield self.at(
-                analysis.place(allocator, "keyword"),
+                analysis.span_of(allocator, "keyword"),
                 f"`allocator` has no effect: memory of `{device.name}` comes from the host's allocator",
                 label="has no effect",
-                others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
+                others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{device.name}`")],
                 help=("leave it out",),
             )

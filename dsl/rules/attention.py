@@ -51,11 +51,11 @@ class KernelOnDevice(Check):
             return
         lacks = "no backward pass" if attention.kernel == "flex" else "no kernel"
         yield self.at(
-            analysis.place(attention, "kernel"),
+            analysis.span_of(attention, "kernel"),
             f"`{attention.kernel}` attention has {lacks} for `{device.name}`",
             label="needs a CUDA device",
             others=[
-                Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}` is of kind {device.kind}")
+                Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{device.name}` is of kind {device.kind}")
             ],
             help=["a CPU has `flash` and `math`; `default` lets PyTorch choose"],
             fix=replacement(attention, "kernel", "default"),
@@ -92,10 +92,10 @@ class KernelTakesDtype(Check):
         kernel, param = plan.attention.kernel, plan.precision.param
         others = [name for name, dtypes in _CUDA_DTYPES.items() if param in dtypes]
         yield self.at(
-            analysis.place(plan.attention, "kernel"),
+            analysis.span_of(plan.attention, "kernel"),
             f"`{kernel}` attention takes {' and '.join(legal)} on `{device.name}`, and the plan computes in {param}",
             label=f"not in {param}",
-            others=[Label(analysis.place(plan.precision, "param"), f"`param` = {param}")],
+            others=[Label(analysis.span_of(plan.precision, "param"), f"`param` = {param}")],
             help=[f"kernels that take {param} are {', '.join(f'`{name}`' for name in [*others, 'math'])}"],
         )
 
@@ -129,10 +129,10 @@ class HeadFits(Check):
             width = module.attributes.get("head_dim")
             if module.kind == "attention" and isinstance(width, int) and width > _LARGEST_FLASH_HEAD:
                 yield self.at(
-                    analysis.place(attention, "kernel"),
+                    analysis.span_of(attention, "kernel"),
                     f"`flash` attention takes heads of at most {_LARGEST_FLASH_HEAD} features; `{path}` has {width}",
                     label=f"heads of {width}",
-                    others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+                    others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
                     help=["use `efficient` or `math` attention, or give the model more and narrower heads"],
                 )
                 return
@@ -178,11 +178,11 @@ class ValueWidths(Check):
             usable = [name for name in ("cudnn", "efficient") if takes_widths(name, widths, capability=capability)]
             names = [f"`{name}`" for name in (*(usable if device.kind == "cuda" else ()), "math")]
             yield self.at(
-                analysis.place(attention, "kernel"),
+                analysis.span_of(attention, "kernel"),
                 f"`{kernel}` attention does not take keys of {widths[0]} features with values of {widths[1]} on "
                 f"`{device.name}`, as `{path}` has them",
                 label=f"{widths[0]} and {widths[1]} features",
-                others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
                 help=[f"use {' or '.join(names)} attention, or `default`"],
                 fix=replacement(attention, "kernel", "default"),
             )
@@ -219,11 +219,11 @@ class HeadsInGroups(Check):
             heads, groups = (module.attributes.get(name) for name in ("n_heads", "n_kv_heads"))
             if module.kind == "attention" and isinstance(groups, int) and heads != groups:
                 yield self.at(
-                    analysis.place(attention, "kernel"),
+                    analysis.span_of(attention, "kernel"),
                     f"`efficient` attention takes as many key and value heads as query heads; `{path}` has {groups} "
                     f"for {heads}",
                     label=f"{groups} for {heads}",
-                    others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+                    others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
                     help=["use `flash` or `math` attention"],
                     fix=replacement(attention, "kernel", "flash"),
                 )
@@ -262,9 +262,9 @@ class NoAttention(Check):
         if attention_modules(analysis):
             return
         yield self.at(
-            analysis.place(attention, "kernel"),
+            analysis.span_of(attention, "kernel"),
             "the choice of kernel has no effect: the model never calls `scaled_dot_product_attention`",
             label="has no effect",
-            others=[Label(analysis.place(analysis.plan.model, "family"), "this model")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
             help=["leave the statement out, or let the model call it"],
         )

@@ -52,13 +52,17 @@ class BatchDivides(Check):
             help.append(f"with this global batch, legal micro batches are {legal}")
         axis = "dp_shard" if mesh.dp_shard > 1 else "dp_replicate"
         yield self.at(
-            analysis.place(batch, "global_batch"),
+            analysis.span_of(batch, "global_batch"),
             f"a global batch of {batch.global_batch} sequences cannot be cut into micro batches of "
             f"{batch.micro_batch} on {mesh.data_parallel} data-parallel ranks",
             label=f"no multiple of {batch.micro_batch} · {mesh.data_parallel} = {each}",
             others=[
-                Label(analysis.place(batch, "micro_batch"), "the micro batch"),
-                *([Label(analysis.place(mesh, axis), f"{mesh.data_parallel} ranks")] if mesh.data_parallel > 1 else []),
+                Label(analysis.span_of(batch, "micro_batch"), "the micro batch"),
+                *(
+                    [Label(analysis.span_of(mesh, axis), f"{mesh.data_parallel} ranks")]
+                    if mesh.data_parallel > 1
+                    else []
+                ),
             ],
             help=help,
         )
@@ -91,10 +95,10 @@ class SequenceFits(Check):
         if longest is None or batch.length <= longest:
             return
         yield self.at(
-            analysis.place(batch, "seq_len"),
+            analysis.span_of(batch, "seq_len"),
             f"sequences of {batch.length} tokens are longer than the model's positions reach: {longest}",
             label=f"at most {longest}",
-            others=[Label(analysis.place(analysis.plan.model, "family"), f"knows {longest} positions")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"knows {longest} positions")],
             help=["shorten the sequences, or give the model more positions (`max_seq_len` in the built-in models)"],
             fix=replacement(batch, "seq_len", str(longest)),
         )
@@ -127,10 +131,10 @@ class ImageTokens(Check):
         if not isinstance(reads, Images) or batch.seq_len is None:
             return
         yield self.at(
-            analysis.place(batch, "seq_len"),
+            analysis.span_of(batch, "seq_len"),
             f"`seq_len` has no effect: the model reads images of {reads.height} by {reads.width}, and no sequences",
             label="no sequence is read",
-            others=[Label(analysis.place(analysis.plan.model, "family"), "a model of images")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "a model of images")],
             help=["leave `seq_len` out: what is computed for an image follows from the model"],
         )
 
@@ -161,10 +165,10 @@ class SequenceMissing(Check):
             return
         longest = manifest.max_seq_len if manifest is not None else None
         yield self.at(
-            analysis.place(batch),
+            analysis.span_of(batch),
             "`batch` does not say how long sequences are, and the model reads text",
             label="no `seq_len`",
-            others=[Label(analysis.place(analysis.plan.model, "family"), "a model of text")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "a model of text")],
             help=[f"write `seq_len = …`, {'a number of tokens' if longest is None else f'at most {longest}'}"],
         )
 
@@ -198,11 +202,11 @@ class RampDivides(Check):
         wrong = [batch for batch in ramp.batches if batch % each]
         if wrong:
             yield self.at(
-                analysis.place(ramp, "batches"),
+                analysis.span_of(ramp, "batches"),
                 f"a global batch of {wrong[0]} sequences cannot be cut into micro batches of {plan.batch.micro_batch} "
                 f"on {plan.mesh.data_parallel} data-parallel ranks",
                 label=f"no multiple of {plan.batch.micro_batch} · {plan.mesh.data_parallel} = {each}",
-                others=[Label(analysis.place(plan.batch, "micro_batch"), "the micro batch stays")],
+                others=[Label(analysis.span_of(plan.batch, "micro_batch"), "the micro batch stays")],
                 help=[f"give multiples of {each} below {plan.batch.global_batch}"],
             )
 
@@ -231,25 +235,25 @@ class RampGrows(Check):
             return
         if len(ramp.batches) != len(ramp.until) or not ramp.batches:
             yield self.at(
-                analysis.place(ramp, "until"),
+                analysis.span_of(ramp, "until"),
                 f"{len(ramp.batches)} batches and {len(ramp.until)} steps: each stage has one of both",
                 label=f"{len(ramp.until)} steps",
-                others=[Label(analysis.place(ramp, "batches"), f"{len(ramp.batches)} batches")],
+                others=[Label(analysis.span_of(ramp, "batches"), f"{len(ramp.batches)} batches")],
                 help=["`until` says for each batch the step after which it ends"],
             )
             return
         sizes = (*ramp.batches, batch.global_batch)
         if any(after <= before for before, after in pairwise(sizes)):
             yield self.at(
-                analysis.place(ramp, "batches"),
+                analysis.span_of(ramp, "batches"),
                 "the batches of a ramp grow, up to the full one",
                 label="does not grow",
-                others=[Label(analysis.place(batch, "global_batch"), "the full batch")],
+                others=[Label(analysis.span_of(batch, "global_batch"), "the full batch")],
                 help=["give growing batches, the last below `global`"],
             )
         if any(after <= before for before, after in pairwise(ramp.until)):
             yield self.at(
-                analysis.place(ramp, "until"),
+                analysis.span_of(ramp, "until"),
                 "the steps at which the stages of a ramp end follow each other",
                 label="does not grow",
                 help=["they are counted from the first step of the training"],
@@ -281,13 +285,13 @@ class RampNeverEnds(Check):
         ramp, form = plan.batch.ramp, plan.schedule.form
         if ramp is None or not ramp.until:
             return
-        place, steps = analysis.place(form, "steps"), getattr(form, "steps", None)
+        place, steps = analysis.span_of(form, "steps"), getattr(form, "steps", None)
         if plan.steps is not None:
-            place, steps = analysis.place(plan.steps, "count"), plan.steps.count
+            place, steps = analysis.span_of(plan.steps, "count"), plan.steps.count
         if steps is None or ramp.until[-1] < steps:
             return
         yield self.at(
-            analysis.place(ramp, "until"),
+            analysis.span_of(ramp, "until"),
             f"the full batch is never reached: its ramp ends after step {ramp.until[-1]}, the training after {steps}",
             label="lasts as long as the training",
             others=[Label(place, f"{steps} steps")],
@@ -300,13 +304,13 @@ def pass_label(analysis: Analysis) -> Label:
     pipeline = analysis.plan.pipeline
     if pipeline is None or pipeline.microbatches is None:
         return batch_label(analysis)
-    return Label(analysis.place(pipeline, "microbatches"), f"{pipeline.microbatches} micro batches in a pass")
+    return Label(analysis.span_of(pipeline, "microbatches"), f"{pipeline.microbatches} micro batches in a pass")
 
 
 def batch_label(analysis: Analysis) -> Label:
     """Return the span that determines the number of micro batches of a rank, for diagnostics about it."""
     batch, mesh = analysis.plan.batch, analysis.plan.mesh
     return Label(
-        analysis.place(batch, "global_batch"),
+        analysis.span_of(batch, "global_batch"),
         f"{batch.global_batch} sequences in micro batches of {batch.micro_batch} over {mesh.data_parallel} ranks",
     )

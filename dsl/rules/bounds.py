@@ -61,7 +61,7 @@ class LogitsOverMemory(Check):
             for item in plan.require
             if item.metric in _MEMORY and item.comparison in _ABOVE
         ]
-        place = analysis.place(plan.batch, "micro_batch")
+        place = analysis.span_of(plan.batch, "micro_batch")
         for bound, span, message in limits:
             if beside <= bound < logits + beside:
                 yield self.at(
@@ -72,7 +72,7 @@ class LogitsOverMemory(Check):
             assert device is not None
             yield self.at(
                 place, f"{parts}, and `{device.name}` has {format_bytes(capacity)}", label="too many tokens at once",
-                others=[Label(analysis.place(plan.cluster, "device"), f"has {format_bytes(capacity)}")], help=help,
+                others=[Label(analysis.span_of(plan.cluster, "device"), f"has {format_bytes(capacity)}")], help=help,
             )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ class FasterThanDevice(Check):
                 f"`{item.metric}` cannot be {item.comparison} {bound}: at the peak rate of "
                 f"{plan.mesh.world_size} `{analysis.device.name}` {why}",
                 label="faster than the devices",
-                others=[Label(analysis.place(plan.cluster, "device"), "computes no faster")],
+                others=[Label(analysis.span_of(plan.cluster, "device"), "computes no faster")],
                 help=["half of the peak rate is a good step; use more devices, or ask for less"],
             )
 
@@ -167,7 +167,7 @@ class BubbleOverBudget(Check):
                     f"the bubble is about {format_fraction(round(share, 3))}, and the budget is "
                     f"{format_fraction(item.bound)}",
                     label="the schedule alone leaves the ranks waiting for longer",
-                    others=[Label(analysis.place(pipeline, "schedule"), "fills and drains the pipeline")],
+                    others=[Label(analysis.span_of(pipeline, "schedule"), "fills and drains the pipeline")],
                     help=[
                         "use more micro batches, more stages on each rank, or a schedule that splits the backward pass"
                     ],

@@ -90,7 +90,7 @@ class EveryOfFew(Check):
                 continue
             modules = "one module" if len(paths) == 1 else f"only {len(paths)} modules"
             yield self.at(
-                analysis.place(rule.treatment, "n"),
+                analysis.span_of(rule.treatment, "n"),
                 f"`every({rule.treatment.n})` has {modules} to choose from",
                 label=f"the rule speaks of {modules}",
                 help=["write `full` or `none`, or let the rule match more modules"],
@@ -122,7 +122,7 @@ class KeepsNothing(Check):
         manifest, mesh = analysis.manifest, analysis.plan.mesh
         for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Selective).items()):
             assert manifest is not None
-            place = analysis.place(rule.treatment, "keep")
+            place = analysis.span_of(rule.treatment, "keep")
             if not rule.treatment.keep:
                 yield self.at(
                     place, "`selective([])` keeps nothing, as `full` does", label="an empty list", help=["write `full`"]
@@ -133,14 +133,14 @@ class KeepsNothing(Check):
                         place,
                         "`collective` keeps nothing: without `tp`, `cp` or `ep` a forward communicates nothing",
                         label="no collectives here",
-                        others=[Label(analysis.place(mesh), "the mesh")],
+                        others=[Label(analysis.span_of(mesh), "the mesh")],
                     )
                 if word == "attention" and analysis.plan.attention.kernel == "math":
                     yield self.at(
                         place,
                         "`attention` keeps nothing: `attention math` computes it from products and a softmax",
                         label="no such operator",
-                        others=[Label(analysis.place(analysis.plan.attention, "kernel"), "this kernel")],
+                        others=[Label(analysis.span_of(analysis.plan.attention, "kernel"), "this kernel")],
                         help=["keep `matmul`, or use another kernel"],
                     )
                 elif word in OPERATOR_WORDS and manifest.flow_error is None:
@@ -196,7 +196,7 @@ class BudgetBeyondReason(Check):
             else:
                 continue
             yield self.at(
-                analysis.place(rule.treatment, "amount"), message,
+                analysis.span_of(rule.treatment, "amount"), message,
                 label="limits nothing" if amount else "keeps nothing",
                 help=help,
             )  # fmt: skip
@@ -350,7 +350,7 @@ class RngOfNothing(Check):
             within = bool(recomputed_modules(analysis))
             why = "compiled modules with a budget draw no random numbers" if within else "no module is recomputed"
             yield self.at(
-                analysis.place(checkpoint, "preserve_rng"),
+                analysis.span_of(checkpoint, "preserve_rng"),
                 f"`preserve_rng` has no effect: {why}",
                 label="has no effect",
                 help=["leave it out, or say what is recomputed"],
@@ -385,7 +385,7 @@ class RandomStateNotKept(Check):
         if drawing:
             more = f" and {len(drawing) - 1} more modules" if len(drawing) > 1 else ""
             yield self.at(
-                analysis.place(checkpoint, "preserve_rng"),
+                analysis.span_of(checkpoint, "preserve_rng"),
                 f"`{drawing[0]}`{more} would draw other random numbers when recomputed: wrong gradients",
                 label="the random state is not restored",
                 help=["leave `preserve_rng` out: the state is kept where modules draw random numbers"],

@@ -40,7 +40,7 @@ class ProfileIsReadable(WrongProfile, Check):
 
         if use.profile is None:
             yield self.at(
-                analysis.place(use, "device"),
+                analysis.span_of(use, "device"),
                 "`profile` needs the profile's file in quotes",
                 label="no file is named",
                 help=['write `profile("our_gpu.toml", …)`, or name a device of the catalogue'],
@@ -50,7 +50,7 @@ class ProfileIsReadable(WrongProfile, Check):
             load_device(analysis.directory / use.profile)
         except CatalogueError as error:
             yield self.at(
-                analysis.place(use, "profile"),
+                analysis.span_of(use, "profile"),
                 f"the device profile cannot be used: {error.field}: {error.message}",
                 label="this file",
                 help=[f"legal are {', '.join(f'`{item}`' for item in error.legal)}"] if error.legal else [],
@@ -82,10 +82,10 @@ class UnusedProfile(Check):
         use = analysis.plan.cluster
         if use.device != "profile" and use.profile is not None:
             yield self.at(
-                analysis.place(use, "profile"),
+                analysis.span_of(use, "profile"),
                 f"the file is not read, since the device is `{use.device}` of the catalogue",
                 label="has no effect",
-                others=[Label(analysis.place(use, "device"), "decides the device")],
+                others=[Label(analysis.span_of(use, "device"), "decides the device")],
                 help=[f'write `profile("{use.profile}", …)` to use the file, or leave it out'],
             )
 
@@ -115,7 +115,7 @@ class MissingFabric(Check):
         use = analysis.plan.cluster
         if use.hosts > 1 and use.fabric is None:
             yield self.at(
-                analysis.place(use, "hosts"),
+                analysis.span_of(use, "hosts"),
                 f"{use.hosts} hosts need a fabric between them",
                 label="more than one host",
                 help=[f"add `fabric = …`: {', '.join(f'`{name}`' for name in fabric_names())}"],
@@ -144,9 +144,9 @@ class UnusedFabric(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         use = analysis.plan.cluster
         if use.hosts == 1 and use.fabric is not None:
-            others = [Label(analysis.place(use, "hosts"), "one host")] if written(use, "hosts") else []
+            others = [Label(analysis.span_of(use, "hosts"), "one host")] if written(use, "hosts") else []
             yield self.at(
-                analysis.place(use, "fabric"),
+                analysis.span_of(use, "fabric"),
                 "one host sends nothing over a fabric",
                 label="has no effect",
                 others=others,
@@ -185,10 +185,10 @@ class FabricOfOtherDevice(Check):
         if why := _unlike(found, device):
             legal = [name for name in fabric_names() if not _unlike(fabric(name), device)]
             yield self.at(
-                analysis.place(use, "fabric"),
+                analysis.span_of(use, "fabric"),
                 f"hosts of `{device.name}` have no `{found.name}`: {why}",
                 label="of other hosts",
-                others=[Label(analysis.place(use, "device"), f"`{device.name}`")],
+                others=[Label(analysis.span_of(use, "device"), f"`{device.name}`")],
                 help=[f"fabrics for `{device.name}` are {', '.join(f'`{name}`' for name in legal)}"],
             )
 
@@ -228,7 +228,7 @@ class UnknownProcessor(Check):
         missing = missing_for_inductor(device) if compiled else None
         if missing is not None:
             yield self.at(
-                analysis.place(use, "profile"),
+                analysis.span_of(use, "profile"),
                 f"inductor asks for the {missing.replace('_', ' ')} of `{device.name}`, not stated or unknown: "
                 "the plan cannot be costed",
                 label="this file",
@@ -267,7 +267,7 @@ class TooManyDevices(Check):
         if total % usual == 0:
             help.insert(0, f"{total} devices are {total // usual} hosts of {usual}")
         yield self.at(
-            analysis.place(use, "devices"),
+            analysis.span_of(use, "devices"),
             f"a host has {usual} devices of `{device.name}`, not {use.devices}",
             label=f"more than {usual}",
             help=help,

@@ -60,7 +60,7 @@ class CommWithoutFsdp(Check):
         for field in ("reorder", "prefetch", "unshard", "reduce", "profile"):
             if written(comm, field) and not (field == "reduce" and plan.replicate is not None):
                 what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
-                yield self.at(analysis.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
+                yield self.at(analysis.span_of(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
         for rule in comm.rules:
             yield self.at(
                 rule.origin.written,
@@ -108,7 +108,7 @@ class BucketWithoutUnit(Check):
                 rule.path_origin.written,
                 f"the bucket has no effect: neither `{paths[0]}` nor a module inside of it is a unit",
                 label="holds no unit",
-                others=[Label(analysis.place(plan.fsdp), "makes the units")],
+                others=[Label(analysis.span_of(plan.fsdp), "makes the units")],
                 help=["name the units here, or make these modules units in `fsdp`"],
             )
 
@@ -144,7 +144,7 @@ class BucketCounts(Check):
             if not isinstance(counts, tuple) or sum(counts) == len(paths):
                 continue
             yield self.at(
-                analysis.place(rule.treatment, "by"),
+                analysis.span_of(rule.treatment, "by"),
                 f"the buckets hold {sum(counts)} modules, and `{rule.path}` decides {len(paths)}",
                 label=f"{sum(counts)} in {len(counts)} {'bucket' if len(counts) == 1 else 'buckets'}",
                 help=[f"give numbers that add up to {len(paths)}"],
@@ -183,7 +183,7 @@ class ReduceWithoutAccumulation(Check):
         if plan.comm is None or not written(plan.comm, "reduce") or micro_batches(plan) != 1:
             return
         yield self.at(
-            analysis.place(plan.comm, "reduce"),
+            analysis.span_of(plan.comm, "reduce"),
             f"`reduce = {plan.comm.reduce}` has no effect: a step has one micro batch",
             label="has no effect",
             others=[batch_label(analysis)],
@@ -223,10 +223,10 @@ class ReduceUnderPipeline(Check):
         if pipeline is None or comm is None or not written(comm, "reduce") or comm.reduce != "every_micro_batch":
             return
         yield self.at(
-            analysis.place(comm, "reduce"),
+            analysis.span_of(comm, "reduce"),
             "`reduce = every_micro_batch` has no effect: a pipeline reduces after a stage's last micro batch",
             label="has no effect",
-            others=[Label(analysis.place(pipeline), "the pipeline")],
+            others=[Label(analysis.span_of(pipeline), "the pipeline")],
             help=["write `last_micro_batch`, or leave the option out"],
             fix=replacement(comm, "reduce", "last_micro_batch"),
         )
@@ -271,10 +271,10 @@ class PrefetchOfNothing(Check):
         comm, fsdp, prefetch = found
         if not prefetching_units(analysis):
             yield self.at(
-                analysis.place(comm, "prefetch"),
+                analysis.span_of(comm, "prefetch"),
                 "`prefetch` has no effect: the model is one unit",
                 label="has no effect",
-                others=[Label(analysis.place(fsdp), "makes one unit")],
+                others=[Label(analysis.span_of(fsdp), "makes one unit")],
                 help=["make every block a unit: `layers.* = unit`"],
             )
             return
@@ -285,10 +285,10 @@ class PrefetchOfNothing(Check):
         ):
             if written(prefetch, field) and getattr(prefetch, field) > 0 and not gathered:
                 yield self.at(
-                    analysis.place(prefetch, field),
+                    analysis.span_of(prefetch, field),
                     f"`{field} = {getattr(prefetch, field)}` has no effect: no unit is gathered in the {field} pass",
                     label="has no effect",
-                    others=[Label(analysis.place(fsdp), "how units reshard")],
+                    others=[Label(analysis.span_of(fsdp), "how units reshard")],
                 )
 
 
@@ -337,10 +337,10 @@ class UnshardOfNothing(Check):
         stay = {"never"} if micro_batches(plan) != 1 else {"never", "after_backward"}
         if {unit.reshard for unit in fsdp_units(analysis).values()} <= stay:
             yield self.at(
-                analysis.place(plan.comm, "unshard"),
+                analysis.span_of(plan.comm, "unshard"),
                 "`unshard = selective` has no effect: all units stay gathered for as long as they are needed",
                 label="has no effect",
-                others=[Label(analysis.place(plan.fsdp), "how units reshard")],
+                others=[Label(analysis.span_of(plan.fsdp), "how units reshard")],
                 help=["leave the option out, or write `unit(reshard = after_forward)`"],
             )
 
@@ -379,9 +379,9 @@ class PrefetchOfAll(Check):
             ahead = getattr(prefetch, field)
             if count > 2 and ahead >= count - 1:
                 yield self.at(
-                    analysis.place(prefetch, field),
+                    analysis.span_of(prefetch, field),
                     f"gathering {ahead} units ahead holds the whole model: there are {count} units",
                     label="gathers everything",
-                    others=[Label(analysis.place(fsdp), f"makes {count} units")],
+                    others=[Label(analysis.span_of(fsdp), f"makes {count} units")],
                     help=["one or two units ahead are mostly enough; `proactive(limit = 4GiB)` bounds it by memory"],
                 )

@@ -146,17 +146,17 @@ class CompileUnderGraph(Check):
         if plan.compile is None or not is_traced(analysis):
             return
         assert plan.fsdp is not None
-        traced = Label(analysis.place(plan.fsdp, "backend"), "traces the step as one graph")
+        traced = Label(analysis.span_of(plan.fsdp, "backend"), "traces the step as one graph")
         if plan.compile.async_tp:
             yield self.at(
-                analysis.place(plan.compile, "async_tp"),
+                analysis.span_of(plan.compile, "async_tp"),
                 "`async_tp` has no effect under `backend = graph`: what is compiled lies between the collectives",
                 label="finds no collectives", others=[traced], fix=replacement(plan.compile, "async_tp", "false"),
             )  # fmt: skip
         for rule in plan.compile.rules:
             for option, given, value, why in _without_place(rule.treatment):
                 yield self.at(
-                    analysis.place(rule.treatment, option),
+                    analysis.span_of(rule.treatment, option),
                     f"`{option} = {given}` is not for `backend = graph`: {why}",
                     label="not in the graph", others=[traced], fix=replacement(rule.treatment, option, value),
                 )  # fmt: skip
@@ -253,20 +253,20 @@ class AsyncTensorParallel(Check):
         plan = analysis.plan
         if plan.compile is None or not plan.compile.async_tp or is_traced(analysis):
             return
-        place = analysis.place(plan.compile, "async_tp")
+        place = analysis.span_of(plan.compile, "async_tp")
         fix = replacement(plan.compile, "async_tp", "false")
         if plan.mesh.tp == 1 or plan.shard_on("tp") is None:
             what = "`tp` has one rank" if plan.mesh.tp == 1 else "nothing is sharded on `tp`"
             yield self.at(
                 place, f"`async_tp` has no effect: {what}", label="nothing to overlap",
-                others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")], fix=fix,
+                others=[Label(analysis.span_of(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")], fix=fix,
             )  # fmt: skip
             return
         device = analysis.device
         if device is not None and not device.features.symmetric_memory:
             yield self.at(
                 place, f"`async_tp` needs symmetric memory, which `{device.name}` lacks", label="not on this device",
-                others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
+                others=[Label(analysis.span_of(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
             )  # fmt: skip
         per_host, hosts = devices_per_host(analysis), plan.cluster.hosts
         if per_host is not None and (plan.mesh.tp > per_host or (hosts > 1 and per_host % plan.mesh.tp)):
@@ -275,7 +275,7 @@ class AsyncTensorParallel(Check):
                 f"`async_tp` needs symmetric memory, and groups of `tp` = {plan.mesh.tp} reach over hosts of "
                 f"{per_host} devices",
                 label="only inside of a host",
-                others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
+                others=[Label(analysis.span_of(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
                 help=[f"sizes of `tp` that stay inside a host are {legal_divisors(per_host)}"],
                 fix=fix,
             )
@@ -285,7 +285,8 @@ class AsyncTensorParallel(Check):
             assert shard is not None
             yield self.at(
                 place, "`async_tp` has no effect: nothing is cut along the sequence, so no gather or scatter is split",
-                label="no sequence layouts", others=[Label(analysis.place(shard), "replicates what enters and leaves")],
+                label="no sequence layouts",
+                others=[Label(analysis.span_of(shard), "replicates what enters and leaves")],
                 help=["cut the sequence between the layers: `sequence` norms, and `output = shard(1)` of `rowwise`"],
                 fix=fix,
             )  # fmt: skip
@@ -336,10 +337,10 @@ class CudaGraphsOnCpu(Check):
         for rule in plan.compile.rules:
             if isinstance(rule.treatment, Inductor) and rule.treatment.mode == "reduce_overhead":
                 yield self.at(
-                    analysis.place(rule.treatment, "mode"),
+                    analysis.span_of(rule.treatment, "mode"),
                     f"`reduce_overhead` has no effect: `{device.name}` has no CUDA graphs",
                     label="has no effect",
-                    others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")],
+                    others=[Label(analysis.span_of(plan.cluster, "device"), f"`{device.name}`")],
                     fix=replacement(rule.treatment, "mode", "default"),
                 )
 
@@ -376,11 +377,11 @@ class CudaGraphsOfUnits(Check):
             assert fsdp is not None
             mode = rule.treatment.mode
             yield self.at(
-                analysis.place(rule.treatment, "mode"),
+                analysis.span_of(rule.treatment, "mode"),
                 f"`{mode}` records CUDA graphs, and units gather the parameters of `{name_of(paths[0])}` to another "
                 "place each time",
                 label="recorded anew",
-                others=[Label(analysis.place(fsdp), "gathers parameters")],
+                others=[Label(analysis.span_of(fsdp), "gathers parameters")],
                 fix=replacement(rule.treatment, "mode", WITHOUT_CUDA_GRAPHS[mode]),
             )
 
@@ -427,6 +428,6 @@ class CompiledExpertsOneByOne(Check):
                 f"the compiled experts of `{name_of(paths[0])}` have grouped products in bf16 alone: in "
                 f"{getattr(precision, held)} one multiplies after the other",
                 label="holds experts",
-                others=[Label(analysis.place(precision, held), f"weights in {getattr(precision, held)}")],
+                others=[Label(analysis.span_of(precision, held), f"weights in {getattr(precision, held)}")],
                 help=["give weights bf16, or leave what holds the experts uncompiled"],
             )

@@ -48,13 +48,13 @@ class SequenceOverContext(Check):
         pieces = 2 * mesh.cp if balanced else mesh.cp
         if batch.length % pieces == 0:
             return
-        others = [Label(analysis.place(mesh, "cp"), f"{mesh.cp} ranks")]
+        others = [Label(analysis.span_of(mesh, "cp"), f"{mesh.cp} ranks")]
         if balanced:
             default = "" if written(use, "balance") else ", by default"
-            others.append(Label(analysis.place(use, "balance"), f"two pieces for each rank{default}"))
+            others.append(Label(analysis.span_of(use, "balance"), f"two pieces for each rank{default}"))
         near = max(pieces, batch.length // pieces * pieces)
         yield self.at(
-            analysis.place(batch, "seq_len"),
+            analysis.span_of(batch, "seq_len"),
             f"a sequence of {batch.length} tokens cannot be cut into {pieces} equal pieces",
             label=f"{batch.length} tokens",
             others=others,
@@ -102,10 +102,10 @@ class HeadsOverContext(Check):
                     continue  # sizes that `tp` does not divide are reported by another rule
                 beside = f", of which `tp` leaves a rank {heads // parts}" if parts > 1 else ""
                 yield self.at(
-                    analysis.place(use, "rotate"),
+                    analysis.span_of(use, "rotate"),
                     f"{mesh.cp} ranks cannot share the {heads} heads (`{name}`) of `{general(manifest, path)}`{beside}",
                     label="each rank attends with a share of the heads",
-                    others=[Label(analysis.place(mesh, "cp"), f"{mesh.cp} ranks")],
+                    others=[Label(analysis.span_of(mesh, "cp"), f"{mesh.cp} ranks")],
                     help=[f"`cp` must divide {heads // parts}, or keys must travel, as with `rotate = allgather`"],
                 )
                 return
@@ -142,10 +142,10 @@ class BalanceOfHeads(Check):
         if not written(use, "balance") or use.balance != "head_tail":
             return
         yield self.at(
-            analysis.place(use, "balance"),
+            analysis.span_of(use, "balance"),
             "`balance = head_tail` evens out nothing: every rank attends to whole sequences",
             label="sequences are dealt in order",
-            others=[Label(analysis.place(use, "rotate"), "with a share of the heads each")],
+            others=[Label(analysis.span_of(use, "rotate"), "with a share of the heads each")],
             help=["leave `balance` out"],
         )
 
@@ -187,9 +187,9 @@ class NothingToCut(Check):
             return
         reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
         yield self.at(
-            analysis.place(use, "axes"),
+            analysis.span_of(use, "axes"),
             f"`context on cp` cuts sequences of tokens between the ranks of attention, and the model {reason}",
             label="nothing to cut",
-            others=[Label(analysis.place(analysis.plan.model, "family"), "this model")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
             help=["use the devices for `dp_shard` or `tp`"],
         )

@@ -34,9 +34,9 @@ class CannotCut(Check):
         if plan.pipeline is None or not isinstance(error, Exception):
             return
         yield self.at(
-            analysis.place(plan.pipeline, "split" if written(plan.pipeline, "split") else "keyword"),
+            analysis.span_of(plan.pipeline, "split" if written(plan.pipeline, "split") else "keyword"),
             f"this model cannot be cut into {stage_count(analysis)} stages: {error}",
             label="cannot be cut like this",
-            others=[Label(analysis.place(plan.model, "family"), "the model")],
+            others=[Label(analysis.span_of(plan.model, "family"), "the model")],
             help=["split where one block hands one tensor to the next, or train it without a pipeline"],
         )

@@ -133,7 +133,7 @@ class HeadsOverRanks(Check):
                     f"`tp` = {mesh.tp} does not divide the {heads} {'key/value ' * (name == 'n_kv_heads')}heads of "
                     f"`{general(manifest, path)}`",
                     label=f"{heads} heads",
-                    others=[Label(analysis.place(mesh, "tp"), f"over {mesh.tp} ranks")],
+                    others=[Label(analysis.span_of(mesh, "tp"), f"over {mesh.tp} ranks")],
                     help=[f"legal sizes of `tp` are {legal_divisors(*both)}"],
                 )
 
@@ -189,7 +189,7 @@ class FeaturesOverRanks(Check):
                 f"`tp` = {mesh.tp} does not divide the {item.size} {side} features of "
                 f"`{general(manifest, item.info.path)}`",
                 label=f"{item.size} features",
-                others=[Label(analysis.place(mesh, "tp"), f"over {mesh.tp} ranks")],
+                others=[Label(analysis.span_of(mesh, "tp"), f"over {mesh.tp} ranks")],
                 help=[f"legal sizes of `tp` are {legal_divisors(item.size)}"],
             )
 
@@ -236,7 +236,7 @@ class UnevenShards(Check):
                 span_of(item.rule),
                 f"`tp` = {mesh.tp} does not divide the {item.size} {what} of `{general(manifest, item.info.path)}`",
                 label=f"{most} on most ranks, {least} on the last",
-                others=[Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")],
+                others=[Label(analysis.span_of(mesh, "tp"), f"{mesh.tp} ranks")],
                 help=help,
             )
 
@@ -274,7 +274,7 @@ class SequenceOverRanks(Check):
         if layouts is None or not layouts.cuts_sequence:
             return
         length = sequence_length(analysis.plan, layouts.manifest)
-        ranks = Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")
+        ranks = Label(analysis.span_of(mesh, "tp"), f"{mesh.tp} ranks")
         if length is None or layouts.manifest.vocab_size is None:
             yield from self._of_images(analysis, length, ranks)
             return
@@ -284,12 +284,12 @@ class SequenceOverRanks(Check):
         others = [ranks]
         piece = "the sequence"
         if mesh.cp > 1:
-            others.append(Label(analysis.place(mesh, "cp"), f"{local} of {length} tokens on each of {mesh.cp} ranks"))
+            others.append(Label(analysis.span_of(mesh, "cp"), f"{local} of {length} tokens on each of {mesh.cp} ranks"))
             piece = "the piece of a sequence"
         multiple = mesh.tp * mesh.cp
         near = max(multiple, length // multiple * multiple)
         yield self.at(
-            analysis.place(analysis.plan.batch, "seq_len"),
+            analysis.span_of(analysis.plan.batch, "seq_len"),
             f"`tp` = {mesh.tp} does not divide {piece} of {local} tokens, which styles of `shard on tp` cut",
             label="cannot be cut evenly",
             others=others,
@@ -300,7 +300,7 @@ class SequenceOverRanks(Check):
         """A model of images, whose dimensions say how many tokens there are, or nothing does."""
         if length is not None and length % analysis.plan.mesh.tp == 0:
             return
-        model = analysis.place(analysis.plan.model, "family")
+        model = analysis.span_of(analysis.plan.model, "family")
         problem = "styles of `shard on tp` cut the tokens of an image, and how many there are is not known"
         if length is not None:
             problem = (
@@ -354,7 +354,7 @@ class ExpertsOverRanks(Check):
                         span_of(rule),
                         f"`ep` = {mesh.ep} does not divide the {count} experts of `{general(manifest, path)}`",
                         label=f"{count} experts",
-                        others=[Label(analysis.place(mesh, "ep"), f"{mesh.ep} ranks")],
+                        others=[Label(analysis.span_of(mesh, "ep"), f"{mesh.ep} ranks")],
                         help=[f"legal sizes of `ep` are {legal_divisors(count)}"],
                     )
                     break

@@ -57,7 +57,7 @@ class DynamicShapesOfShards(Check):
                 continue
             maker = sharded[pair[1]].origin.span
             yield self.at(
-                analysis.place(rule.treatment, "dynamic"),
+                analysis.span_of(rule.treatment, "dynamic"),
                 f"`{name_of(pair[0])}` cannot be compiled for shapes that vary: `{pair[1]}` is sharded on `tp`",
                 label="shapes that vary",
                 others=[] if maker is None else [Label(maker, "makes DTensors")],

@@ -83,7 +83,7 @@ class ExpertsInOneGraph(Check):
                 f"`{name_of(path)}` cannot be one graph: in another dtype than bf16 the experts of `{inside}` multiply "
                 "one after another, and how many rows each has differs from call to call",
                 label="one graph",
-                others=[Label(analysis.place(precision, "param"), f"`param` = {precision.param}")],
+                others=[Label(analysis.span_of(precision, "param"), f"`param` = {precision.param}")],
                 help=["write `fullgraph = false`, or give weights bf16"],
             )
             return
@@ -183,7 +183,7 @@ class PaddedExperts(Check):
             if even > 1 and not is_traced(analysis):
                 help.insert(0, f"put the experts on `ep`, here `ep = {even}` with `shard standard on ep`")
             yield self.at(
-                analysis.place(fsdp) if rule is None else analysis.rule_span(rule),
+                analysis.span_of(fsdp) if rule is None else analysis.rule_span(rule),
                 f"{ranks} ranks do not divide the {count} experts of `{general(manifest, path)}`: their shards are "
                 f"padded to {each * ranks / count:.3g} times their size",
                 label=f"{each} on the first rank, of a share of {count / ranks:.3g}",

@@ -52,7 +52,7 @@ class DeviceHasFloat8(Check):
                 rule.origin.span,
                 f"`{device.name}` has no {treatment.name} matrix products; they need compute capability {needs}",
                 label=f"`{treatment.name}` is not on this device",
-                others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
+                others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{device.name}`")],
                 help=[f"devices that have them: {_devices_with(treatment.name)}"],
             )
 
@@ -139,7 +139,7 @@ class Float8Sizes(Check):
                     rule.origin.span,
                     f"{rule.treatment.name} needs a multiple of {multiple} tokens, not a micro batch of {tokens}",
                     label=f"{tokens} is no multiple of {multiple}",
-                    others=[Label(analysis.place(plan.batch, "micro_batch"), f"{plan.batch.micro_batch} sequences")],
+                    others=[Label(analysis.span_of(plan.batch, "micro_batch"), f"{plan.batch.micro_batch} sequences")],
                     help=["change the micro batch or the length of sequences"],
                 )
             seen: set[tuple[str, int]] = set()
@@ -152,7 +152,7 @@ class Float8Sizes(Check):
                         rule.origin.span,
                         f"{rule.treatment.name} needs multiples of {multiple}; `{path}` has {size} {noun} on a rank",
                         label=f"{size} is no multiple of {multiple}",
-                        others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")]
+                        others=[Label(analysis.span_of(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")]
                         if plan.mesh.tp > 1
                         else [],
                         help=["leave the layer in high precision with `none`, or shard it less"],

@@ -48,7 +48,7 @@ class ShardingAxes(Check):
         fsdp = analysis.plan.fsdp
         if fsdp is None:
             return
-        span = analysis.place(fsdp, "axes")
+        span = analysis.span_of(fsdp, "axes")
         if fsdp.axes == ("dp_replicate",):
             yield self.at(
                 span,
@@ -108,11 +108,11 @@ class ReshardSize(Check):
                 if not axes:
                     continue  # an error of its own
                 yield self.at(
-                    analysis.place(rule.treatment, "reshard"),
+                    analysis.span_of(rule.treatment, "reshard"),
                     f"`reshard` = {size} does not divide the {ranks} rank{'s' * (ranks > 1)} of {listed(axes)}",
                     label="groups of this many ranks",
                     others=[
-                        Label(analysis.place(analysis.plan.mesh, axis), f"{analysis.plan.mesh.size(axis)} ranks")
+                        Label(analysis.span_of(analysis.plan.mesh, axis), f"{analysis.plan.mesh.size(axis)} ranks")
                         for axis in axes
                         if analysis.plan.mesh.size(axis) > 1
                     ],
@@ -158,10 +158,10 @@ class ReshardToAllRanks(Check):
             if unit.origin("reshard").decider != "human" or unit.reshard != shard_ranks(analysis):
                 continue
             yield self.at(
-                analysis.place(unit, "reshard"),
+                analysis.span_of(unit, "reshard"),
                 f"`reshard = {unit.reshard}` is `after_forward`: units are sharded over {unit.reshard} ranks",
                 label="all ranks",
-                others=[Label(analysis.place(fsdp), "shards the parameters")],
+                others=[Label(analysis.span_of(fsdp), "shards the parameters")],
                 help=["write `after_forward`, or a smaller number to gather from fewer ranks in the backward pass"],
                 fix=replacement(unit, "reshard", "after_forward"),
             )
@@ -209,10 +209,10 @@ class ReshardWithinMesh(Check):
             if unit.reshard == ranks:
                 continue  # the same as `after_forward`
             yield self.at(
-                analysis.place(unit, "reshard"),
+                analysis.span_of(unit, "reshard"),
                 f"beside `{beside}` a unit cannot reshard to groups of {unit.reshard} of its {ranks} ranks",
                 label="groups that PyTorch cannot make",
-                others=[Label(analysis.place(mesh, beside), f"{mesh.size(beside)} ranks of `{beside}`")],
+                others=[Label(analysis.span_of(mesh, beside), f"{mesh.size(beside)} ranks of `{beside}`")],
                 help=[
                     *(
                         ["shard over `cp` too: `fsdp on " + ", ".join((*fsdp.axes, "cp")) + "`"]
@@ -290,10 +290,10 @@ class KeptUnderPipeline(Check):
         for rule in each_rule(fsdp):
             if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":
                 yield self.at(
-                    analysis.place(rule.treatment, "reshard"),
+                    analysis.span_of(rule.treatment, "reshard"),
                     "`reshard = never` has no effect under a pipeline",
                     label="freed all the same",
-                    others=[Label(analysis.place(pipeline), "frees parameters at the end of every pass")],
+                    others=[Label(analysis.span_of(pipeline), "frees parameters at the end of every pass")],
                     help=["`after_backward` keeps them gathered for the whole pass"],
                 )
 
@@ -331,7 +331,7 @@ class KeptForNothing(Check):
         for rule in each_rule(plan.fsdp):
             if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":
                 yield self.at(
-                    analysis.place(rule.treatment, "reshard"),
+                    analysis.span_of(rule.treatment, "reshard"),
                     "`reshard = never` saves no gather: a step has one micro batch",
                     label="holds memory for nothing",
                     others=[batch_label(analysis)],
@@ -382,7 +382,7 @@ class LastUnitResharded(Check):
                 rule = unit.rule
                 written_here = written(rule.treatment, "reshard")
                 yield self.at(
-                    analysis.place(rule.treatment, "reshard") if written_here else span_of(rule),
+                    analysis.span_of(rule.treatment, "reshard") if written_here else span_of(rule),
                     f"the unit `{path or 'root'}` ends the forward pass and begins the backward pass",
                     label="freed between the two" + ("" if written_here else ", by default"),
                     help=["write `unit(reshard = after_backward)`"],
@@ -431,6 +431,6 @@ class ReshardUnderPipeline(Check):
                     span_of(rule),
                     f"under a pipeline every micro batch gathers `{rule.path}` again",
                     label=f"freed after each forward pass{how}",
-                    others=[Label(analysis.place(pipeline), "several micro batches in one step")],
+                    others=[Label(analysis.span_of(pipeline), "several micro batches in one step")],
                     help=["write `unit(reshard = after_backward)` where the memory allows it"],
                 )

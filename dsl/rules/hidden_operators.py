@@ -73,7 +73,7 @@ class HiddenOperators(Check):
         about = f"`{name_of(path)}` is compiled, and the compiler"
         if isinstance(treatment.amount, int):
             yield self.at(
-                analysis.place(treatment, "amount"),
+                analysis.span_of(treatment, "amount"),
                 f"{about} keeps a budget only as a share of what it would save by default",
                 label="bytes",
                 others=_compiles(compiled, path),
@@ -81,7 +81,7 @@ class HiddenOperators(Check):
             )
         if treatment.by == "ilp":
             yield self.at(
-                analysis.place(treatment, "by"),
+                analysis.span_of(treatment, "by"),
                 f"{about} chooses by `knapsack` or `greedy`",
                 label="chooses by another program",
                 others=_compiles(compiled, path),

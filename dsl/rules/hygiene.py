@@ -264,7 +264,7 @@ class DividedForNothing(Check):
         each = rule.treatment.each
         if len(each) > 1 and all(one == each[0] for one in each) and not isinstance(each[0], Divided):
             yield self.at(
-                analysis.place(rule.treatment, "each"),
+                analysis.span_of(rule.treatment, "each"),
                 "every stage is treated alike",
                 label="the same for all",
                 help=["write it without `stages`"],
@@ -277,14 +277,14 @@ class DividedForNothing(Check):
     def _divided(self, analysis: Analysis, divided: Divided, count: int, why: str) -> Iterator[Diagnostic]:
         if divided.these == divided.others:
             yield self.at(
-                analysis.place(divided, "these"),
+                analysis.span_of(divided, "these"),
                 "the first modules are treated as the others are",
                 label="the same as `others`",
                 help=["write it without `first`"],
             )
         elif 0 < count <= divided.n:
             yield self.at(
-                analysis.place(divided, "n"),
+                analysis.span_of(divided, "n"),
                 f"`first({divided.n}, …)` leaves no others: {why}",
                 label="all of them",
                 help=["write the treatment of the first ones alone, or a smaller number"],

@@ -95,7 +95,7 @@ class IdleException(Check):
                 analysis.rule_span(rule),
                 f"`none` has no effect: `{paths[0]}` is a unit of its own, since its experts are on `ep`",
                 label="always a unit",
-                others=[Label(analysis.place(analysis.plan.mesh, "ep"), "fewer ranks hold the same experts")],
+                others=[Label(analysis.span_of(analysis.plan.mesh, "ep"), "fewer ranks hold the same experts")],
                 help=["leave the experts out"],
             )
 

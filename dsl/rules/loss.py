@@ -43,10 +43,10 @@ class ChunksOfSequence(Check):
         reads = manifest.reads if manifest is not None else None
         if reads is not None and reads.kind in ("images", "images_with_texts"):
             yield self.at(
-                analysis.place(plan.loss, "form"),
+                analysis.span_of(plan.loss, "form"),
                 "the loss cannot be cut along a sequence: the model gives one answer for each image",
                 label="nothing to cut",
-                others=[Label(analysis.place(plan.model, "family"), "a model of images")],
+                others=[Label(analysis.span_of(plan.model, "family"), "a model of images")],
                 help=["use `fused` or `eager`"],
                 fix=replacement(plan.loss, "form", "fused"),
             )
@@ -54,9 +54,9 @@ class ChunksOfSequence(Check):
         length = plan.batch.length // plan.mesh.cp
         if form.n > length:
             yield self.at(
-                analysis.place(form, "n"),
+                analysis.span_of(form, "n"),
                 f"the loss cannot be cut into {form.n} pieces: a rank holds {length} tokens of a sequence",
                 label=f"at most {length}",
-                others=[Label(analysis.place(plan.batch, "seq_len"), f"{plan.batch.length} tokens")],
+                others=[Label(analysis.span_of(plan.batch, "seq_len"), f"{plan.batch.length} tokens")],
                 help=["a handful of pieces is enough: memory falls with their number, and so does speed"],
             )

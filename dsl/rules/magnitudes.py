@@ -101,7 +101,7 @@ class UnusualNumber(Check):
         first, second = betas
         if first > second:
             yield self.at(
-                analysis.place(declared, field),
+                analysis.span_of(declared, field),
                 f"the first moment decays more slowly than the second: {first:g} is more than {second:g}",
                 label="the other way round",
                 help=[f"the first of `betas` is of the mean, the second of the squares: `[{second:g}, {first:g}]`?"],
@@ -118,7 +118,7 @@ class UnusualNumber(Check):
         share = floor / rate if isinstance(rate, float) and rate > 0.0 else 0.0
         meant = [f"a last rate of {floor:g} is `floor = {share:g}`"] if _FLOOR <= share <= 1.0 else []
         yield self.at(
-            analysis.place(form, "floor"),
+            analysis.span_of(form, "floor"),
             f"`floor` is a share of the full rate, and {floor:g} of it is almost nothing",
             label="not a rate",
             help=[*meant, "usual are shares from 0.01 to 0.1, or 0"],
@@ -132,7 +132,7 @@ class UnusualNumber(Check):
             shown = f"{samples} samples" if tokens is None else f"{samples} sequences of {length} tokens"
             sequences = samples // length if length is not None and samples % length == 0 else 0
             yield self.at(
-                analysis.place(batch, "global_batch"),
+                analysis.span_of(batch, "global_batch"),
                 f"{shown} in a step are far more than anybody trains with",
                 label="`global` counts sequences" if tokens is not None else "`global` counts samples",
                 help=[f"{samples} tokens are `global = {sequences}`"]
@@ -164,7 +164,7 @@ class UnusualNumber(Check):
 
     def _found(self, analysis: Analysis, declared: Declared, field: str, what: str, words: str) -> Diagnostic:
         return self.at(
-            analysis.place(declared, field),
+            analysis.span_of(declared, field),
             f"{what} is far from what anybody trains with",
             label="unusual",
             help=[f"usual are values {words}" if words[0].isalpha() else f"usual are {words}"],

@@ -71,11 +71,11 @@ class MeshSize(Check):
             help.append(f"with `devices = {mesh.world_size}` the cluster has that many")
         counted = f" of {cluster.hosts} hosts with {per_host} each" if cluster.hosts > 1 else ""
         yield self.at(
-            analysis.place(mesh) if written(mesh, "keyword") else analysis.place(cluster),
+            analysis.span_of(mesh) if written(mesh, "keyword") else analysis.span_of(cluster),
             f"the mesh has {mesh.world_size} place{'s' * (mesh.world_size > 1)}{f' ({product})' if named else ''} for "
             f"the {total} device{plural}{counted}",
             label=f"{mesh.world_size} place{'s' * (mesh.world_size > 1)}",
-            others=[Label(analysis.place(cluster, "hosts"), f"{total} device{plural}")]
+            others=[Label(analysis.span_of(cluster, "hosts"), f"{total} device{plural}")]
             if written(mesh, "keyword")
             else [],
             help=help,
@@ -91,10 +91,10 @@ class MeshSize(Check):
             return
         named = [axis for axis, size in sizes.items() if size > 1]
         yield self.at(
-            analysis.place(mesh, named[-1]),
+            analysis.span_of(mesh, named[-1]),
             f"{' · '.join(f'`{axis}` = {sizes[axis]}' for axis in named)} does not divide the {total} devices",
             label="no other axis can make up for it",
-            others=[Label(analysis.place(analysis.plan.cluster, "hosts"), f"{total} devices")],
+            others=[Label(analysis.span_of(analysis.plan.cluster, "hosts"), f"{total} devices")],
             help=[f"sizes that divide them are {legal_divisors(total)}"],
         )
 
@@ -159,7 +159,7 @@ class UnusedAxis(Check):
             size = mesh.size(axis)
             if not isinstance(size, Hole) and size > 1 and not _users(analysis.plan, axis):
                 yield self.at(
-                    analysis.place(mesh, axis),
+                    analysis.span_of(mesh, axis),
                     f"no statement uses the {size} ranks of `{axis}`",
                     label="an axis without a use",
                     help=[_CURES[axis]],
@@ -205,12 +205,12 @@ class IdleStatement(Check):
                     continue
                 others = []
                 if written(mesh, axis):
-                    others.append(Label(analysis.place(mesh, axis), "one rank"))
+                    others.append(Label(analysis.span_of(mesh, axis), "one rank"))
                 elif written(mesh, "keyword"):
-                    others.append(Label(analysis.place(mesh), f"the mesh has no `{axis}`"))
+                    others.append(Label(analysis.span_of(mesh), f"the mesh has no `{axis}`"))
                 one_of_several = len(directive.axes) > 1
                 yield self.at(
-                    analysis.place(directive, "axes"),
+                    analysis.span_of(directive, "axes"),
                     f"`{directive.keyword} on {axis}` does nothing: `{axis}` has one rank",
                     label="an axis without ranks",
                     others=others,
@@ -316,10 +316,10 @@ class ExpertGroups(Check):
         product = f"`dp_shard` · `cp` = {ranks}" if mesh.cp > 1 else f"`dp_shard` = {ranks}"
         used = [axis for axis in ("dp_shard", "cp") if written(mesh, axis)]
         yield self.at(
-            analysis.place(mesh, "ep"),
+            analysis.span_of(mesh, "ep"),
             f"`ep` = {mesh.ep} does not divide {product}",
             label="groups of this many ranks",
-            others=[Label(analysis.place(mesh, axis), "of these") for axis in used],
+            others=[Label(analysis.span_of(mesh, axis), "of these") for axis in used],
             help=[f"legal sizes of `ep` are {legal_divisors(ranks)}"],
         )
 
@@ -354,10 +354,10 @@ class TensorParallelAcrossHosts(Check):
         if per_host is None or on_cpu or mesh.tp == 1 or cluster.hosts == 1 or per_host % mesh.tp == 0:
             return
         yield self.at(
-            analysis.place(mesh, "tp"),
+            analysis.span_of(mesh, "tp"),
             f"groups of `tp` = {mesh.tp} reach over hosts of {per_host} devices",
             label="crosses hosts",
-            others=[Label(analysis.place(cluster, "device"), f"{per_host} devices in a host")],
+            others=[Label(analysis.span_of(cluster, "device"), f"{per_host} devices in a host")],
             help=[f"sizes of `tp` that stay inside a host are {legal_divisors(per_host)}"],
         )
 

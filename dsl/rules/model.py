@@ -25,7 +25,7 @@ class ModelIsKnown(WrongModel, Check):
             if model.target is None:
                 noun = "factory" if model.family == "python" else "config file"
                 yield self.at(
-                    analysis.place(model, "family"),
+                    analysis.span_of(model, "family"),
                     f"`{model.family}` needs the {noun} in quotes",
                     label="nothing is named",
                 )
@@ -42,7 +42,7 @@ class ModelIsKnown(WrongModel, Check):
             help = [f"did you mean `{ours}`?"] if ours is not None else suggestion(word, error.legal)
             if legal:
                 help.append(f"legal are {', '.join(f'`{item}`' for item in legal)}")
-            yield self.at(analysis.place(model, field), error.message, label="not of this model", help=help)
+            yield self.at(analysis.span_of(model, field), error.message, label="not of this model", help=help)
 
 
 class NoFirstValue(Check):
@@ -68,7 +68,7 @@ class NoFirstValue(Check):
         more = len(manifest.unfilled) - 1
         rest = f", and {more} more" if more else ""
         yield self.at(
-            analysis.place(analysis.plan.model, "target"),
+            analysis.span_of(analysis.plan.model, "target"),
             f"no first value for `{path}` of `{module.class_name}`{rest}",
             label="its constructor leaves it empty",
             help=[
@@ -106,7 +106,7 @@ class UnfitResult(Check):
         if manifest is None or manifest.unfit_result is None:
             return
         yield self.at(
-            analysis.place(model, "target"),
+            analysis.span_of(model, "target"),
             manifest.unfit_result,
             label="a training would fail at its first loss",
             help=["return what the model's `reads` states, as one tensor; without `reads`, a model predicts tokens"],
@@ -147,7 +147,7 @@ class UnalignedVocabulary(Check):
         assert manifest.vocab_size is not None
         padded = padded_vocabulary(manifest.vocab_size, analysis.plan.mesh.tp)
         yield self.at(
-            analysis.place(model, "vocab_size" if "vocab_size" in model.arguments else "target"),
+            analysis.span_of(model, "vocab_size" if "vocab_size" in model.arguments else "target"),
             f"a vocabulary of {manifest.vocab_size} is not a multiple of 8 on a rank: products of logits are slower",
             label=f"{held} on each rank",
             help=[f"pad it to {padded}: the tokens that are added never occur"],

@@ -50,7 +50,7 @@ def anchor_of(analysis: Analysis, item: Mismatch) -> Span:
             return span_of(rule)
     shard = analysis.plan.shard_on("tp")
     assert shard is not None
-    return analysis.place(shard)
+    return analysis.span_of(shard)
 
 
 def came_from(analysis: Analysis, tensor: Tensor) -> str:

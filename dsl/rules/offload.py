@@ -51,12 +51,12 @@ class OffloadOnCpu(Check):
             host = f"the memory of `{device.name}` is the host's"
             copied = field != "parameters" and is_traced(analysis)
             yield self.at(
-                analysis.place(offload, field),
+                analysis.span_of(offload, field),
                 f"{what} frees nothing: {host}, and `backend = graph` copies them there, which takes memory and time"
                 if copied
                 else f"{what} has no effect: {host}",
                 label="copied within the host" if copied else "has no effect",
-                others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
+                others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{device.name}`")],
                 fix=replacement(offload, field, "none"),
             )
 
@@ -89,7 +89,7 @@ class ParametersWithoutUnits(Check):
         if offload is None or analysis.plan.fsdp is not None or offload.parameters == "none":
             return
         yield self.at(
-            analysis.place(offload, "parameters"),
+            analysis.span_of(offload, "parameters"),
             "parameters can be offloaded only where `fsdp` holds them in units",
             label="no unit brings them back",
             help=["add `fsdp`, or leave the option out"],
@@ -130,9 +130,9 @@ class OffloadNeedsGraph(Check):
             if not (isinstance(amount, ByBytes) or amount == "adaptive"):
                 continue
             word = amount.name if isinstance(amount, ByBytes) else amount
-            backend = Label(analysis.place(fsdp, "backend"), "the eager backend") if fsdp is not None else None
+            backend = Label(analysis.span_of(fsdp, "backend"), "the eager backend") if fsdp is not None else None
             yield self.at(
-                analysis.place(offload, field),
+                analysis.span_of(offload, field),
                 f"`{field} = {word}` needs one traced graph, and the plan runs eagerly",
                 label="not without `backend = graph`",
                 others=[backend] if backend is not None else [],
@@ -170,10 +170,10 @@ class UpdatedInPlace(Check):
             return
         if offload.optimizer == "none" and written(offload, "optimizer"):
             yield self.at(
-                analysis.place(offload, "optimizer"),
+                analysis.span_of(offload, "optimizer"),
                 "the optimizer updates parameters where they are, and its state is there too",
                 label="cannot be on the device",
-                others=[Label(analysis.place(offload, "parameters"), "in host memory")],
+                others=[Label(analysis.span_of(offload, "parameters"), "in host memory")],
                 help=["leave `optimizer` out, or write `all`"],
                 fix=replacement(offload, "optimizer", "all"),
             )
@@ -209,7 +209,7 @@ class OffloadOfNothing(Check):
             return
         field = next((field for field in _FIELDS if written(offload, field)), "keyword")
         yield self.at(
-            analysis.place(offload, field),
+            analysis.span_of(offload, field),
             "nothing is offloaded: optimizer state, parameters and activations are all `none`",
             label="has no effect",
             help=["leave the statement out"],
@@ -222,9 +222,9 @@ class OffloadOfNothing(Check):
         if analysis.manifest is None or keeps_state(analysis):
             return
         yield self.at(
-            analysis.place(offload, "optimizer"),
+            analysis.span_of(offload, "optimizer"),
             "`optimizer` of `offload` has no effect: `sgd` without `momentum` keeps no state",
             label="nothing to offload",
-            others=[Label(analysis.place(analysis.plan.optimizer, "algorithm"), "keeps no state")],
+            others=[Label(analysis.span_of(analysis.plan.optimizer, "algorithm"), "keeps no state")],
             help=["leave `optimizer` out, or give `sgd` a `momentum`"],
         )

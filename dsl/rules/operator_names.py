@@ -49,7 +49,7 @@ class OperatorName(Check):
             for name in rule.treatment.keep:
                 if name in OPERATOR_WORDS or name == "collective":
                     continue
-                place = analysis.place(rule.treatment, "keep")
+                place = analysis.span_of(rule.treatment, "keep")
                 if is_operator_name(name):
                     if _is_unknown(name):
                         yield self.at(

@@ -48,7 +48,7 @@ class NothingLearned(Check):
             for field in ("lr", "lr_scale"):
                 if getattr(rule.treatment, field, None) == 0.0:
                     yield self.at(
-                        analysis.place(rule.treatment, field),
+                        analysis.span_of(rule.treatment, field),
                         "these parameters learn nothing at a learning rate of 0, and cost as much as others",
                         label="they do not change",
                         help=["give a small rate, or freeze them in the model (`requires_grad_(False)`)"],
@@ -65,7 +65,7 @@ class NothingLearned(Check):
             return
         some = len(idle) < len(paths)
         yield self.at(
-            analysis.place(algorithm, "lr"),
+            analysis.span_of(algorithm, "lr"),
             f"{listed(idle)} learn nothing at a learning rate of 0, and cost as much as others"
             if some
             else "nothing is learned at a learning rate of 0",
@@ -101,18 +101,18 @@ class NesterovNeedsMomentum(Check):
                 yield from self._of_sgd(analysis, declared)
             elif isinstance(declared, Muon) and declared.momentum == 0.0 and written(declared, "nesterov"):
                 yield self.at(
-                    analysis.place(declared, "nesterov"),
+                    analysis.span_of(declared, "nesterov"),
                     "without momentum `nesterov` has no effect",
                     label="without momentum",
-                    others=[Label(analysis.place(declared, "momentum"), "is 0")],
+                    others=[Label(analysis.span_of(declared, "momentum"), "is 0")],
                     help=["leave both out: `momentum` is 0.95 by default"],
                 )
 
     def _of_sgd(self, analysis: Analysis, algorithm: Sgd) -> Iterator[Diagnostic]:
         if algorithm.nesterov and algorithm.momentum == 0.0:
-            others = [Label(analysis.place(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
+            others = [Label(analysis.span_of(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
             yield self.at(
-                analysis.place(algorithm, "nesterov"),
+                analysis.span_of(algorithm, "nesterov"),
                 "Nesterov momentum needs a momentum greater than 0",
                 label="without momentum",
                 others=others,
@@ -153,11 +153,11 @@ class EpsilonVanishes(Check):
                 eps = getattr(rule.treatment, "eps", None)
                 if eps is not None and eps <= _SMALLEST[precision.master] / 2:
                     yield self.at(
-                        analysis.place(rule.treatment, "eps"),
+                        analysis.span_of(rule.treatment, "eps"),
                         f"`eps` = {eps:g} is 0 in {precision.master}, so that a parameter without gradient becomes NaN",
                         label="divides by zero",
                         others=[
-                            Label(analysis.place(precision, "master"), f"parameters are stored in {precision.master}")
+                            Label(analysis.span_of(precision, "master"), f"parameters are stored in {precision.master}")
                         ],
                         help=["write `master = fp32`, or a larger `eps`"],
                     )
@@ -167,10 +167,10 @@ class EpsilonVanishes(Check):
         place = "eps" if written(algorithm, "eps") else "lr"
         why = "is 0" if algorithm.eps == 0.0 else f"= {algorithm.eps:g} is 0 in {precision.master}"
         yield self.at(
-            analysis.place(algorithm if written(algorithm, place) else analysis.plan.optimizer, place),
+            analysis.span_of(algorithm if written(algorithm, place) else analysis.plan.optimizer, place),
             f"`eps` {why}, so that a parameter without gradient becomes NaN",
             label="divides by zero" if place == "eps" else "`eps` is 1e-8 by default",
-            others=[Label(analysis.place(precision, "master"), f"parameters are stored in {precision.master}")],
+            others=[Label(analysis.span_of(precision, "master"), f"parameters are stored in {precision.master}")],
             help=["write `master = fp32`, or a larger `eps`"],
         )
 
@@ -208,10 +208,10 @@ class FusedSgdOfDTensors(Check):
         if statement is None:
             return
         yield self.at(
-            analysis.place(algorithm, "fused"),
+            analysis.span_of(algorithm, "fused"),
             "PyTorch's fused SGD does not update DTensors",
             label="no sharding strategy",
-            others=[Label(analysis.place(statement), "makes DTensors of parameters")],
+            others=[Label(analysis.span_of(statement), "makes DTensors of parameters")],
             help=["leave `fused` out: `foreach` kernels update all parameters of a kind at once"],
             fix=replacement(algorithm, "fused", "false"),
         )

@@ -45,7 +45,7 @@ class OrderFileReadable(Check):
         if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
             return
         schedule = pipeline.schedule
-        place = analysis.place(schedule, "file")
+        place = analysis.span_of(schedule, "file")
         text, found = order_text(analysis), order(analysis)
         if isinstance(text, OSError | ValueError):
             reason = text.strerror if isinstance(text, OSError) and text.strerror else str(text)
@@ -75,13 +75,13 @@ class OrderFileFits(Rule):
     def find(cls, analysis: Analysis, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
         """A diagnostic for each number that differs."""
         assert isinstance(pipeline.schedule, OrderFile)
-        place = analysis.place(pipeline.schedule, "file")
+        place = analysis.span_of(pipeline.schedule, "file")
         plan = analysis.plan
         numbers = [
-            ("rank", len(order.ranks), plan.mesh.pp, Label(analysis.place(plan.mesh, "pp"), f"`pp` = {plan.mesh.pp}"))
+            ("rank", len(order.ranks), plan.mesh.pp, Label(analysis.span_of(plan.mesh, "pp"), f"`pp` = {plan.mesh.pp}"))
         ]
         if pipeline.stages is not None:
-            stages = Label(analysis.place(pipeline, "stages"), "the plan's stages")
+            stages = Label(analysis.span_of(pipeline, "stages"), "the plan's stages")
             numbers.append(("stage", order.stages, pipeline.stages, stages))
         count = pass_micro_batches(plan)
         if count is not None:
@@ -114,7 +114,7 @@ class OrderFileRuns(Rule):
         assert isinstance(pipeline.schedule, OrderFile)
         for fault in order_faults(order, sharded=analysis.plan.fsdp is not None):
             yield cls.at(
-                analysis.place(pipeline.schedule, "file"),
+                analysis.span_of(pipeline.schedule, "file"),
                 f"`{pipeline.schedule.file}` cannot run: {fault}",
                 label="not a valid order",
             )

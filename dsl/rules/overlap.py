@@ -66,7 +66,7 @@ class NothingToOverlap(Check):
                 why = idle(analysis, path) if path in styles else None
                 if why is not None:
                     yield self.at(
-                        analysis.place(rule.treatment, "overlap"),
+                        analysis.span_of(rule.treatment, "overlap"),
                         f"`{general(analysis.manifest, path)}` {why}, so that there is nothing to overlap in backward",
                         label="no effect here",
                         help=["leave `overlap` out, or let `colwise` layers alone gather, along the sequence"],

@@ -103,10 +103,10 @@ class GroupConstantUnknown(Check):
             for field in ("betas", "eps"):
                 if isinstance(rule.treatment, Group) and getattr(rule.treatment, field) is not None:
                     yield self.at(
-                        analysis.place(rule.treatment, field),
+                        analysis.span_of(rule.treatment, field),
                         f"`sgd` has no `{field}`",
                         label="of Adam",
-                        others=[Label(analysis.place(optimizer, "algorithm"), "the algorithm")],
+                        others=[Label(analysis.span_of(optimizer, "algorithm"), "the algorithm")],
                         help=[f"leave `{field}` out, or train with `adamw`"],
                     )
 
@@ -135,10 +135,10 @@ class GroupRateTwice(Check):
             group = rule.treatment
             if isinstance(group, Group) and written(group, "lr") and written(group, "lr_scale"):
                 yield self.at(
-                    analysis.place(group, "lr_scale"),
+                    analysis.span_of(group, "lr_scale"),
                     "the learning rate of this group is given twice",
                     label="as a multiple of the statement's",
-                    others=[Label(analysis.place(group, "lr"), "and itself")],
+                    others=[Label(analysis.span_of(group, "lr"), "and itself")],
                     help=["leave one of them out"],
                 )
 

@@ -40,7 +40,7 @@ class PathsMatch(NoSuchPath, Check):
                     if rule.path_origin.decider == "human":
                         fix = Fix(f"write `{close}`", (Edit(span, close),), safe=False)
                 what = "module or parameter" if directive.names_parameters else "module"
-                place = analysis.place(analysis.plan.model, "family")
+                place = analysis.span_of(analysis.plan.model, "family")
                 yield self.at(
                     span,
                     f"`{rule.path}` matches no {what} of the model",
@@ -104,7 +104,7 @@ class PathsMatch(NoSuchPath, Check):
 
 def _modules(analysis: Analysis) -> Label:
     assert analysis.manifest is not None
-    place = analysis.place(analysis.plan.model, "family")
+    place = analysis.span_of(analysis.plan.model, "family")
     return Label(place, f"the model has {len(analysis.manifest.modules)} modules")
 
 

@@ -363,7 +363,10 @@ class PartialMisused(LayoutRule, Check):
                     field, why = "target", "a tensor that is whole or cut cannot be made into summands"
                 if style is not None:
                     yield self.at(
-                        analysis.place(style, field), why, label="asks for summands", help=["write another layout here"]
+                        analysis.span_of(style, field),
+                        why,
+                        label="asks for summands",
+                        help=["write another layout here"],
                     )
 
 

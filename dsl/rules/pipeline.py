@@ -45,10 +45,10 @@ class StagesDivide(Check):
             return
         near = sorted({max(mesh.pp, pipeline.stages // mesh.pp * mesh.pp), (pipeline.stages // mesh.pp + 1) * mesh.pp})
         yield self.at(
-            analysis.place(pipeline, "stages"),
+            analysis.span_of(pipeline, "stages"),
             f"{pipeline.stages} stages cannot be laid out evenly over the {mesh.pp} ranks of `pp`",
             label=f"no multiple of {mesh.pp}",
-            others=[Label(analysis.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            others=[Label(analysis.span_of(mesh, "pp"), f"`pp` = {mesh.pp}")],
             help=[f"the nearest legal numbers of stages are {' and '.join(map(str, near))}"],
         )
 
@@ -97,10 +97,10 @@ class StagesPerRank(Check):
         elif each == 1:
             help.append("with one stage on each rank the schedule is `1F1B`")
         yield self.at(
-            analysis.place(pipeline, "stages"),
+            analysis.span_of(pipeline, "stages"),
             f"`{schedule}` needs {wants} on each rank, and {pipeline.stages} stages over {mesh.pp} ranks are {each}",
             label=f"{each} on each rank",
-            others=[Label(analysis.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            others=[Label(analysis.span_of(mesh, "pp"), f"`pp` = {mesh.pp}")],
             help=help,
             fix=replacement(pipeline, "stages", str(legal[0])),
         )
@@ -146,7 +146,7 @@ class EnoughMicroBatches(Check):
         batch = f"a global batch of {least} or more gives enough"
         passes = f"write `microbatches = {stages}` or more"
         yield self.at(
-            analysis.place(pipeline, "schedule"),
+            analysis.span_of(pipeline, "schedule"),
             f"`{pipeline.schedule}` needs at least as many micro batches as stages: {stages}, not {count}",
             label=f"{count} micro batches for {stages} stages",
             others=[pass_label(analysis)],
@@ -198,11 +198,11 @@ class EqualRounds(Check):
             else f"write `microbatches = {fewer}` or {more}; every multiple of {ranks} is legal"
         )
         yield self.at(
-            analysis.place(pipeline, "schedule"),
+            analysis.span_of(pipeline, "schedule"),
             f"`{pipeline.schedule}` over {ranks} ranks computes {count} micro batches in {count // ranks} rounds, "
             f"and {count} is no multiple of {count // ranks}",
             label="the rounds do not come out even",
-            others=[pass_label(analysis), Label(analysis.place(plan.mesh, "pp"), f"`pp` = {ranks}")],
+            others=[pass_label(analysis), Label(analysis.span_of(plan.mesh, "pp"), f"`pp` = {ranks}")],
             help=[help],
         )
 
@@ -243,11 +243,11 @@ class BlocksForStages(Check):
             f"at most {at_most} stages have a block each" if at_most else "name the split points: `split = [PATH, …]`"
         )
         yield self.at(
-            analysis.place(pipeline, "stages"),
+            analysis.span_of(pipeline, "stages"),
             f"{stages} stages cannot share the model's {blocks} blocks evenly" if blocks else
             f"the model has no repeated blocks that {stages} stages could share evenly",
             label=f"more than {blocks}" if blocks else "nothing to divide",
-            others=[Label(analysis.place(analysis.plan.model, "family"), f"has {blocks} blocks")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"has {blocks} blocks")],
             help=[cure],
         )  # fmt: skip
 
@@ -285,7 +285,7 @@ class MicroBatchesAgree(Check):
         if count is None or count % pipeline.microbatches == 0:
             return
         yield self.at(
-            analysis.place(pipeline, "microbatches"),
+            analysis.span_of(pipeline, "microbatches"),
             f"the {count} micro batches that the batch has for each rank are no multiple of {pipeline.microbatches}",
             label="the passes do not come out even",
             others=[batch_label(analysis)],
@@ -330,7 +330,7 @@ class BubbleIsLarge(Check):
         enough = -(-3 * (ranks - 1) // each)
         batch = enough * samples_at_once(plan)
         yield self.at(
-            analysis.place(pipeline, "schedule"),
+            analysis.span_of(pipeline, "schedule"),
             f"with equal stages, each rank waits for {share:.0%} of the forward and backward passes: {count} micro "
             f"batches fill {ranks} ranks with {each} stage{'s' * (each != 1)} each",
             label=f"({ranks} − 1) / ({each} · {count} + {ranks} − 1)",

@@ -50,10 +50,10 @@ class PositionsNotTaken(Check):
             return  # there is nothing to shard, which another rule reports
         name = manifest.model_class.rpartition(".")[2]
         yield self.at(
-            analysis.place(use, "axes"),
+            analysis.span_of(use, "axes"),
             f"`context on cp` gives a rank tokens from the middle of a sequence, and `{name}` is not told their places",
             label="positions would be counted from 0",
-            others=[Label(analysis.place(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
             help=[
                 "let the model's forward have a parameter `positions`, the places of its tokens, int64 [tokens]",
                 "or use the devices for `dp_shard` or `tp`",
@@ -100,7 +100,7 @@ class SequenceCutBeforePositions(Check):
                 f"{listed(paths)} gives each rank a piece of the sequence, and the model counts places from the length "
                 "of that piece",
                 label="every rank would begin at place 0",
-                others=[Label(analysis.place(analysis.plan.model, "family"), "takes no positions")],
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), "takes no positions")],
                 help=["let the embedding's output be `replicate`, and cut the sequence inside of the blocks"],
             )
 

@@ -35,10 +35,10 @@ class EmulatedBf16(Check):
         if precision.param != "bf16" or capability is None or _version(capability) >= _FIRST_WITH_BF16:
             return
         yield self.at(
-            analysis.place(precision, "param"),
+            analysis.span_of(precision, "param"),
             f"`{device.name}` has compute capability {capability} and no bf16 units, which come with 8.0",
             label="emulated" if written(precision, "param") else "`param` is bf16 by default",
-            others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
+            others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{device.name}`")],
             help=["write `param = fp32`"],
             fix=replacement(precision, "param", "fp32"),
         )
@@ -64,7 +64,7 @@ class DtypeOfConfig(Check):
         for name in ("dtype", "torch_dtype"):
             if model.family == "huggingface" and name in model.arguments:
                 yield self.at(
-                    analysis.place(model, name),
+                    analysis.span_of(model, name),
                     f"`{name}` has no effect: `precision` decides the dtypes of a training",
                     label="has no effect",
                     help=["leave it out, and write `precision (param = bf16)` or another dtype"],
@@ -96,7 +96,7 @@ class Fp16WithoutScaling(Check):
         for field, instead, why in (("master", "fp32", ""), ("param", "bf16", ", which has the range of fp32")):
             if getattr(precision, field) == "fp16":
                 yield self.at(
-                    analysis.place(precision, field),
+                    analysis.span_of(precision, field),
                     "small gradients become zero in fp16, and the loss is not scaled",
                     label="gradients below 6e-8 vanish",
                     help=[f"write `{field} = {instead}`{why}"],
@@ -136,7 +136,7 @@ class NoUnitsForPolicy(Check):
         for field in ("output", "gradient", "reduce"):
             if written(precision, field):
                 yield self.at(
-                    analysis.place(precision, field),
+                    analysis.span_of(precision, field),
                     f"`{field}` has no effect without `fsdp` or `replicate`",
                     label="has no effect",
                     help=["leave the option out, or add `fsdp` or `replicate`"],
@@ -175,10 +175,10 @@ class GradientWithoutAccumulation(Check):
         if not has_policy(analysis) or not written(plan.precision, "gradient") or micro_batches(plan) != 1:
             return
         yield self.at(
-            analysis.place(plan.precision, "gradient"),
+            analysis.span_of(plan.precision, "gradient"),
             "`gradient` has no effect: each rank computes one micro batch in a step, and accumulates nothing",
             label="has no effect",
-            others=[Label(analysis.place(plan.batch, "global_batch"), "one micro batch for each rank")],
+            others=[Label(analysis.span_of(plan.batch, "global_batch"), "one micro batch for each rank")],
             help=["leave the option out"],
         )
 
@@ -212,10 +212,10 @@ class NarrowReduction(Check):
         precision = analysis.plan.precision
         if has_policy(analysis) and DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
             yield self.at(
-                analysis.place(precision, "reduce"),
+                analysis.span_of(precision, "reduce"),
                 f"gradients are computed in {precision.param} and reduced in {precision.reduce}",
                 label="narrower than what is reduced",
-                others=[Label(analysis.place(precision, "param"), f"`param` = {precision.param}")],
+                others=[Label(analysis.span_of(precision, "param"), f"`param` = {precision.param}")],
                 help=[f"write `reduce = {precision.param}`"],
                 fix=replacement(precision, "reduce", precision.param),
             )
@@ -247,7 +247,7 @@ class NarrowMaster(Check):
         if DTYPE_BYTES[precision.master] < 4:
             share = "1/256" if precision.master == "bf16" else "1/2048"
             yield self.at(
-                analysis.place(precision, "master"),
+                analysis.span_of(precision, "master"),
                 f"updates below about {share} of a parameter are lost when parameters are stored in {precision.master}",
                 label="small updates are lost",
                 help=["write `master = fp32`; computation stays in the dtype of `param`"],

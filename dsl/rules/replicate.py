@@ -43,12 +43,12 @@ class ReplicateWithFsdp(Check):
         twice = "dp_replicate" in fsdp.axes
         axes = ", ".join(("dp_replicate", *(axis for axis in fsdp.axes if axis != "dp_replicate")))
         yield self.at(
-            analysis.place(replicate),
+            analysis.span_of(replicate),
             "`replicate` and `fsdp` both reduce gradients over `dp_replicate`"
             if twice
             else "`replicate` cannot hold what `fsdp` shards",
             label="reduces them again" if twice else "replicas of shards",
-            others=[Label(analysis.place(fsdp), "reduces over it too" if twice else "shards the parameters")],
+            others=[Label(analysis.span_of(fsdp), "reduces over it too" if twice else "shards the parameters")],
             help=["delete `replicate`"] if twice else [f"delete `replicate` and write `fsdp on {axes}`"],
         )
 
@@ -83,10 +83,10 @@ class UnreducedGradients(Check):
         if plan.context is None or plan.fsdp is not None or plan.replicate is not None or plan.mesh.cp == 1:
             return
         yield self.at(
-            analysis.place(plan.context),
+            analysis.span_of(plan.context),
             f"nothing sums the gradients of the {plan.mesh.cp} ranks of `cp`",
             label="each rank sees other tokens",
-            others=[Label(analysis.place(plan.mesh, "cp"), f"{plan.mesh.cp} ranks")],
+            others=[Label(analysis.span_of(plan.mesh, "cp"), f"{plan.mesh.cp} ranks")],
             help=["add `fsdp on cp { layers.* = unit }`"],
         )
 
@@ -120,10 +120,10 @@ class IdleBucket(Check):
         if replicate is None or pipeline is None or not written(replicate, "bucket"):
             return
         yield self.at(
-            analysis.place(replicate, "bucket"),
+            analysis.span_of(replicate, "bucket"),
             "`bucket` has no effect under a pipeline",
             label="no buckets are used",
-            others=[Label(analysis.place(pipeline), "a stage reduces its gradients after its last micro batch")],
+            others=[Label(analysis.span_of(pipeline), "a stage reduces its gradients after its last micro batch")],
             help=["leave `bucket` out"],
         )
 
@@ -159,10 +159,10 @@ class NoStateToShard(Check):
         if replicate is None or replicate.optimizer != "sharded" or analysis.manifest is None or keeps_state(analysis):
             return
         yield self.at(
-            analysis.place(replicate, "optimizer"),
+            analysis.span_of(replicate, "optimizer"),
             "`optimizer = sharded` frees no memory: `sgd` without `momentum` keeps no state",
             label="gathers updated parameters for nothing",
-            others=[Label(analysis.place(analysis.plan.optimizer, "algorithm"), "keeps no state")],
+            others=[Label(analysis.span_of(analysis.plan.optimizer, "algorithm"), "keeps no state")],
             help=["leave it out, or give `sgd` a `momentum`"],
             fix=replacement(replicate, "optimizer", "replicated"),
         )
@@ -203,7 +203,7 @@ class OneBucket(Check):
         most = manifest.parameter_count * 4 // (mesh.tp * mesh.pp)
         if replicate.bucket >= most:
             yield self.at(
-                analysis.place(replicate, "bucket"),
+                analysis.span_of(replicate, "bucket"),
                 f"one bucket takes all gradients of a rank, {most / GIB:.2g}GiB at most",
                 label="nothing is reduced while gradients are computed",
                 help=["use smaller buckets; PyTorch's default is `25MiB`"],

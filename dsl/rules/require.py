@@ -106,7 +106,7 @@ class BudgetBeyondDevice(Check):
                     item.origin.written,
                     f"`{analysis.device.name}` has {format_bytes(capacity)}, less than the budget of {_bound(item)}",
                     label="allows what the device cannot hold",
-                    others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{analysis.device.name}`")],
+                    others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"`{analysis.device.name}`")],
                     help=["leave some room for the allocator and for communication buffers"],
                 )
 
@@ -152,7 +152,7 @@ class StateOverBudget(Check):
                     f"`{item.metric}` cannot be {_limit(item)}: {_parts(state)} of the fullest device are "
                     f"at least {format_bytes(state.total)}",
                     label=f"at least {format_bytes(state.total)} are needed",
-                    others=[Label(analysis.place(analysis.plan.mesh), "the mesh over which they are sharded")],
+                    others=[Label(analysis.span_of(analysis.plan.mesh), "the mesh over which they are sharded")],
                     help=["shard over more ranks, offload the optimizer state, or raise the budget"],
                 )
 
@@ -193,11 +193,11 @@ class StateOverDevice(Check):
             return
         assert analysis.device is not None
         yield self.at(
-            analysis.place(analysis.plan.mesh),
+            analysis.span_of(analysis.plan.mesh),
             f"the model cannot be trained on this mesh: {_parts(state)} of the fullest device are at least "
             f"{format_bytes(state.total)}, and `{analysis.device.name}` has {format_bytes(capacity)}",
             label="shards too little",
-            others=[Label(analysis.place(analysis.plan.cluster, "device"), f"has {format_bytes(capacity)}")],
+            others=[Label(analysis.span_of(analysis.plan.cluster, "device"), f"has {format_bytes(capacity)}")],
             help=["shard over more ranks (`fsdp`, `pp`, `tp`), or offload the optimizer state"],
         )
 

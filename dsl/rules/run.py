@@ -44,10 +44,10 @@ class DataKind(Check):
             return
         what = f"the model reads images, and `{data.source}` is text" if images else "`synthetic` makes images, and "
         yield self.at(
-            analysis.place(data, "source"),
+            analysis.span_of(data, "source"),
             what if images else f"{what}the model reads text",
             label="not what the model reads",
-            others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
             help=['write `source = "synthetic"`: no other images are read' if images else
                   'write `source = "python"`, or name a file of text'],
         )  # fmt: skip
@@ -80,10 +80,10 @@ class IdleField(Check):
             return
         if data.source == _SYNTHETIC and data.tokenizer and written(data, "tokenizer"):
             yield self.at(
-                analysis.place(data, "tokenizer"),
+                analysis.span_of(data, "tokenizer"),
                 f"`tokenizer` has no effect: `{_SYNTHETIC}` makes images",
                 label="of no text",
-                others=[Label(analysis.place(data, "source"), "the data")],
+                others=[Label(analysis.span_of(data, "source"), "the data")],
                 help=["leave it out, or name a file of text where the model reads text"],
             )
         if not written(data, "field") or data.source.startswith(HF_DATASET):
@@ -92,10 +92,10 @@ class IdleField(Check):
         folder = suffix == "" and data.source not in ("python", _SYNTHETIC)
         if suffix not in (".jsonl", ".parquet") and not folder:
             yield self.at(
-                analysis.place(data, "field"),
+                analysis.span_of(data, "field"),
                 f"`field` has no effect: `{data.source}` holds no JSON objects and no columns",
                 label="of no object",
-                others=[Label(analysis.place(data, "source"), "the data")],
+                others=[Label(analysis.span_of(data, "source"), "the data")],
                 help=["leave it out, or name a file that ends in `.jsonl` or `.parquet`"],
             )
 
@@ -129,10 +129,10 @@ class UnmappedWeights(Check):
         if weights is None or manifest is None or manifest.model_class.startswith(_MAPPED):
             return
         yield self.at(
-            analysis.place(weights, "huggingface"),
+            analysis.span_of(weights, "huggingface"),
             f"which published tensors are those of {manifest.model_class} is not known",
             label="has no map to this model",
-            others=[Label(analysis.place(model, "family"), "the model")],
+            others=[Label(analysis.span_of(model, "family"), "the model")],
             help=['write `model huggingface("config.json")` with the config of the weights, or leave `weights` out: '
                   "`--load-weights` takes a checkpoint of this model"],
         )  # fmt: skip
@@ -176,7 +176,7 @@ class IdleInterval(Check):
             if statement is None or steps is None or statement.every <= steps:
                 continue
             yield self.at(
-                analysis.place(statement, "every"),
+                analysis.span_of(statement, "every"),
                 f"`every` has no effect: a run of {steps} steps ends before the first {what}",
                 label=f"more than {steps}",
                 others=[_end(analysis)],
@@ -215,18 +215,18 @@ class StepsBesideSchedule(Check):
         if not isinstance(schedule.form, Constant) and steps.count > schedule.form.steps:
             last = floor_share(plan) * plan.optimizer.algorithm.lr
             yield self.at(
-                analysis.place(steps, "count"),
+                analysis.span_of(steps, "count"),
                 f"the last {steps.count - schedule.form.steps} of {steps.count} steps have a learning rate of {last:g}",
                 label="goes on",
-                others=[Label(analysis.place(schedule.form, "steps"), "the schedule ends here")],
+                others=[Label(analysis.span_of(schedule.form, "steps"), "the schedule ends here")],
                 help=["let both end together, or write `constant`"],
             )
         elif warmup > 0 and steps.count <= warmup:
             yield self.at(
-                analysis.place(steps, "count"),
+                analysis.span_of(steps, "count"),
                 f"a run of {steps.count} steps ends in the warm-up, which takes {warmup}",
                 label="ends before the full learning rate",
-                others=[Label(analysis.place(schedule.form, "warmup"), "the warm-up")],
+                others=[Label(analysis.span_of(schedule.form, "warmup"), "the warm-up")],
                 help=["train for more steps, or shorten the warm-up"],
             )
 
@@ -234,5 +234,5 @@ class StepsBesideSchedule(Check):
 def _end(analysis: Analysis) -> Label:
     plan = analysis.plan
     if plan.steps is not None:
-        return Label(analysis.place(plan.steps, "count"), "the run ends here")
-    return Label(analysis.place(plan.schedule.form, "steps"), "the run ends here")
+        return Label(analysis.span_of(plan.steps, "count"), "the run ends here")
+    return Label(analysis.span_of(plan.schedule.form, "steps"), "the run ends here")

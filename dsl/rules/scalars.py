@@ -32,9 +32,9 @@ class ScalarUnderFsdp(Check):
             return
         what = "are single numbers" if len(scalars) > 1 else "is a single number"
         yield self.at(
-            analysis.place(use),
+            analysis.span_of(use),
             f"{listed(scalars)} {what} without dims, which `{use.keyword}` cannot cut",
             label="every parameter is cut along its first dim",
-            others=[Label(analysis.place(plan.model, "family"), "this model")],
+            others=[Label(analysis.span_of(plan.model, "family"), "this model")],
             help=["give the model parameters of shape [1] in their place, or train on one device"],
         )

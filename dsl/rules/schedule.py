@@ -36,19 +36,19 @@ class WarmupFits(Check):
         warmup, decay = warmup_steps(analysis.plan.schedule), decay_steps(analysis.plan.schedule)
         if isinstance(form, Wsd) and warmup <= form.steps < warmup + decay:
             yield self.at(
-                analysis.place(form, "decay"),
+                analysis.span_of(form, "decay"),
                 f"a warm-up of {warmup} steps and a decay of {decay} do not fit into {form.steps} steps",
                 label=f"at most {form.steps - warmup}",
-                others=[Label(analysis.place(form, "steps"), "the schedule ends here")],
+                others=[Label(analysis.span_of(form, "steps"), "the schedule ends here")],
                 help=["`steps` counts warm-up and decay too"],
             )
         if warmup <= form.steps:
             return
         yield self.at(
-            analysis.place(form, "warmup"),
+            analysis.span_of(form, "warmup"),
             f"a warm-up of {warmup} steps does not fit into {form.steps} steps",
             label=f"at most {form.steps}",
-            others=[Label(analysis.place(form, "steps"), "the schedule ends here")],
+            others=[Label(analysis.span_of(form, "steps"), "the schedule ends here")],
             help=["`steps` counts the warm-up too"],
         )
 
@@ -93,7 +93,7 @@ class NoDecay(Check):
             field = "decay" if isinstance(form, Wsd) else "warmup"
             why = "its decay has no step" if isinstance(form, Wsd) else "the warm-up takes all steps"
         yield self.at(
-            analysis.place(form, field),
+            analysis.span_of(form, field),
             f"`{form.name}` never lowers the learning rate: {why}",
             label="no decay",
             help=[f"write `constant(warmup = {warmup})`"],
@@ -124,10 +124,10 @@ class NoWarmup(Check):
         if isinstance(form, Constant) or not form.warmup or warmup_steps(schedule) > 0:
             return
         yield self.at(
-            analysis.place(form, "warmup"),
+            analysis.span_of(form, "warmup"),
             f"a warm-up of {form.warmup * 100:.3g}% of {form.steps} steps is rounded to none",
             label="has no effect",
-            others=[Label(analysis.place(form, "steps"), "all steps")],
+            others=[Label(analysis.span_of(form, "steps"), "all steps")],
             help=["give a number of steps or a larger share, or leave `warmup` out"],
         )
 
@@ -159,14 +159,14 @@ class FloorFits(Check):
             return
         if written(form, "floor"):
             yield self.at(
-                analysis.place(form, "floor_lr"), "the last learning rate is given twice", label="given again",
-                others=[Label(analysis.place(form, "floor"), "first given here")], help=["leave one of them out"],
+                analysis.span_of(form, "floor_lr"), "the last learning rate is given twice", label="given again",
+                others=[Label(analysis.span_of(form, "floor"), "first given here")], help=["leave one of them out"],
             )  # fmt: skip
         if form.floor_lr > algorithm.lr:
             yield self.at(
-                analysis.place(form, "floor_lr"),
+                analysis.span_of(form, "floor_lr"),
                 f"the last learning rate, {form.floor_lr:g}, is above the full one, {algorithm.lr:g}",
                 label="above `lr`",
-                others=[Label(analysis.place(algorithm, "lr"), "the full rate")],
+                others=[Label(analysis.span_of(algorithm, "lr"), "the full rate")],
                 help=[f"`floor_lr` is a rate of at most {algorithm.lr:g}; `floor` is a share"],
             )

@@ -280,18 +280,18 @@ class LayoutCount(Check):
         source, target = as_list(style.source), as_list(style.target)
         if len(source) != len(target):
             yield self.at(
-                analysis.place(style, "target"),
+                analysis.span_of(style, "target"),
                 f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
                 label=f"{len(target)} of {len(source)}",
-                others=[Label(analysis.place(style, "source"), _count(len(source), "layout"))],
+                others=[Label(analysis.span_of(style, "source"), _count(len(source), "layout"))],
                 help=["give one for each tensor in both, `none` to leave a tensor as it is"],
             )
         elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
             yield self.at(
-                analysis.place(style, "target"),
+                analysis.span_of(style, "target"),
                 "a tensor has a layout on one side and `none` on the other",
                 label="`from` and `to` speak of different tensors",
-                others=[Label(analysis.place(style, "source"), "on this side")],
+                others=[Label(analysis.span_of(style, "source"), "on this side")],
                 help=["write `none` on both sides, or a layout on both"],
             )
 
@@ -315,7 +315,7 @@ class LayoutCount(Check):
             if info is not None and count and given > count:
                 names = f": {listed(inputs_of(info))}" if style.name == "inputs" else ""
                 yield self.at(
-                    analysis.place(style, "source"),
+                    analysis.span_of(style, "source"),
                     f"`{general(manifest, path)}` has {_count(count, style.name[:-1])}{names}",
                     label=_count(given, "layout"),
                     help=["give one layout for the first, or a list with one for each"],
@@ -366,17 +366,17 @@ class LossParallelMisplaced(Check):
             wrong = [path for path in paths if path != last]
             if wrong and (last is not None or analysis.manifest.modules[""].flow):
                 yield self.at(
-                    analysis.place(style, "loss_parallel"),
+                    analysis.span_of(style, "loss_parallel"),
                     f"`{general(analysis.manifest, wrong[0])}` does not compute the logits",
                     label="not the last layer",
                     help=[f"the model's last layer is `{last}`"] if last is not None else [],
                 )
             elif style.output is not None and not (isinstance(style.output, Sharded) and style.output.dim in (-1, 2)):
                 yield self.at(
-                    analysis.place(style, "output"),
+                    analysis.span_of(style, "output"),
                     "with `loss_parallel` the logits stay sharded over the vocabulary: `shard(-1)`",
                     label="another layout",
-                    others=[Label(analysis.place(style, "loss_parallel"), "computes the loss on the shards")],
+                    others=[Label(analysis.span_of(style, "loss_parallel"), "computes the loss on the shards")],
                     help=["leave `output` out, or `loss_parallel`"],
                 )
 

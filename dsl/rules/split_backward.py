@@ -52,10 +52,10 @@ class ReshardUnderSplitBackward(Check):
             reported.add(id(rule))
             schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
             yield self.at(
-                rule.origin.written if reshard is None else analysis.place(rule.treatment, "reshard"),
+                rule.origin.written if reshard is None else analysis.span_of(rule.treatment, "reshard"),
                 f"`{rule.path}` reshards after forward, which gives wrong gradients under `{schedule}`",
                 label="reshards after forward by default" if reshard is None else "reshards after forward",
-                others=[Label(analysis.place(pipeline, "schedule"), "computes weight gradients apart")],
+                others=[Label(analysis.span_of(pipeline, "schedule"), "computes weight gradients apart")],
                 help=["write `unit(reshard = after_backward)`, or use `1F1B` or `Interleaved1F1B`"],
                 fix=replacement(rule.treatment, "reshard", "after_backward"),
             )
@@ -101,7 +101,7 @@ class CompileUnderSplitBackward(Check):
             rule.origin.written,
             f"`{schedule}` cannot take compiled modules: it computes the gradients of inputs and weights apart",
             label="compiled",
-            others=[Label(analysis.place(pipeline, "schedule"), "splits the backward pass")],
+            others=[Label(analysis.span_of(pipeline, "schedule"), "splits the backward pass")],
             help=["use `1F1B`, `Interleaved1F1B` or `LoopedBFS`, or compile nothing"],
         )
 
@@ -142,7 +142,7 @@ class SelectiveUnderSplitBackward(Check):
                 f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
                 label="keeps outputs for one backward",
                 others=[
-                    Label(analysis.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
+                    Label(analysis.span_of(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
                 ],
                 help=["use `full` or `every(…)`, or a schedule such as `1F1B` or `Interleaved1F1B`"],
             )

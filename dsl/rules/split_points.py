@@ -54,7 +54,7 @@ class UnknownSplit(Check):
                 if path not in manifest.modules or path == "":
                     near = known.nearest(path)
                     yield self.at(
-                        analysis.place(pipeline, "split"),
+                        analysis.span_of(pipeline, "split"),
                         f"`{path}` is no module of the model",
                         label="splits before a module that is not there",
                         help=[*([f"did you mean `{near}`?"] if near else []), *_block_names(manifest)],
@@ -92,7 +92,7 @@ class SplitInside(Check):
                     holds = any(start.startswith(f"{path}.") for start in known.starts)
                     what = "is a list of modules" if holds else f"lies inside of `{near}`"
                     yield self.at(
-                        analysis.place(pipeline, "split"),
+                        analysis.span_of(pipeline, "split"),
                         f"a stage cannot begin with `{path}`, which {what}",
                         label="not a place to cut",
                         help=[f"did you mean `{near}`?"] if near else [],
@@ -129,7 +129,7 @@ class SplitOrder(Check):
                     continue
                 twice = after == before
                 yield self.at(
-                    analysis.place(pipeline, "split"),
+                    analysis.span_of(pipeline, "split"),
                     f"the model is split at `{after}` twice"
                     if twice
                     else f"`{after}` comes before `{before}` in the model, and after it in the split points",
@@ -168,9 +168,9 @@ class SplitCount(Check):
         stages, points = stage_count(analysis), len(pipeline.split)
         if stages is None or points == stages - 1:
             return
-        place = analysis.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
+        place = analysis.span_of(pipeline, "stages" if written(pipeline, "stages") else "schedule")
         yield self.at(
-            analysis.place(pipeline, "split"),
+            analysis.span_of(pipeline, "split"),
             f"{points} split point{'s' * (points != 1)} make {points + 1} stages, and the pipeline has {stages}",
             label=f"{stages - 1} needed",
             others=[Label(place, f"{stages} stages")],
@@ -204,7 +204,7 @@ class EmptyFirstStage(Check):
             starts = split_points(analysis).starts
             if points and starts and points[0] == starts[0]:
                 yield self.at(
-                    analysis.place(pipeline, "split"),
+                    analysis.span_of(pipeline, "split"),
                     f"nothing is left for the first stage: `{points[0]}` is the model's first module",
                     label="the first split point",
                     help=["split points name the first module of each stage but the first"],
@@ -239,7 +239,7 @@ class BlocksOfStages(Check):
         if pipeline is None or counts is None:
             return
         assert not isinstance(pipeline.split, str | Even)
-        place, stages = analysis.place(pipeline, "split"), stage_count(analysis)
+        place, stages = analysis.span_of(pipeline, "split"), stage_count(analysis)
         if len(counts) < len(pipeline.split):
             yield self.at(
                 place, "`split` names modules and gives numbers of blocks", label="one or the other",
@@ -247,7 +247,7 @@ class BlocksOfStages(Check):
             )  # fmt: skip
             return
         if stages is not None and len(counts) != stages:
-            other = analysis.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
+            other = analysis.span_of(pipeline, "stages" if written(pipeline, "stages") else "schedule")
             yield self.at(
                 place,
                 f"there are {len(counts)} numbers of blocks, and the pipeline has {stages} stages",
@@ -259,7 +259,7 @@ class BlocksOfStages(Check):
                 place,
                 f"the stages hold {sum(counts)} blocks together, and the model has {total}",
                 label=f"add up to {sum(counts)}",
-                others=[Label(analysis.place(analysis.plan.model, "family"), f"has {total} blocks")],
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), f"has {total} blocks")],
             )
 
 
@@ -292,7 +292,7 @@ class IdleWeights(Check):
             return
         if points == split_points(analysis).even(len(points) + 1):
             yield self.at(
-                analysis.place(pipeline, "split"),
+                analysis.span_of(pipeline, "split"),
                 "the blocks are shared as without these weights",
                 label="the same as `even`",
                 help=["write `split = even`, or larger weights"],
@@ -333,11 +333,11 @@ class UnevenStages(Check):
         if most <= -(-total // ranks) or 1 - total / (ranks * most) <= _COMMON_IDLENESS:
             return
         yield self.at(
-            analysis.place(pipeline, "split"),
+            analysis.span_of(pipeline, "split"),
             f"the ranks of `pp` hold {', '.join(map(str, held[:-1]))} and {held[-1]} of {total} blocks, and all wait "
             "for the longest",
             label=f"{1 - total / (ranks * most):.0%} of the step is waited for",
-            others=[Label(analysis.place(analysis.plan.model, "family"), f"has {total} blocks")],
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"has {total} blocks")],
             help=["write `split = even`, or move the split points"],
         )
 
@@ -394,10 +394,10 @@ class TiedAcrossStages(Check):
             found = {stage_of(analysis, path) for path in group} - {None}
             if len(found) > 1:
                 yield self.at(
-                    analysis.place(pipeline),
+                    analysis.span_of(pipeline),
                     f"{listed(group)} are one {what}, and lie on different stages",
                     label=f"{stages} stages",
-                    others=[Label(analysis.place(analysis.plan.model, "family"), f"this model shares the {what}")],
+                    others=[Label(analysis.span_of(analysis.plan.model, "family"), f"this model shares the {what}")],
                     help=[
                         "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
                         "false` of a Hugging Face config"

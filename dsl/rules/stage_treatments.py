@@ -45,11 +45,11 @@ class TreatmentsOfStages(Check):
 
     def _check(self, analysis: Analysis, rule: PathRule[Staged]) -> Iterator[Diagnostic]:
         pipeline, treatment = analysis.plan.pipeline, rule.treatment
-        place = analysis.place(treatment, "each")
+        place = analysis.span_of(treatment, "each")
         if pipeline is None or not is_staged(analysis):
             yield self.at(
                 place, "the plan has no stages to tell apart", label="no pipeline",
-                others=[] if pipeline is None else [Label(analysis.place(analysis.plan.mesh, "pp"), "one rank")],
+                others=[] if pipeline is None else [Label(analysis.span_of(analysis.plan.mesh, "pp"), "one rank")],
                 help=["write one treatment, or `first(…)`"],
             )  # fmt: skip
             return
@@ -59,7 +59,7 @@ class TreatmentsOfStages(Check):
                 place,
                 f"{given} {'treatment' if given == 1 else 'treatments'} for {count} stages",
                 label=f"not {count}",
-                others=[Label(analysis.place(pipeline), f"{count} stages")],
+                others=[Label(analysis.span_of(pipeline), f"{count} stages")],
                 help=[f"give {count}, in the model's order"],
             )
         if analysis.manifest is None:

@@ -29,9 +29,9 @@ class LayoutsNotChecked(Check):
         if not is_open(size) and size == 1:
             return
         yield self.at(
-            analysis.place(shard),
+            analysis.span_of(shard),
             f"the model could not be followed, so layouts on `tp` are not checked: {manifest.flow_error}",
             label="a wrong layout is not found before the run",
-            others=[Label(analysis.place(plan.model, "target"), "this model")],
+            others=[Label(analysis.span_of(plan.model, "target"), "this model")],
             help=["let forward read no values of tensors, or decide by shapes only"],
         )

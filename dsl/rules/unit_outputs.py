@@ -60,7 +60,7 @@ class OutputOfUnits(Check):
             return
         layer, unit = general(manifest, met.layer), general(manifest, met.unit)
         yield self.at(
-            analysis.place(precision, "output"),
+            analysis.span_of(precision, "output"),
             f"`{layer}` has weights in {precision.param} and gets what the unit `{unit}` gives, in {precision.output}",
             label=f"what every unit returns is in {precision.output}",
             others=_makers(analysis, met),
@@ -71,7 +71,7 @@ class OutputOfUnits(Check):
 def _makers(analysis: Analysis, met: _Met) -> list[Label]:
     replicate = replicas(analysis)
     if replicate is not None:
-        return [Label(analysis.place(replicate), "reduces gradients in buckets, each of which is a unit")]
+        return [Label(analysis.span_of(replicate), "reduces gradients in buckets, each of which is a unit")]
     made = fsdp_units(analysis).get(met.unit)
     maker = distributed_experts(analysis)[met.unit] if made is None else made.rule
     return [] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")]

@@ -167,7 +167,7 @@ class TiedAcrossUnits(Check):
             rules = [units[unit_of[path]].rule for path in (first, other)]
             spans = list(dict.fromkeys(span_of(rule) for rule in rules if rule is not None))
             yield self.at(
-                spans[0] if spans else analysis.place(fsdp),
+                spans[0] if spans else analysis.span_of(fsdp),
                 f"`{first}` and `{other}` are one {what}, and lie in the units `{unit_of[first] or 'root'}` and "
                 f"`{unit_of[other] or 'root'}`",
                 label="a unit of its own",
@@ -223,7 +223,7 @@ class BlocksWithoutUnits(Check):
                 continue
             all_of_them = len(left) == len(blocks)
             yield self.at(
-                analysis.place(fsdp),
+                analysis.span_of(fsdp),
                 f"{'all' if all_of_them else len(left)} blocks of `{blocks.path or 'root'}` are gathered at once, "
                 "since no unit holds them",
                 label="no unit for each block",

@@ -35,11 +35,13 @@ class UpdatedBuffers(Check):
         several = [axis for axis, size in sizes.items() if not is_open(size) and size > 1]
         if several:
             yield self.at(
-                analysis.place(plan.model, "target"),
+                analysis.span_of(plan.model, "target"),
                 f"forward updates {named}: each rank of `{several[0]}` has values of its own",
                 label="the checkpoint keeps those of one rank",
                 others=[
-                    Label(analysis.place(plan.mesh, several[0]), f"{sizes[several[0]]} ranks, with other samples each")
+                    Label(
+                        analysis.span_of(plan.mesh, several[0]), f"{sizes[several[0]]} ranks, with other samples each"
+                    )
                 ],
                 help=["let forward leave buffers as they are, or reduce over the ranks what it updates them with"],
             )

@@ -27,8 +27,8 @@ def semantic_tokens(document: Document) -> types.SemanticTokens:
     line = character = 0
     numbers = {sort: number for number, sort in enumerate(LEGEND)}
     for token, sort in _sorted(document):
-        on, start = document.positions.place(token.start)
-        _, end = document.positions.place(token.end)
+        on, start = document.positions.line_and_column(token.start)
+        _, end = document.positions.line_and_column(token.end)
         data += (on - line, start - (character if on == line else 0), end - start, numbers[sort], 0)
         line, character = on, start
     return types.SemanticTokens(data)

@@ -34,9 +34,9 @@ class Positions:
 
     def position(self, offset: int) -> types.Position:
         """Return the position of a character; within a line ending, the end of the line."""
-        return types.Position(*self.place(offset))
+        return types.Position(*self.line_and_column(offset))
 
-    def place(self, offset: int) -> tuple[int, int]:
+    def line_and_column(self, offset: int) -> tuple[int, int]:
         """Return the line and character of a position: of many at once cheaper than the class of the protocol."""
         line = bisect_right(self._starts, offset) - 1
         start = self._starts[line]

@@ -122,7 +122,7 @@ class Declared:
         """Return the origin of the value of ``field``."""
         return self.origins.get(field, DEFAULT)
 
-    def place(self, field: str) -> Span | None:
+    def span_of(self, field: str) -> Span | None:
         """Return the span of the value of ``field``, or else of its owner; None where it is in no text."""
         spans = (self.origin(name).span for name in (field, "keyword", ""))
         return next((span for span in spans if span is not None), None)

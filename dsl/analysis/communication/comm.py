@@ -183,7 +183,7 @@ def _option(analysis: Analysis, field: str, why: str, *help: str) -> Unsupported
     comm = analysis.plan.comm
     assert comm is not None
     return Unsupported(
-        analysis.place(comm, field),
+        analysis.span_of(comm, field),
         f"`{field} = {_written(getattr(comm, field))}` of `comm` is not lowered: {why}",
         "not in this program",
         (f"leave `{field}` out, or write `{_written(comm.option(field).default)}`", *help),

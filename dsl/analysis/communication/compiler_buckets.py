@@ -80,17 +80,17 @@ def _options(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
     assert comm is not None
     if comm.reorder:
         why = "the scheduler places every gather and reduction itself"
-        yield _refused(analysis.place(comm, "reorder"), f"`reorder` beside {_STATEMENT}", why, "leave it out")
+        yield _refused(analysis.span_of(comm, "reorder"), f"`reorder` beside {_STATEMENT}", why, "leave it out")
     if comm.prefetch != "implicit":
         why = "the scheduler gathers ahead by limits of its own"
-        yield _refused(analysis.place(comm, "prefetch"), f"`prefetch` beside {_STATEMENT}", why, "leave it out")
+        yield _refused(analysis.span_of(comm, "prefetch"), f"`prefetch` beside {_STATEMENT}", why, "leave it out")
     if comm.unshard != "by_unit":
         why = "what stays gathered would share buckets with what does not"
-        yield _refused(analysis.place(comm, "unshard"), f"`unshard` beside {_STATEMENT}", why, "leave it out")
+        yield _refused(analysis.span_of(comm, "unshard"), f"`unshard` beside {_STATEMENT}", why, "leave it out")
     for field in ("optimizer", "parameters", "activations"):
         if offload is not None and getattr(offload, field) != "none":
             yield _refused(
-                analysis.place(offload, field),
+                analysis.span_of(offload, field),
                 f"`{field}` of `offload` beside {_STATEMENT}",
                 "the scheduler counts no copies to the host, which share the time that it gives to collectives",
             )
@@ -100,7 +100,7 @@ def _mesh(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
     mesh = analysis.plan.mesh
     for axis, why in _OTHER_AXES.items():
         if axis in mesh.used():
-            yield _refused(analysis.place(mesh, axis), f"the axis `{axis}` beside {_STATEMENT}", why)
+            yield _refused(analysis.span_of(mesh, axis), f"the axis `{axis}` beside {_STATEMENT}", why)
 
 
 def _model(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:

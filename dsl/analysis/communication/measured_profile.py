@@ -84,7 +84,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if not is_measured(analysis) or analysis.plan.fsdp is None:
         return
     assert analysis.plan.comm is not None
-    place = analysis.place(analysis.plan.comm, "profile")
+    place = analysis.span_of(analysis.plan.comm, "profile")
     if not is_traced(analysis):
         why = "it is of the nodes of one traced graph, which the eager backend does not have"
         help: tuple[str, ...] = ("write `backend = graph` in `fsdp`", _LEAVE_OUT)

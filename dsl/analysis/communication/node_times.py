@@ -13,9 +13,13 @@ def unpriced(analysis: Analysis) -> Iterator[tuple[Span, str, str]]:
     """Yield the parts of the cluster whose speed a program does not know: span, name, and reason."""
     cluster = analysis.plan.cluster
     if cluster.device == "profile":
-        yield analysis.place(cluster, "profile"), "a profile", "a program does not know where the device's profile lies"
+        yield (
+            analysis.span_of(cluster, "profile"),
+            "a profile",
+            "a program does not know where the device's profile lies",
+        )
     if cluster.hosts > 1 and cluster.fabric is not None and not _is_known(cluster.fabric):
-        yield analysis.place(cluster, "fabric"), f"`{cluster.fabric}`", "nothing is known of its speed"
+        yield analysis.span_of(cluster, "fabric"), f"`{cluster.fabric}`", "nothing is known of its speed"
 
 
 def _is_known(name: str) -> bool:

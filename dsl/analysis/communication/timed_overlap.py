@@ -33,16 +33,16 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     comm, mesh = analysis.plan.comm, analysis.plan.mesh
     if comm is None or not overlaps_by_time(analysis) or not is_traced(analysis):
         return
-    place = analysis.place(comm, "reorder")
+    place = analysis.span_of(comm, "reorder")
     if is_staged(analysis):
         why = "a stage's gathers are of all micro batches in flight, and the times are of one"
         yield _refused(place, f"{_STATEMENT} with stages", why)
     if comm.prefetch != "implicit":
         why = "the times say how far ahead units are gathered"
-        yield _refused(analysis.place(comm, "prefetch"), f"`prefetch` beside {_STATEMENT}", why, "leave it out")
+        yield _refused(analysis.span_of(comm, "prefetch"), f"`prefetch` beside {_STATEMENT}", why, "leave it out")
     for axis, why in _OTHER_AXES.items():
         if axis in mesh.used():
-            yield _refused(analysis.place(mesh, axis), f"the axis `{axis}` beside {_STATEMENT}", why)
+            yield _refused(analysis.span_of(mesh, axis), f"the axis `{axis}` beside {_STATEMENT}", why)
     modules = {} if analysis.manifest is None else analysis.manifest.modules
     if any(module.kind == "moe" for module in modules.values()) and "ep" not in mesh.used():
         yield _refused(place, f"{_STATEMENT} with experts", _ROWS)

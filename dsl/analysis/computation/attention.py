@@ -76,7 +76,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     attention = analysis.plan.attention
     if attention.kernel not in KERNELS:
         yield Unsupported(
-            analysis.place(attention, "kernel"),
+            analysis.span_of(attention, "kernel"),
             f"`attention {attention.kernel}` is not lowered yet: the models call `scaled_dot_product_attention`, which "
             "has no such kernel",
             help=(f"lowered are {', '.join(f'`{name}`' for name in KERNELS)}",),

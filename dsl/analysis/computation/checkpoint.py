@@ -60,7 +60,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         if analysis.plan.context is not None and analysis.plan.mesh.cp > 1:
             # Ranks that saved different operators would recompute different collectives, and deadlock.
             yield Unsupported(
-                rule.origin.span or analysis.place(checkpoint, "keyword"),
+                rule.origin.span or analysis.span_of(checkpoint, "keyword"),
                 "a `budget` beside ranks of `cp` is not lowered: they compute different blocks of attention, "
                 "so that each would choose other operators",
                 help=("`selective([…])` keeps the same operators on every rank, and `full` keeps none",),

@@ -75,7 +75,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     mixed = precision.param not in (precision.master, "fp16")  # an error of its own
     if mixed and not has_policy(analysis) and autocast_dtype(analysis) is None:
         yield Unsupported(
-            analysis.place(precision, "param"),
+            analysis.span_of(precision, "param"),
             f"`param = {precision.param}` over `master = {precision.master}` needs an `fsdp` statement: without "
             "one, autocast computes in bf16 over fp32",
             help=("give `master` and `param` the same dtype", "or add `fsdp on dp_shard`, also over one rank"),
@@ -90,7 +90,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             last = "each pass of the pipeline" if is_staged(analysis) else "the last micro batch"
             why = f"in which they are reduced after {last}"
         yield Unsupported(
-            analysis.place(precision, "gradient"),
+            analysis.span_of(precision, "gradient"),
             f"`gradient = {precision.gradient}` is not lowered yet: gradients accumulate in {own}, the dtype {why}",
             help=(f"leave `gradient` out, or write `{own}`",),
         )
@@ -104,7 +104,7 @@ def _batch_norms_of_a_cpu(analysis: Analysis) -> Iterator[Unsupported]:
     paths = batch_norms(manifest)
     if paths and autocast_dtype(analysis) is None:
         yield Unsupported(
-            analysis.place(precision, "param"),
+            analysis.span_of(precision, "param"),
             f"`{paths[0]}` keeps the statistics of batches in fp32, beside which a CPU has no weights of "
             f"{precision.param}",
             label="not on a CPU",

@@ -48,7 +48,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     merges = context.rotate != "heads"
     if merges and attention.kernel in ATTENTION_KERNELS and attention.kernel not in KERNELS:
         yield Unsupported(
-            analysis.place(attention, "kernel"),
+            analysis.span_of(attention, "kernel"),
             f"`attention {attention.kernel}` is not lowered together with `context`, which merges what the kernels of "
             f"{', '.join(f'`{name}`' for name in KERNELS)} give",
         )
@@ -56,13 +56,13 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         return
     if manifest.flow_error is not None:
         yield Unsupported(
-            analysis.place(context),
+            analysis.span_of(context),
             f"the model could not be followed, so its attention is not known: {manifest.flow_error}",
         )
     for path, names in attention_modules(analysis).items():
         if names != {"scaled_dot_product_attention"}:
             yield Unsupported(
-                analysis.place(context),
+                analysis.span_of(context),
                 f"`{name_of(path)}` attends by `{'`, `'.join(sorted(names))}`; context parallelism is for "
                 "`scaled_dot_product_attention`",
             )

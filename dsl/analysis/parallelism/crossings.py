@@ -125,7 +125,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         return
     if not isinstance(manifest.reads, Tokens):
         yield Unsupported(
-            analysis.place(pipeline),
+            analysis.span_of(pipeline),
             "stages send what a sequence of tokens becomes, and the model reads something else",
             label="not lowered for this model",
             help=("use `fsdp` or `shard on tp`",),
@@ -134,7 +134,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     uneven = next((held for held in stages_of_ranks(analysis) if len(held) != len(stages_of_ranks(analysis)[0])), None)
     if uneven is not None and isinstance(pipeline.schedule, OrderFile):
         yield Unsupported(
-            analysis.place(pipeline.schedule, "file"),
+            analysis.span_of(pipeline.schedule, "file"),
             f"`{pipeline.schedule.file}` lays unequal numbers of stages on the ranks of `pp`",
             label="not lowered",
         )
@@ -144,7 +144,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     for path, shape in shapes.items():
         if shape is None or shape != next(iter(shapes.values())):
             yield Unsupported(
-                analysis.place(pipeline, "split"),
+                analysis.span_of(pipeline, "split"),
                 f"what arrives at `{path}` is "
                 + ("not known to be one plain tensor of even pieces" if shape is None else "laid out unlike the rest")
                 + " under `shard on tp`",

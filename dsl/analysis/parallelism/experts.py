@@ -95,7 +95,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     assert shard is not None
     if plan.fsdp is None:
         yield Unsupported(
-            analysis.place(shard),
+            analysis.span_of(shard),
             "`ep` groups ranks of `dp_shard` and `cp`, over which no statement shards",
             help=("add `fsdp on dp_shard`",),
         )
@@ -103,7 +103,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         return  # a rule reports it
     elif shard_ranks(analysis) % mesh.ep:
         yield Unsupported(
-            analysis.place(mesh, "ep"),
+            analysis.span_of(mesh, "ep"),
             f"`ep` = {mesh.ep} does not divide the {shard_ranks(analysis)} ranks over which `fsdp` shards",
         )
     else:
@@ -207,7 +207,7 @@ def _in_double(analysis: Analysis) -> Iterator[Unsupported]:
     path = next(iter(multiplied_by_group(analysis)), None)
     if path is not None and getattr(plan.precision, held) == "fp64":
         yield Unsupported(
-            analysis.place(plan.precision, held),
+            analysis.span_of(plan.precision, held),
             f"`{path}` multiplies by grouped products, which have no fp64",
             "no kernel of this dtype",
             ('give the model `experts_implementation = "batched_mm"`, or choose fp32',),
@@ -261,7 +261,7 @@ def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Uns
             # `fully_shard` makes such groups on a mesh of all ranks; the experts' mesh is one of `ep`.
             why = "does not divide" if holders % unit.reshard else "makes groups of"
             yield Unsupported(
-                analysis.place(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),
+                analysis.span_of(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),
                 f"`reshard = {unit.reshard}` {why} the {holders} rank{'s' * (holders > 1)} that "
                 f"hold{'s' * (holders == 1)} the same experts of `{path}`",
                 "no such groups of ranks",

@@ -83,10 +83,10 @@ def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp", "ep", "pp"}
     for axis in plan.mesh.used():
         if axis not in traced:
-            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}`", _OTHER_AXES)
+            yield _not_traced(analysis.span_of(plan.mesh, axis), f"the axis `{axis}`", _OTHER_AXES)
     if shard_ranks(analysis) == 1:
         yield _not_traced(
-            analysis.place(plan.fsdp, "backend"),
+            analysis.span_of(plan.fsdp, "backend"),
             "one rank",
             "there is nothing to gather",
             "write `dp_shard = 2` or more",
@@ -110,14 +110,14 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
     for field in ("optimizer", "activations"):
         if plan.offload is not None and getattr(plan.offload, field) != "none":
             yield _not_traced(
-                analysis.place(plan.offload, field),
+                analysis.span_of(plan.offload, field),
                 f"`{field}` of `offload` with stages",
                 "its copies to the host run beside one micro batch, and several are in flight",
                 "recompute activations with `checkpoint` instead",
             )
     if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive) and memory_limit(analysis) is not None:
         yield _not_traced(
-            analysis.place(plan.comm, "prefetch"),
+            analysis.span_of(plan.comm, "prefetch"),
             "`prefetch = proactive` with stages and `require peak_memory`",
             "how many micro batches are in flight is not known to the pass that gathers ahead as memory allows",
             "leave `prefetch` out, or `require peak_memory`, and let `limit` alone bound what is gathered ahead",
@@ -125,7 +125,7 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
     if unshards_selectively(analysis):
         assert plan.comm is not None
         yield _not_traced(
-            analysis.place(plan.comm, "unshard"),
+            analysis.span_of(plan.comm, "unshard"),
             "`unshard = selective` with stages",
             "how many micro batches are in flight is not known to the pass that keeps units as memory allows",
             "write `unit(reshard = after_backward)` for units that shall stay for all micro batches of a pass",
@@ -134,7 +134,7 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _model(analysis: Analysis) -> Iterator[Unsupported]:
     plan, manifest = analysis.plan, analysis.manifest
-    place = analysis.place(plan.model, "family")
+    place = analysis.span_of(plan.model, "family")
     if plan.model.family in FOREIGN:
         yield _not_traced(
             place, f"a model of `{plan.model.family}`", "only built-in decoders are known to have one graph"
@@ -155,7 +155,7 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
     for name, shape in manifest.parameters():
         if name.rpartition(".")[0] not in experts and placement(analysis, name).dim == 0 and shape[0] % plan.mesh.tp:
             yield _not_traced(
-                analysis.place(plan.mesh, "tp"),
+                analysis.span_of(plan.mesh, "tp"),
                 f"`tp = {plan.mesh.tp}`",
                 f"it does not divide dim 0 of `{name}`, and the graphs of its ranks would differ",
             )
@@ -181,14 +181,14 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     yield from _compiled(analysis)
     if plan.offload is not None and plan.offload.parameters != "none":
         yield _not_traced(
-            analysis.place(plan.offload, "parameters"),
+            analysis.span_of(plan.offload, "parameters"),
             "`parameters` of `offload`",
             "the optimizer updates shards where they are, and the graph takes and gives those on the device",
             "offload the optimizer's state (`offload (optimizer = all)`)",
         )
     if not isinstance(plan.loss.form, EagerLoss):
         yield _not_traced(
-            analysis.place(plan.loss, "form"), f"`loss {plan.loss.form.name}`", "the loss is traced as it is",
+            analysis.span_of(plan.loss, "form"), f"`loss {plan.loss.form.name}`", "the loss is traced as it is",
             "write `loss eager`",
         )  # fmt: skip
 
@@ -231,12 +231,12 @@ def _numbers(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     if plan.batch.ramp is not None:
         yield _not_traced(
-            analysis.place(plan.batch, "ramp"), "`ramp`", "the graph divides by one number of micro batches"
+            analysis.span_of(plan.batch, "ramp"), "`ramp`", "the graph divides by one number of micro batches"
         )
     precision: Declared = plan.precision
     if plan.precision.reduce == "fp16":
         yield _not_traced(
-            analysis.place(precision, "reduce"), "`reduce = fp16`", "the sum over ranks could overflow",
+            analysis.span_of(precision, "reduce"), "`reduce = fp16`", "the sum over ranks could overflow",
             "write `reduce = fp32`",
         )  # fmt: skip
     for rule in plan.precision.rules:

@@ -141,7 +141,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             seen.add(id(rule))
             why, *cures = found
             yield Unsupported(
-                analysis.place(rule.treatment, "overlap"),
+                analysis.span_of(rule.treatment, "overlap"),
                 f"the backward of {_named(manifest, path)} cannot hide its communication: {why}",
                 "not beside it",
                 (*cures, _OFF),

@@ -82,7 +82,8 @@ def _lacks_pipeline(linted: Linted) -> bool:
     if linted.plan.pipeline is not None:
         return False
     diagnostic = NoPipeline.at(
-        linted.analysis.place(linted.plan.mesh), "this plan has no pipeline to draw", label="all ranks run one program",
+        linted.analysis.span_of(linted.plan.mesh), "this plan has no pipeline to draw",
+        label="all ranks run one program",
         help=["draw one rank: `--what timeline`", "or write `pipeline on pp`, with `pp` in the mesh"],
     )  # fmt: skip
     show([diagnostic], linted.files, stream=sys.stderr)

@@ -134,9 +134,9 @@ def lacks_graph(linted: Linted) -> bool:
     if is_traced(analysis):
         return False
     if fsdp is None:
-        place, help = analysis.place(linted.plan.mesh), "shard with `fsdp on dp_shard (backend = graph)`"
+        place, help = analysis.span_of(linted.plan.mesh), "shard with `fsdp on dp_shard (backend = graph)`"
     else:
-        place, help = analysis.place(fsdp, "backend"), "write `backend = graph`"
+        place, help = analysis.span_of(fsdp, "backend"), "write `backend = graph`"
     diagnostic = NoStepGraph.at(
         place, "the step of this plan is not traced as a graph", label="without `backend = graph`", help=[help]
     )
