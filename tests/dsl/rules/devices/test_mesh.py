@@ -6,7 +6,7 @@ import pytest
 
 from legoai.dsl.analysis.domains import divisors
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
-from legoai.dsl.rules.mesh import legal_divisors
+from legoai.dsl.rules.devices.mesh import legal_divisors
 from support.rule_plans import codes, diagnostics, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"

@@ -15,8 +15,8 @@ from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.batch import batch_label
-from legoai.dsl.rules.mesh import legal_divisors
+from legoai.dsl.rules.devices.mesh import legal_divisors
+from legoai.dsl.rules.training.batch import batch_label
 from legoai.specs.directives.fsdp import NoUnit, Unit
 from legoai.specs.directives.mesh import AXES
 

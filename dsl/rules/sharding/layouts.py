@@ -11,7 +11,7 @@ from legoai.dsl.analysis.layouts.propagation import Mismatch
 from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
+from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle, conversions
 from legoai.specs.span import Span

@@ -15,7 +15,7 @@ from legoai.dsl.analysis.parallelism.graph_breaks import hooked_modules
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.mesh import legal_divisors
+from legoai.dsl.rules.devices.mesh import legal_divisors
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
 

@@ -11,7 +11,7 @@ from legoai.dsl.analysis.stages.pipeline import order, order_text
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.batch import pass_label
+from legoai.dsl.rules.training.batch import pass_label
 from legoai.specs.directives.pipeline import OrderFile, Pipeline
 
 if TYPE_CHECKING:

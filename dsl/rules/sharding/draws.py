@@ -8,7 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.layouts.propagation import Mismatch
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.neighbours import LayoutRule, came_from, named, producer_lines, verb
+from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, named, producer_lines, verb
 from legoai.specs.directives.shard import SequenceStyle
 
 

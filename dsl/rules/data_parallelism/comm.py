@@ -14,7 +14,7 @@ from legoai.dsl.analysis.parallelism.graph import unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.batch import batch_label
+from legoai.dsl.rules.training.batch import batch_label
 from legoai.specs.directives.comm import Bucket, Comm, Units
 from legoai.specs.directives.fsdp import Fsdp
 

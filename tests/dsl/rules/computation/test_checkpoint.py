@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from legoai.dsl.rules.operator_names import is_operator_name
+from legoai.dsl.rules.computation.operator_names import is_operator_name
 from support.rule_plans import BASE, codes, message
 
 

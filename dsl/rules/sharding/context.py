@@ -10,7 +10,7 @@ from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.divisibility import cuts
+from legoai.dsl.rules.sharding.divisibility import cuts
 
 
 class SequenceOverContext(Check):

@@ -11,7 +11,7 @@ from legoai.dsl.analysis.magnitudes.bounds import idle_share
 from legoai.dsl.analysis.stages.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.batch import batch_label, pass_label
+from legoai.dsl.rules.training.batch import batch_label, pass_label
 from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, Even, OrderFile
 
 _COMMON_BUBBLE = 0.25

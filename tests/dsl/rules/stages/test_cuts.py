@@ -344,7 +344,7 @@ def test_the_linter_names_the_line_and_the_module(folder: Path, monkeypatch):
 
 
 def test_single_stage_needs_no_cut():
-    configs = Path(__file__).parents[2] / "support" / "huggingface"
+    configs = Path(__file__).parents[3] / "support" / "huggingface"
     text = """\
 plan one
 model huggingface("llama.json")

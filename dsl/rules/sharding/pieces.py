@@ -9,7 +9,7 @@ from legoai.dsl.analysis.layouts.propagation import Mismatch
 from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
+from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
 from legoai.specs.directives.layouts import Partial
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Shared, conversions
 from legoai.specs.span import Span

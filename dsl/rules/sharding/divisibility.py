@@ -13,7 +13,7 @@ from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary
 from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.mesh import legal_divisors
+from legoai.dsl.rules.devices.mesh import legal_divisors
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Experts, Rowwise

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.resolve import resolve
-from legoai.dsl.rules.precision import DtypeOfConfig
+from legoai.dsl.rules.computation.precision import DtypeOfConfig
 from legoai.specs.cluster import catalogue
 from support.rule_plans import codes, message
 

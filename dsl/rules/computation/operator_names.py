@@ -11,7 +11,7 @@ from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.checkpoint import OPERATOR_WORDS
+from legoai.dsl.rules.computation.checkpoint import OPERATOR_WORDS
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.operators import keepable_operators
 

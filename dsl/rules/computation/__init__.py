@@ -1,0 +1,1 @@
+"""Rules about how modules compute: kernels, compilation, recomputation and dtypes."""

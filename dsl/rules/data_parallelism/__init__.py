@@ -1,0 +1,1 @@
+"""Rules about units of `fsdp`, replicas, and the schedule of their collectives."""

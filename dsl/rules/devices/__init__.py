@@ -1,0 +1,1 @@
+"""Rules about devices: the cluster, the mesh, the allocator and host memory."""

@@ -1,0 +1,1 @@
+"""Rules about pipelines: schedules, stages, and treatments that differ between stages."""
