@@ -95,6 +95,18 @@ CASES = (
     Case(
         "llama3_8b_8",
         (
+            (r"micro = 1", "micro = auto in [1, 2, 4]"),
+            (r"layers\.\*( *)= unit\(reshard = after_backward\)", r"layers.*\1= unit(reshard = auto)"),
+            (r"layers\.\* = selective\(\[attention, matmul\]\)", f"layers.* = {TREATMENTS}"),
+            (r"\nattention  flash", r"\nattention  flash\ncompile { layers.* = inductor }"),
+        ),
+        60.0,
+        3.0,
+        what="compiled",
+    ),
+    Case(
+        "llama3_8b_8",
+        (
             (r"micro = 1", "micro = auto"),
             (
                 r"mesh *\(dp_shard = 8\)",
