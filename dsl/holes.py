@@ -172,9 +172,7 @@ def _seen(node: Auto, asked: Sequence[kinds.Kind], found: Resolution, analysis: 
     if not choices:
         return _Seen(uses, problem="holes of this kind are not searched without a domain", without=True)
     if len(choices) > _MOST_CHOICES:
-        return _Seen(
-            uses, problem=f"the domain has {len(choices)} values, more than the {_MOST_CHOICES} that are searched"
-        )
+        return _Seen(uses, problem=f"the domain has more values than the {_MOST_CHOICES:,} that are searched")
     return _Seen(uses, tuple(choices), line=line)
 
 
@@ -291,7 +289,8 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
 
 
 def _refusal(span: Span, problem: str) -> Diagnostic:
-    help = ["name the values to choose from: `auto in [a, b]`"] if "without" in problem else ["give the value"]
+    lists = "domain" in problem
+    help = ["name the values to choose from: `auto in [a, b]`"] if lists else ["give the value"]
     return HoleNotSearched.at(span, problem, label="not searched", help=help)
 
 

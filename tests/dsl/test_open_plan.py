@@ -124,7 +124,7 @@ REFUSED = [
     (BATCH + "mesh (tp = 4)\nshard standard on tp { norm.weight = auto }", "without a domain"),
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\ncheckpoint (preserve_rng = auto) { layers.* = full }",
      "what is learned"),
-    (BATCH + MESH + "loss chunked(auto in 2..100000)", "more than"),
+    (BATCH + MESH + "loss chunked(auto in 2..100000)", "more values than"),
     (BATCH + MESH + "checkpoint { layers.* = auto in [none, selective([attention, auto])] }", "cannot have holes"),
     (BATCH + MESH + "loss chunked(auto in [2, auto])", "cannot have holes"),
 ]  # fmt: skip
