@@ -14,7 +14,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.unparse import value_on_one_line
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Node, Statement, Value, children
+from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, same
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.batch import Batch, Stages
@@ -161,19 +161,48 @@ def _seen(node: Auto, asked: Sequence[kinds.Kind], found: Resolution, analysis: 
     problem = _never(node.span, found, uses)
     if problem is not None:
         return _Seen(uses, problem=problem)
-    line, styles = _styles(uses, node, analysis)
-    if node.domain is not None:
-        choices = _written(node, found)
-    elif styles:
-        choices = styles
-    else:
-        lists = [values_of(use, kind, analysis) for use, kind in _paired(uses, asked)]
-        choices = [item for item in lists[0] if all(item in other for other in lists[1:])]
+    if isinstance(node.domain, ListValue) and any(_names_hole(item, found) for item in node.domain.items):
+        return _Seen(uses, problem="the values to choose from cannot have holes themselves")
+    line, choices = _choices(uses, node, asked, found, analysis)
     if not choices:
         return _Seen(uses, problem="holes of this kind are not searched without a domain", without=True)
     if len(choices) > _MOST_CHOICES:
         return _Seen(uses, problem=f"the domain has more values than the {_MOST_CHOICES:,} that are searched")
     return _Seen(uses, tuple(choices), line=line)
+
+
+def _choices(
+    uses: Sequence[Use], node: Auto, asked: Sequence[kinds.Kind], found: Resolution, analysis: Analysis | None
+) -> tuple[Span | None, list[str]]:
+    """The line of a rule on `tp` whose style the hole is, if it is one, and the values of the hole."""
+    if node.domain is not None:
+        return None, _written(node, found)
+    line, styles = _styles(uses, node, analysis)
+    if styles:
+        return line, styles
+    lists = [values_of(use, kind, analysis) for use, kind in _paired(uses, asked)]
+    return None, [item for item in lists[0] if all(item in other for other in lists[1:])]
+
+
+def _names_hole(value: Node, found: Resolution) -> bool:
+    """Whether a value of a domain names a `let` that is open, or has such a name in it."""
+    if isinstance(value, Name):
+        return isinstance(found.scope.look_up(value)[0], Auto)
+    return any(_names_hole(child, found) for child in children(value))
+
+
+def other_answers(found: Resolution, analysis: Analysis) -> Iterator[tuple[Span, Value]]:
+    """Yield holes with answers, those of base plans too, each with a value that it might have instead.
+
+    Args:
+        found: a plan with its holes open (:func:`all_open`).
+        analysis: of it.
+    """
+    for node, asked in _searched(found, bases=True):
+        if node.answer is not None:
+            _, choices = _choices(tuple(uses_of(analysis.plan, node.span)), node, asked, found, analysis)
+            values = (value_of(text) for text in choices[:_MOST_CHOICES])
+            yield from ((node.span, value) for value in values if not same(value, node.answer))
 
 
 def _is_expanded(span: Span, found: Resolution, seen: _Seen) -> bool:
@@ -192,7 +221,7 @@ def place_of_rules(shard: Shard) -> Span | None:
 
 def _styles(uses: Sequence[Use], node: Auto, analysis: Analysis | None) -> tuple[Span | None, list[str]]:
     """Return the line and the choices of style, where the hole is that of a rule on `tp` without a domain."""
-    if len(uses) != 1 or node.domain is not None or analysis is None or analysis.manifest is None:
+    if len(uses) != 1 or analysis is None or analysis.manifest is None:
         return None, []
     [(owner, field)] = uses
     if not isinstance(owner, Shard) or field != RULES or owner.axes != ("tp",):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
@@ -17,7 +18,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
-from legoai.dsl.holes import all_open, refusals
+from legoai.dsl.holes import all_open, other_answers, refusals
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
@@ -29,6 +30,9 @@ from legoai.specs.span import Span
 if TYPE_CHECKING:
     from legoai.specs.directives.model import Model
     from legoai.specs.models.manifest import Manifest, ManifestError
+
+_MOST_TRIALS: Final = 60
+"""Other answers that are tried at most, to tell whether a slip follows from one."""
 
 Announce = Callable[[str], None]
 
@@ -143,14 +147,27 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
     if opened is closed or opened.plan is None or opened.unreadable:
         return found
     of_opened = Analysis(opened.plan, analysis.manifest, analysis.directory, resolution=opened)
-    remaining = list(_checked(of_opened, rules))
-    idle = {rule.code for rule in rules}
-    return [
-        item
-        for item in found
-        if item.code not in idle
-        or any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in remaining)
-    ]
+    left: list[Diagnostic] = []
+    undecided = []
+    for rule in rules:
+        try:
+            left.extend(rule.check(of_opened))
+        except Undecided:
+            undecided.append(rule)
+    gone = [item for item in found if item.code in {rule.code for rule in rules} and not _is_among(item, left)]
+    # A rule that meets an open value stops. Whether what it found follows from an answer, others tell.
+    unsure = [item for item in gone if item.code in {rule.code for rule in undecided}]
+    for span, value in itertools.islice(other_answers(opened, of_opened), _MOST_TRIALS) if unsure else ():
+        other = resolving(answers={span: value})
+        if other.plan is not None and not other.unreadable:
+            of_other = Analysis(other.plan, analysis.manifest, analysis.directory, resolution=other)
+            left = list(_checked(of_other, undecided))
+            unsure = [item for item in unsure if _is_among(item, left)]
+    return [item for item in found if item not in gone or item in unsure]
+
+
+def _is_among(item: Diagnostic, others: Sequence[Diagnostic]) -> bool:
+    return any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in others)
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
