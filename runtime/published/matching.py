@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder, listed
 from legoai.runtime.published.whole_model import WholeModel
+from legoai.specs.models.huggingface import transformers_config
+from legoai.specs.models.manifest import ManifestError
 from legoai.specs.published.configs import differences, ties_embeddings
 from legoai.specs.published.pieces import Pieces, published_shapes
 
@@ -75,7 +77,9 @@ def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
     """
     if not whole.fields or not folder.config:
         return
-    for field, published, own, changes in differences(whole.fields, folder.config, builtin=whole.config is not None):
+    builtin = whole.config is not None
+    compared = folder.config if builtin else _completed(folder.config)
+    for field, published, own, changes in differences(whole.fields, compared, builtin=builtin):
         if changes:
             raise RunError(
                 RunErrorCode.WEIGHTS_OTHER_MODEL,
@@ -86,6 +90,20 @@ def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
             f"{folder.path / CONFIG} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: with these "
             "weights it computes something else than what was published"
         )
+
+
+def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the fields that a config leaves out the values that `transformers` gives them, as those of the plan's model.
+
+    A config of a type that the installed `transformers` does not know, or refuses, stays as it is.
+    """
+    if not isinstance(config.get("model_type"), str):
+        return config
+    try:
+        completed: dict[str, Any] = transformers_config(config).to_dict()
+    except ManifestError:
+        return config
+    return completed
 
 
 def _shown(value: object) -> str:

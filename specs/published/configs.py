@@ -247,7 +247,7 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "topk_group": 1,
     "routed_scaling_factor": 1.0,
 }
-"""Values of fields that a published config omits."""
+"""Values of fields that a published config of a built-in family omits; Llama's, but for `_DEFAULTS_OF_TYPE`."""
 
 _DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
@@ -296,7 +296,8 @@ def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin
 
     Args:
         own: the fields of the model's config.
-        published: those of the published one; omitted ones have their usual value.
+        published: those of the published one; omitted ones have the value that is usual for built-in families, so that
+            those of other types are to be complete.
         builtin: whether the model is a built-in one, all of whose numbers are among these; for a class of
             `transformers` every other number in both configs is compared.
     """

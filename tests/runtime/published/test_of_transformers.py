@@ -12,8 +12,11 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from legoai.runtime import RunError, RunErrorCode
 from legoai.runtime.checkpoint.checkpoint import weights
 from legoai.runtime.published.export import export
+from legoai.runtime.published.folder import Folder
+from legoai.runtime.published.matching import config_warnings
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_model
@@ -90,3 +93,37 @@ def test_weight_files_round_trip_as_in_transformers(name: str, tmp_path: Path):
     again = found.from_pretrained(tmp_path / "exported")
     assert all(torch.equal(parameter, wanted[path]) for path, parameter in again.named_parameters())
     assert all(buffer.item() == 7 for path, buffer in again.named_buffers() if path.endswith("num_batches_tracked"))
+
+
+def compared(fields: dict[str, Any], **changed: Any) -> list[str]:
+    """Compare a plan's model, of a config with changes, with published weights of that config."""
+    with torch.device("meta"):
+        model = transformers_model(fields, **changed)
+    return list(config_warnings(WholeModel.of(model), Folder(Path("hub"), {}, fields)))
+
+
+NEOX = {"model_type": "gpt_neox", **TEXT}
+RESNET = {"model_type": "resnet", "architectures": ["ResNetForImageClassification"], "depths": [1], "hidden_sizes": [8],
+          "embedding_size": 8, "layer_type": "basic"}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [NEOX, RESNET, {"model_type": "llama", **TEXT}], ids=lambda one: one["model_type"])
+def test_fields_left_out_of_a_config_have_the_defaults_of_its_type(fields: dict[str, Any]):
+    assert compared(fields) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation", "other"), [(NEOX, "gelu", "silu"), ({"model_type": "llama", **TEXT}, "silu", "gelu")]
+)
+def test_another_activation_than_the_default_of_the_type_is_refused(
+    fields: dict[str, Any], activation: str, other: str
+):
+    assert compared(fields, hidden_act=activation) == []
+    with pytest.raises(RunError, match=f"hidden_act = {activation}, and the plan's model {other}") as caught:
+        compared(fields, hidden_act=other)
+    assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
+
+
+def test_other_number_than_the_default_of_the_type_is_reported():
+    [warning] = compared(NEOX, layer_norm_eps=0.5)
+    assert "layer_norm_eps = 1e-05, and the plan's model 0.5" in warning
