@@ -43,6 +43,27 @@ def test_too_few_steps_are_not_compared(count: int, tmp_path: Path):
     assert measured(tmp_path / "nothing") is None
 
 
+def of_batch(samples: int, seconds: float) -> str:
+    """A step of sequences of 256 tokens, on the 4 devices of the prediction."""
+    rate = samples / seconds / 4
+    values = {"seconds": seconds, "data_seconds": 0.0, "peak_memory": GIB, "tokens_per_sample": 256}
+    return json.dumps({"event": "step", **values, "samples_per_second_per_device": rate})
+
+
+def test_only_steps_of_the_full_batch_are_compared(tmp_path: Path):
+    ramp, full = [of_batch(4, 0.03)] * 20, [of_batch(32, 0.25)] * 3
+    run = measured(written(tmp_path / "metrics.jsonl", *ramp, *full), predicted=PREDICTED)
+    assert run == Measured(steps=3, step_time_s=0.25, peak_memory_bytes=GIB, smaller_steps=17)
+    assert "3 steps of the full batch" in next(compared(PREDICTED, run))
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "none had"), (2, "2 had")])
+def test_a_run_that_ends_with_its_ramp_says_that_nothing_is_compared(count: int, said: str, tmp_path: Path):
+    lines = [*[of_batch(4, 0.03)] * 20, *[of_batch(32, 0.25)] * count]
+    reason = measured(written(tmp_path / "metrics.jsonl", *lines), predicted=PREDICTED)
+    assert isinstance(reason, str) and said in reason
+
+
 def test_errors_are_relative_to_the_measurement():
     lines = list(compared(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
     assert "7 steps" in lines[0]
