@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.estimate import Estimate
+from legoai.cost.profiles import profile as shipped
 from legoai.cost.report import words
 from legoai.runtime.metrics.records import RecordFile
 from legoai.specs.directives.cluster import ClusterUse
 
 _CPU: Final = "cpu"
-"""The profile of the catalogue's CPU."""
+"""The profile of the catalogue's CPU; one of a user's own may have the same name."""
 _FIRST: Final = 3
 """First steps of a run that are not counted: they allocate, and compile."""
 _FEWEST: Final = 3
@@ -61,7 +62,7 @@ class Predicted:
             model_flops=found.model_flops or 0.0,
             peak_flops_per_s_per_device=found.peak_flops or 0.0,
             profile=found.machine.profile.name,
-            of_this_machine=found.machine.profile.name != _CPU,
+            of_this_machine=found.machine.profile.hash != shipped(_CPU).hash,
             peak_memory_bytes=None if found.machine.device.kind == "cpu" else first.memory.peak,
         )
 

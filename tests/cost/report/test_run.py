@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from legoai.cost.machine.cluster import machine_of
 from legoai.cost.report.run import Measured, Predicted, compared, measured, note, note_cluster
 from legoai.specs.directives.cluster import ClusterUse
 
@@ -89,6 +93,19 @@ def test_cpu_comparison_omits_memory_and_names_the_profile(tmp_path: Path):
     added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction"
     assert (added["predicted"]["step_time_s"], added["measured"]["step_time_s"]) == (0.2, 0.4)
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_a_profile_of_ones_own_named_as_the_catalogues_cpu_is_of_this_machine(shipped: bool):
+    machine = machine_of(ClusterUse(device="cpu"), 1, directory=Path())
+    if not shipped:  # as `legoai calibrate` writes cpu.toml and cpu.json.gz
+        machine = replace(machine, profile=replace(machine.profile, hash="0123456789ab"))
+    rank = SimpleNamespace(rank=0, memory=SimpleNamespace(peak=GIB))
+    found: Any = SimpleNamespace(
+        machine=machine, ranks=[rank], step_time=1.0, tokens_per_step=8, world_size=1, model_flops=1.0, peak_flops=1.0
+    )
+    found.fullest = rank
+    assert Predicted.of(found, text=True).of_this_machine != shipped
 
 
 def test_records_follow_an_incomplete_line(tmp_path: Path):
