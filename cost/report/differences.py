@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from legoai.cost.report import words
 from legoai.dsl.differences.changes import Change
-from legoai.dsl.differences.checkpoints import VERDICTS, Loading
+from legoai.dsl.differences.checkpoints import Loading
 from legoai.dsl.differences.communication import Group
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.differences.numerics import KINDS
@@ -287,10 +287,10 @@ def facts(summary: Summary) -> Iterator[str]:
     for item in summary.reasons:
         yield f"  {item.change.subject}: {item.why}"
     forward, backward = summary.forward, summary.backward
-    yield f"checkpoints of the first under the second: {VERDICTS[forward.verdict]}"
+    yield f"checkpoints of the first under the second: {forward.words}"
     yield from (f"  {line}" for line in (*forward.reasons, *forward.notes))
     if backward.verdict != forward.verdict:
-        yield f"checkpoints of the second under the first: {VERDICTS[backward.verdict]}"
+        yield f"checkpoints of the second under the first: {backward.words}"
         yield from (f"  {line}" for line in backward.reasons)
     if summary.communication is None:
         yield "communication: not known, since the mesh is not decided"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.estimate import Estimate
+from legoai.cost.profiles import profile as shipped
 from legoai.cost.report import words
 from legoai.runtime.metrics.records import RecordFile
 from legoai.specs.directives.cluster import ClusterUse
 
 _CPU: Final = "cpu"
-"""The profile of the catalogue's CPU."""
+"""The profile of the catalogue's CPU; one of a user's own may have the same name."""
 _FIRST: Final = 3
 """First steps of a run that are not counted: they allocate, and compile."""
 _FEWEST: Final = 3
@@ -60,9 +62,15 @@ class Predicted:
             model_flops=found.model_flops or 0.0,
             peak_flops_per_s_per_device=found.peak_flops or 0.0,
             profile=found.machine.profile.name,
-            of_this_machine=found.machine.profile.name != _CPU,
+            of_this_machine=found.machine.profile.hash != shipped(_CPU).hash,
             peak_memory_bytes=None if found.machine.device.kind == "cpu" else first.memory.peak,
         )
+
+    def is_of(self, step: Mapping[str, Any]) -> bool:
+        """Whether a recorded step has the batch that was predicted; a smaller one is of a ramp."""
+        seconds, length = float(step["seconds"]), int(step["tokens_per_sample"]) or 1
+        samples = float(step["samples_per_second_per_device"]) * seconds * self.devices
+        return math.isclose(samples * length, self.samples_per_step, rel_tol=1e-6)
 
     def rate(self, seconds: float) -> float:
         """Return tokens or samples per second and device, given the seconds of a step."""
@@ -82,24 +90,48 @@ class Measured:
         steps: number of counted steps.
         step_time_s: the median of their seconds, without waiting for data.
         peak_memory_bytes: on rank 0 since the run began.
+        smaller_steps: those that are not counted, since their batch is smaller than the predicted one.
     """
 
     steps: int
     step_time_s: float
     peak_memory_bytes: int
+    smaller_steps: int = 0
 
 
-def measured(metrics: Path, *, before: int = 0) -> Measured | None:
-    """Return the last run's measurements; None where it took too few steps, or there are no metrics.
+def measured(metrics: Path, *, before: int = 0, predicted: Predicted | None = None) -> Measured | str | None:
+    """Return the last run's measurements, or why too few of its steps have the predicted batch.
+
+    None where it took too few steps of any batch, or there are no metrics.
 
     Args:
         metrics: `metrics.jsonl`.
         before: bytes of the file before the run.
+        predicted: the prediction whose batch the counted steps must have; without it all are counted.
     """
+    found = _steps(metrics, before)
+    if len(found) < _FIRST + _FEWEST:
+        return None
+    counted = [event for event in found[_FIRST:] if predicted is None or predicted.is_of(event)]
+    if len(counted) < _FEWEST:
+        return (
+            f"nothing measured is compared: of the steps behind the first {_FIRST}, {len(counted) or 'none'} had the "
+            f"full batch, which is the predicted one, and a comparison needs {_FEWEST}"
+        )
+    return Measured(
+        steps=len(counted),
+        step_time_s=statistics.median(float(event["seconds"]) - float(event["data_seconds"]) for event in counted),
+        peak_memory_bytes=int(found[-1]["peak_memory"]),
+        smaller_steps=len(found) - _FIRST - len(counted),
+    )
+
+
+def _steps(metrics: Path, before: int) -> list[Mapping[str, Any]]:
+    """Return the records of the last run's steps."""
     try:
         lines = metrics.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
     except OSError:
-        return None
+        return []
     found: list[Mapping[str, Any]] = []
     for line in lines:
         try:
@@ -110,14 +142,7 @@ def measured(metrics: Path, *, before: int = 0) -> Measured | None:
             found = []
         elif event.get("event") == "step":
             found.append(event)
-    if len(found) < _FIRST + _FEWEST:
-        return None
-    seconds = [float(event["seconds"]) - float(event["data_seconds"]) for event in found[_FIRST:]]
-    return Measured(
-        steps=len(seconds),
-        step_time_s=statistics.median(seconds),
-        peak_memory_bytes=int(found[-1]["peak_memory"]),
-    )
+    return found
 
 
 def compared(predicted: Predicted, run: Measured) -> Iterator[str]:
@@ -137,7 +162,8 @@ def compared(predicted: Predicted, run: Measured) -> Iterator[str]:
     if predicted.peak_memory_bytes is not None:
         active, real = predicted.peak_memory_bytes, run.peak_memory_bytes
         rows.append(("peak active", words.size(active), words.size(real), active / real - 1.0))
-    yield f"predicted beside measured, the median of {run.steps} steps behind the first {_FIRST}"
+    steps = f"{run.steps} steps of the full batch" if run.smaller_steps else f"{run.steps} steps"
+    yield f"predicted beside measured, the median of {steps} behind the first {_FIRST}"
     yield f"  {'':<16}{'predicted':>12}{'measured':>12}" + (f"{'error':>9}" if predicted.of_this_machine else "")
     for name, said, seen, error in rows:
         yield f"  {name:<16}{said:>12}{seen:>12}" + (f"{error:>+9.1%}" if predicted.of_this_machine else "")

@@ -17,7 +17,7 @@ from legoai.specs.record import Record
 Verdict = Literal["resumes", "weights", "partly", "unknown"]
 
 VERDICTS: Final[Mapping[Verdict, str]] = {
-    "resumes": "a checkpoint resumes, step, optimizer state and position in the data included",
+    "resumes": "a checkpoint resumes, step and optimizer state included",
     "weights": "only the weights load: `--load-weights PATH`, or `--resume-other-plan` with fresh optimizer state",
     "partly": "it is of another model: `--resume-other-plan` loads what has the same name and shape",
     "unknown": "not known, since the model is not",
@@ -29,11 +29,26 @@ _MOMENTUM: Final = frozenset({"momentum_buffer"})
 
 
 class Loading(Record):
-    """Whether the checkpoints of one plan load under another, reasons if they do not, and what changes if they do."""
+    """Whether the checkpoints of one plan load under another, reasons if they do not, and what changes if they do.
+
+    Attributes:
+        verdict: what loads.
+        reasons: why not all of it does.
+        notes: what changes in a run that resumes.
+        same_data: whether such a run reads what the checkpoint's would have read next.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    same_data: bool = True
+
+    @property
+    def words(self) -> str:
+        """The verdict as a sentence."""
+        if self.verdict == "resumes" and self.same_data:
+            return "a checkpoint resumes, step, optimizer state and position in the data included"
+        return VERDICTS[self.verdict]
 
 
 def loading(saved: Analysis, wanted: Analysis) -> Loading:
@@ -43,7 +58,8 @@ def loading(saved: Analysis, wanted: Analysis) -> Loading:
     each parameter. Buffers of models from factories and Hugging Face are assumed to be saved, since a manifest does not
     record which are.
     """
-    notes = tuple(_notes(saved.plan, wanted.plan))
+    moves = tuple(_other_data(saved.plan, wanted.plan))
+    notes = (*_notes(saved.plan, wanted.plan), *moves)
     if saved.manifest is None or wanted.manifest is None:
         return Loading("unknown", notes=notes)
     old, new = _tensors(saved), _tensors(wanted)
@@ -68,7 +84,7 @@ def loading(saved: Analysis, wanted: Analysis) -> Loading:
     names = [one.plan.optimizer.algorithm.name for one in (saved, wanted)]
     if names[0] != names[1]:
         notes += (f"`{names[1]}` goes on with the state of `{names[0]}`",)
-    return Loading("resumes", notes=notes)
+    return Loading("resumes", notes=notes, same_data=not moves)
 
 
 def _tensors(analysis: Analysis) -> dict[str, tuple[int, ...]]:
@@ -118,6 +134,13 @@ def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
     """Messages about a run that loads such a checkpoint, and differences in its behaviour."""
     if saved.name != wanted.name:
         yield f"`legoai run` writes into another folder: give `-- --resume runs/{saved.name}`"
+    dtypes = [plan.precision.master for plan in (saved, wanted)]
+    if not any(isinstance(dtype, Hole) for dtype in dtypes) and dtypes[0] != dtypes[1]:
+        yield f"tensors that were saved in {dtypes[0]} are loaded as {dtypes[1]}"
+
+
+def _other_data(saved: Plan, wanted: Plan) -> Iterator[str]:
+    """Messages about other data that a run reads which resumes from such a checkpoint."""
     old, new = (plan.seed.value if plan.seed is not None else 0 for plan in (saved, wanted))
     if old != new:
         yield f"the data goes on in the order of seed {new}, from the same sample number"
@@ -127,6 +150,9 @@ def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
     ]
     if sources[0] != sources[1]:
         yield "another corpus is read from the same sample number"
-    dtypes = [plan.precision.master for plan in (saved, wanted)]
-    if not any(isinstance(dtype, Hole) for dtype in dtypes) and dtypes[0] != dtypes[1]:
-        yield f"tensors that were saved in {dtypes[0]} are loaded as {dtypes[1]}"
+    lengths = [plan.batch.seq_len for plan in (saved, wanted)]
+    if not any(length is None or isinstance(length, Hole) for length in lengths) and lengths[0] != lengths[1]:
+        yield (
+            f"the data goes on from the same sample number in sequences of {lengths[1]} tokens instead of "
+            f"{lengths[0]}, which is another position"
+        )

@@ -59,6 +59,7 @@ class CheckpointMeta:
         world: ranks that saved.
         torch: version that saved.
         optimizer: the class of the optimizer; empty where the checkpoint does not record it.
+        seq_len: tokens of a sequence, in which the position is counted; None where the checkpoint does not record it.
         format: of the checkpoint.
         files: bytes and CRC-32 per file.
     """
@@ -73,6 +74,7 @@ class CheckpointMeta:
     world: int
     torch: str
     optimizer: str = ""
+    seq_len: int | None = None
     format: int = FORMAT
     files: Files = field(default_factory=dict)
 

@@ -237,6 +237,7 @@ class TrainingLoop:
             plan_hash=self.recipe.plan_hash,
             optimizer=optimizer_name(training.optimizer),
             seed=training.seed,
+            seq_len=self.recipe.seq_len,
             data=self.data,
             left_out=left_out,
         ):
@@ -300,6 +301,7 @@ class TrainingLoop:
             world=dist.get_world_size(),
             torch=torch.__version__,
             optimizer=optimizer_name(training.optimizer),
+            seq_len=self.recipe.seq_len,
         )
         state = training_state(training.model, training.optimizer)
         if self.writer is not None:

@@ -168,7 +168,7 @@ def _listed(kinds: set[str]) -> str:
 
 
 def differences(
-    meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, data: Data, left_out: list[str]
+    meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, seq_len: int, data: Data, left_out: list[str]
 ) -> list[str]:
     """Return notices about a run that does not continue exactly as it was."""
     notices = []
@@ -180,6 +180,11 @@ def differences(
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
     if meta.corpus != data.digest:
         notices.append(f"the checkpoint is of another corpus; {data.name} is read from the same sample number")
+    if meta.seq_len not in (None, seq_len):
+        notices.append(
+            f"the checkpoint's sequences have {meta.seq_len} tokens; {data.name} is read from the same sample number "
+            f"in sequences of {seq_len}, which is another position"
+        )
     if left_out:
         shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         notices.append(f"{len(left_out)} tensors are not in the checkpoint and start afresh: {shown}")

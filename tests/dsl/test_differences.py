@@ -350,6 +350,7 @@ LOADS = [
     ([("precision (", "precision (master = bf16, ")], "resumes", "saved in fp32 are loaded as bf16"),
     ([("plan base", "plan other")], "resumes", "--resume runs/base"),
     ([("schedule cosine", "seed 7\nschedule cosine")], "resumes", "order of seed 7"),
+    ([("seq_len = 128", "seq_len = 64")], "resumes", "in sequences of 64 tokens instead of 128"),
     ([("adamw", "adam")], "resumes", "`adam` goes on with the state of `adamw`"),
     ([("adamw(lr = 3e-3, weight_decay = 0.1)", "sgd(lr = 3e-3)")], "weights", "keeps nothing"),
     ([("weight_decay = 0.1)", "weight_decay = 0.1) { layers.** = muon(lr = 0.02) }")], "weights", "momentum_buffer"),
@@ -363,6 +364,19 @@ def test_checkpoint_compatibility_matches_resume(edits: list[tuple[str, str]], v
     found = loading(side(BASE).analysis, side(edited(*edits)).analysis)
     assert found.verdict == verdict
     assert words in "\n".join((*found.reasons, *found.notes))
+
+
+@pytest.mark.parametrize(
+    ("edit", "same"),
+    [
+        (("adamw", "adam"), True),
+        (("seq_len = 128", "seq_len = 64"), False),
+        (("schedule cosine", "seed 7\nschedule cosine"), False),
+    ],
+)
+def test_a_position_in_the_data_is_kept_only_where_the_same_is_read_next(edit: tuple[str, str], same: bool):
+    found = loading(side(BASE).analysis, side(edited(edit)).analysis)
+    assert ("position in the data" in found.words) == same
 
 
 @pytest.mark.parametrize("edits", [[], [('"tiny")', '"tiny", n_layers = 3)')]], ids=["weights", "another model"])

@@ -117,7 +117,8 @@ def test_run_writes_and_launches_the_program(capsys: pytest.CaptureFixture[str],
 def test_run_prints_prediction_and_measurement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     def launch(program: Path, **_: object) -> int:
         metrics = Path("runs/small/metrics.jsonl")
-        step = json.dumps({"event": "step", "seconds": 0.5, "data_seconds": 0.0, "peak_memory": 1})
+        values = {"seconds": 0.5, "data_seconds": 0.0, "peak_memory": 1, "tokens_per_sample": 64}
+        step = json.dumps({"event": "step", **values, "samples_per_second_per_device": 16 / 0.5 / 4})
         metrics.write_text("\n".join([json.dumps({"event": "start"}), *[step] * 8, ""]), encoding="utf-8")
         return 0
 

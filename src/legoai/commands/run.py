@@ -153,11 +153,14 @@ def _note_cluster(linted: Linted, metrics: Path) -> None:
 
 
 def _compare(predicted: Predicted, metrics: Path, before: int) -> None:
-    """Show prediction and measurement side by side, if the run has measured enough steps after the given offset."""
+    """Show prediction and measurement side by side, if enough steps behind the offset have the predicted batch."""
     from legoai.cost.report.run import compared, measured, note
 
-    run = measured(metrics, before=before)
+    run = measured(metrics, before=before, predicted=predicted)
     if run is None:
+        return
+    if isinstance(run, str):
+        announce(run)
         return
     for line in compared(predicted, run):
         print(line, file=sys.stderr)

@@ -23,7 +23,7 @@ from legoai.cost.capture import capture
 from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import ProfileError, load, profile, read_document, write_document
-from legoai.cost.report.run import measured, note_cluster
+from legoai.cost.report.run import Measured, measured, note_cluster
 from legoai.cost.trace.records import Kernel
 from legoai.runtime import RunOptions
 from legoai.specs.cluster import device, device_names
@@ -105,7 +105,7 @@ def test_calibration_reduces_the_prediction_error(run: Path, ours: Path) -> None
     before = in_a_fork(step_time, path, None)
     after = in_a_fork(step_time, path, str(ours))
     real = measured(run / "metrics.jsonl")
-    assert real is not None
+    assert isinstance(real, Measured)
     assert abs(after / real.step_time_s - 1) < abs(before / real.step_time_s - 1), (before, after, real)
 
 

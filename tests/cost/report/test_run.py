@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from legoai.cost.machine.cluster import machine_of
 from legoai.cost.report.run import Measured, Predicted, compared, measured, note, note_cluster
 from legoai.specs.directives.cluster import ClusterUse
 
@@ -43,6 +47,27 @@ def test_too_few_steps_are_not_compared(count: int, tmp_path: Path):
     assert measured(tmp_path / "nothing") is None
 
 
+def of_batch(samples: int, seconds: float) -> str:
+    """A step of sequences of 256 tokens, on the 4 devices of the prediction."""
+    rate = samples / seconds / 4
+    values = {"seconds": seconds, "data_seconds": 0.0, "peak_memory": GIB, "tokens_per_sample": 256}
+    return json.dumps({"event": "step", **values, "samples_per_second_per_device": rate})
+
+
+def test_only_steps_of_the_full_batch_are_compared(tmp_path: Path):
+    ramp, full = [of_batch(4, 0.03)] * 20, [of_batch(32, 0.25)] * 3
+    run = measured(written(tmp_path / "metrics.jsonl", *ramp, *full), predicted=PREDICTED)
+    assert run == Measured(steps=3, step_time_s=0.25, peak_memory_bytes=GIB, smaller_steps=17)
+    assert "3 steps of the full batch" in next(compared(PREDICTED, run))
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "none had"), (2, "2 had")])
+def test_a_run_that_ends_with_its_ramp_says_that_nothing_is_compared(count: int, said: str, tmp_path: Path):
+    lines = [*[of_batch(4, 0.03)] * 20, *[of_batch(32, 0.25)] * count]
+    reason = measured(written(tmp_path / "metrics.jsonl", *lines), predicted=PREDICTED)
+    assert isinstance(reason, str) and said in reason
+
+
 def test_errors_are_relative_to_the_measurement():
     lines = list(compared(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
     assert "7 steps" in lines[0]
@@ -68,6 +93,19 @@ def test_cpu_comparison_omits_memory_and_names_the_profile(tmp_path: Path):
     added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction"
     assert (added["predicted"]["step_time_s"], added["measured"]["step_time_s"]) == (0.2, 0.4)
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_a_profile_of_ones_own_named_as_the_catalogues_cpu_is_of_this_machine(shipped: bool):
+    machine = machine_of(ClusterUse(device="cpu"), 1, directory=Path())
+    if not shipped:  # as `legoai calibrate` writes cpu.toml and cpu.json.gz
+        machine = replace(machine, profile=replace(machine.profile, hash="0123456789ab"))
+    rank = SimpleNamespace(rank=0, memory=SimpleNamespace(peak=GIB))
+    found: Any = SimpleNamespace(
+        machine=machine, ranks=[rank], step_time=1.0, tokens_per_step=8, world_size=1, model_flops=1.0, peak_flops=1.0
+    )
+    found.fullest = rank
+    assert Predicted.of(found, text=True).of_this_machine != shipped
 
 
 def test_records_follow_an_incomplete_line(tmp_path: Path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import json
 import os
 import signal
 import subprocess
@@ -52,6 +55,27 @@ def test_resuming_an_earlier_step_creates_a_branch(gloo, data, tmp_path):
     assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
     assert pool(fit, steps=4, data=data, out=out, seed=7)[0][0] == 3, "not step 4 of the past that was left"
     assert "step-4-branch-1" in saved(out)
+
+
+def fit_and_read(seq_len: int, **options) -> tuple[int, str]:
+    """The step that a run of sequences of a length continued from, and what it said."""
+    program = dataclasses.replace(programs.trainer(dtype=torch.float32), seq_len=seq_len)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        history = program.fit(RunOptions(device="cpu", log_every=0, **options))
+    return history.resumed_from, said.getvalue()
+
+
+def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
+    pool = gloo(1)
+    pool(fit_and_read, 8, steps=1, data=data, out=tmp_path)
+    [(same, said)] = pool(fit_and_read, 8, steps=2, data=data, out=tmp_path)
+    assert same == 1 and "another position" not in said
+    [(other, said)] = pool(fit_and_read, 4, steps=3, data=data, out=tmp_path)
+    assert other == 2 and "sequences have 8 tokens" in said and "sequences of 4, which is another position" in said
+    meta = tmp_path / "checkpoints" / "step-3" / "meta.json"  # as of an earlier version, which recorded no length
+    meta.write_text(json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != "seq_len"}))
+    [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
+    assert old == 3 and "another position" not in said
 
 
 class WithUnusedLayer(programs.TinyLlama):
