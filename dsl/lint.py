@@ -154,20 +154,22 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
             left.extend(rule.check(of_opened))
         except Undecided:
             undecided.append(rule)
-    gone = [item for item in found if item.code in {rule.code for rule in rules} and not _is_among(item, left)]
+    codes = {rule.code for rule in rules}
+    gone = [
+        item
+        for item in found
+        if item.code in codes
+        and not any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in left)
+    ]
     # A rule that meets an open value stops. Whether what it found follows from an answer, others tell.
     unsure = [item for item in gone if item.code in {rule.code for rule in undecided}]
     for span, value in itertools.islice(other_answers(opened, of_opened), _MOST_TRIALS) if unsure else ():
         other = resolving(answers={span: value})
         if other.plan is not None and not other.unreadable:
             of_other = Analysis(other.plan, analysis.manifest, analysis.directory, resolution=other)
-            left = list(_checked(of_other, undecided))
-            unsure = [item for item in unsure if _is_among(item, left)]
+            said = {(item.code, item.message) for item in _checked(of_other, undecided)}
+            unsure = [item for item in unsure if (item.code, item.message) in said]
     return [item for item in found if item not in gone or item in unsure]
-
-
-def _is_among(item: Diagnostic, others: Sequence[Diagnostic]) -> bool:
-    return any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in others)
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:

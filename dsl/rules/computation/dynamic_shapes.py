@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import below, grouped, name_of, replacement
+from legoai.dsl.analysis.facts import below, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import Inductor
+from legoai.specs.directives.layouts import Sharded
+from legoai.specs.directives.shard import Inputs
 
 
 class DynamicShapesOfShards(Check):
     """Modules compiled for shapes that vary, with layers that tensor parallelism shards.
 
-    Tensor parallelism makes DTensors of weights and activations. For the backward pass of their views, PyTorch 2.13
-    computes symbolic sizes from each other without end, and compilation fails with a `RecursionError`. A step has the
-    same shapes as the one before, so that shapes which vary gain nothing.
+    Tensor parallelism makes DTensors of weights and activations. For the backward pass of the views of a linear layer,
+    PyTorch 2.13 computes symbolic sizes from each other without end, and compilation fails with a `RecursionError`;
+    but not where what enters is cut along the sequence and gathered inside of the module. A step has the same shapes
+    as the one before, so that shapes which vary gain nothing.
 
     ## Example
     ```
@@ -50,9 +55,8 @@ class DynamicShapesOfShards(Check):
             if isinstance(rule.treatment, Inductor) and rule.treatment.dynamic
         )
         for rule, paths in grouped(varying):
-            pair = next(
-                ((path, inner) for path in paths for inner in sharded if inner == path or below(inner, path)), None
-            )
+            inside = ((path, inner) for path in paths for inner in sharded if inner == path or below(inner, path))
+            pair = next((pair for pair in inside if _has_views(analysis, sharded, *pair)), None)
             if pair is None:
                 continue
             maker = sharded[pair[1]].origin.span
@@ -64,3 +68,20 @@ class DynamicShapesOfShards(Check):
                 help=["compile for the shapes of a step, which do not vary: leave `dynamic` out"],
                 fix=replacement(rule.treatment, "dynamic", "false"),
             )
+
+
+def _has_views(analysis: Analysis, sharded: Mapping[str, PathRule[Any]], path: str, inner: str) -> bool:
+    """Whether a module inside of a compiled one is a linear layer, and nothing there gathers what it reads."""
+    assert analysis.manifest is not None
+    modules = analysis.manifest.modules
+    if modules[inner if inner in modules else inner.rpartition(".")[0]].kind != "linear":  # of a parameter's rule
+        return False
+    within = [holder for holder in (inner, *holders(inner)) if holder == path or below(holder, path)]
+    return not any(_takes_pieces(sharded[holder].treatment) for holder in within if holder in sharded)
+
+
+def _takes_pieces(style: object) -> bool:
+    """Whether what enters a module is cut along the sequence."""
+    given = style.source if isinstance(style, Inputs) else getattr(style, "input", None)
+    first = given[0] if isinstance(given, tuple) and given else given
+    return isinstance(first, Sharded) and first.dim == 1

@@ -103,14 +103,6 @@ compile {{ layers.* = auto in [none, inductor(mode = reduce_overhead)] }}
         f"{SHARDED}compile {{ layers.* = auto in [none, inductor], layers.*.attention = auto in [none, inductor] }}\n",
         {"LP622"},
     ),
-    "units": (
-        f"""\
-{BATCH}{FOUR}mesh (dp_shard = 4)
-fsdp on dp_shard {{ layers.* = auto in [none, unit], layers.*.attention = unit, layers.*.attention.* = unit }}
-comm {{ layers.* = bucket(module) }}
-""",
-        {"LP323"},
-    ),
 }
 """Plans with holes, and the rules that find something without effect in them by some answer."""
 
@@ -165,6 +157,31 @@ def test_what_has_no_effect_by_any_answer_is_reported():
     text += "shard standard on tp\nrequire bubble <= 5%\n"
     codes = {item.code for item in lint(text, "answered.plan", directory=Path()).diagnostics}
     assert codes == {"LP307", "LP709"}
+
+
+UNITS = f"{SHARDED}compile {{{{ {{rules}} }}}}\n".replace("fsdp blocks on dp_shard", "fsdp on dp_shard {{ {units} }}")
+
+
+@pytest.mark.parametrize(
+    ("units", "rules", "code"),
+    [
+        (
+            "layers.* = auto in [none, unit] -> none, layers.*.attention = unit, layers.*.attention.* = unit",
+            "norm = inductor",
+            "LP323",
+        ),
+        (
+            "layers.* = unit",
+            "layers.* = inductor, layers.*.feed_forward = inductor(mode = max_autotune), "
+            "output = auto in [none, inductor] -> none",
+            "LP622",
+        ),
+    ],
+)
+def test_slip_in_a_statement_with_an_answer_is_reported(units: str, rules: str, code: str):
+    """Rules stop at an open value, so that they report nothing of the open plan."""
+    text = HEAD + UNITS.format(units=units, rules=rules)
+    assert code in {item.code for item in lint(text, "answered.plan", directory=Path()).diagnostics}
 
 
 def test_answers_of_a_base_plan_are_no_slips(tmp_path: Path):

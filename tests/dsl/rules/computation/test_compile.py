@@ -71,6 +71,25 @@ def test_shapes_of_tensor_parallel_modules_do_not_vary(mesh: str, compiled: str,
     assert ("LP640" in codes(plan)) is wrong
 
 
+@pytest.mark.parametrize(
+    ("layouts", "compiled", "wrong"),
+    [
+        ("(sequence)", "layers.*", False),
+        ("(sequence)", "layers.*.{attention, feed_forward}", False),
+        ("(sequence)", "root", False),
+        ("(sequence)", "output", False),
+        ("(sequence)", "tok_embeddings", False),
+        ("(sequence)", "layers.*.feed_forward.w1", True),
+        ("(sequence)", "layers.*.attention.wo", True),
+        ("", "layers.*.ffn_norm", False),
+        ("", "layers.*.feed_forward", True),
+    ],
+)
+def test_shapes_may_vary_where_pieces_of_sequences_are_gathered(layouts: str, compiled: str, wrong: bool):
+    plan = f"mesh (tp = 8)\nshard standard on tp {layouts}\ncompile {{ {compiled} = inductor(dynamic = true) }}"
+    assert ("LP640" in codes(plan)) is wrong
+
+
 @pytest.mark.slow
 def test_torch_cannot_compile_shards_for_shapes_that_vary(gloo):
     [error] = gloo(1)(compiled_shards)
