@@ -127,6 +127,8 @@ REFUSED = [
     (BATCH + MESH + "loss chunked(auto in 2..100000)", "more values than"),
     (BATCH + MESH + "checkpoint { layers.* = auto in [none, selective([attention, auto])] }", "cannot have holes"),
     (BATCH + MESH + "loss chunked(auto in [2, auto])", "cannot have holes"),
+    ("let k = auto in [1, 2]\n" + BATCH + "mesh (dp_shard = rest, tp = auto in [4, k])\nshard standard on tp\n"
+     "fsdp blocks on dp_shard", "cannot have holes"),
 ]  # fmt: skip
 
 
