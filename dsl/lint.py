@@ -18,7 +18,6 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
-from legoai.dsl.holes import all_open, other_answers, refusals
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
@@ -121,6 +120,8 @@ def _not_searched(
     analysis: Analysis, found: Sequence[Diagnostic], resolving: Callable[..., Resolution]
 ) -> Iterator[Diagnostic]:
     """The diagnostics of holes that `legoai solve` does not fill."""
+    from legoai.dsl.holes import all_open, refusals
+
     closed = analysis.resolution
     assert closed is not None
     complete = analysis.manifest is not None and not any(item.severity == "error" for item in found)
@@ -137,6 +138,8 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
 
     With its holes open, a plan has the diagnostics that hold for any answers.
     """
+    from legoai.dsl.holes import all_open, other_answers
+
     codes = {item.code for item in found}
     rules = [rule for rule in checks() if rule.idle and rule.code in codes]
     if not rules:
@@ -154,11 +157,10 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
             left.extend(rule.check(of_opened))
         except Undecided:
             undecided.append(rule)
-    codes = {rule.code for rule in rules}
     gone = [
         item
         for item in found
-        if item.code in codes
+        if item.code in {rule.code for rule in rules}
         and not any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in left)
     ]
     # A rule that meets an open value stops. Whether what it found follows from an answer, others tell.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import divisors
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared
@@ -60,10 +61,6 @@ _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
 """Default values, as a plan writes them; the first is that of PyTorch's own recipes."""
 
 
-_LARGEST_TRIED: Final = 10**6
-"""Factors of a number are tried up to this one: a plan may state a number of any size."""
-
-
 def _of_kind(kind: kinds.Kind) -> Iterator[str]:
     """Every value of a kind that has few."""
     if isinstance(kind, kinds.Choice):
@@ -75,20 +72,6 @@ def _of_kind(kind: kinds.Kind) -> Iterator[str]:
             yield from _of_kind(item)
     elif isinstance(kind, Calls):
         yield from (item.name for item in kind.treatments if not any(option.required for option in item.options))
-
-
-def divisors(number: int) -> list[int]:
-    """The divisors of a positive number, ascending; not all where several of its prime factors exceed a million."""
-    found, rest, factor = [1], number, 2
-    while rest > 1:
-        if factor * factor > rest or factor > _LARGEST_TRIED:
-            factor = rest
-        power, before = 1, found
-        while rest % factor == 0:
-            rest, power = rest // factor, power * factor
-            found = found + [value * power for value in before]
-        factor += 1 + (factor > 2)
-    return sorted(found)
 
 
 def _degrees(analysis: Analysis) -> list[str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LARGEST_TRIED: Final = 10**6
+"""Factors of a number are tried up to this one: a plan may state a number of any size."""
 _MOST_PATHS: Final = 2**14
 """Size of the cache of ancestors: more than a model has modules and parameters."""
 
@@ -123,3 +125,17 @@ def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: froz
         if inside and (module.kind in kinds or any(step.op in ops for step in module.flow)):
             return True
     return False
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive number, ascending; not all where several of its prime factors exceed a million."""
+    found, rest, factor = [1], number, 2
+    while rest > 1:
+        if factor * factor > rest or factor > _LARGEST_TRIED:
+            factor = rest
+        power, before = 1, found
+        while rest % factor == 0:
+            rest, power = rest // factor, power * factor
+            found = found + [value * power for value in before]
+        factor += 1 + (factor > 2)
+    return sorted(found)

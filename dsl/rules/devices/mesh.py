@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.domains import divisors
-from legoai.dsl.analysis.facts import listed, replacement, written
+from legoai.dsl.analysis.facts import divisors, listed, replacement, written
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label

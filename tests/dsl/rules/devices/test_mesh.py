@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.dsl.analysis.domains import divisors
+from legoai.dsl.analysis.facts import divisors
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
 from legoai.dsl.rules.devices.mesh import legal_divisors
 from support.rule_plans import codes, diagnostics, message, place
