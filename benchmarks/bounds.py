@@ -45,7 +45,7 @@ from benchmarks.machine import about_machine, write_rows
 from benchmarks.validation.__main__ import code_digest
 
 from legoai.cost.estimate import CannotEstimateError, estimate
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, moved_of
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.memory.points import MemoryPoints, memory_points

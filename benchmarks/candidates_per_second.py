@@ -19,8 +19,8 @@ from typing import Any, Final
 from machine import ask
 from solve_time import CASES, ROOT, Case, holed
 
-from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan

@@ -26,7 +26,7 @@ from typing import Any
 from machine import ask, write_rows
 
 from legoai.cost.search.candidates import Choices
-from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
 from legoai.cost.search.joint.holes import MemoryHoles, Values
 from legoai.cost.search.joint.observed import ObservedMemory
 from legoai.cost.search.joint.stages import ObservedStageMemory

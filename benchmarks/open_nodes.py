@@ -21,12 +21,12 @@ from pathlib import Path
 from machine import about_machine
 from solve_time import CASES, ROOT, Case, holed
 
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.branch_and_bound.neighbours import Neighbours
+from legoai.cost.search.branch_and_bound.tree import Search
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
-from legoai.cost.search.evaluator import Figures, Simulation
-from legoai.cost.search.neighbours import Neighbours
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
 from legoai.cost.search.objective import objective_of
-from legoai.cost.search.tree import Search
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules

@@ -10,8 +10,8 @@ from typing import Final
 
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
-from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
-from legoai.cost.search.figures_cache import figures_file, identity_of, read_cache, write_cache
+from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
+from legoai.cost.search.evaluation.figures_cache import figures_file, identity_of, read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic

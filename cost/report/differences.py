@@ -16,7 +16,7 @@ from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.cost.differences import CostDifference, Effect, Part
-    from legoai.cost.search.evaluator import Figures
+    from legoai.cost.search.evaluation.evaluator import Figures
 
 FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from legoai.cost.report import words
 from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
-from legoai.cost.search.joint_memory import Tried
+from legoai.cost.search.joint.decision import Tried
 from legoai.cost.search.solve import Solution
 from legoai.specs.directives.require import METRICS
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
-from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError
+from legoai.cost.search.evaluation.evaluator import Evaluator, Figures, OutOfTimeError
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.state import SearchState
 from legoai.dsl.open_plan import Candidate, OpenPlan

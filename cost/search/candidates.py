@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legoai.cost.requirements import within
-from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.dsl.holes import OpenHole
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.batch import Batch

@@ -10,7 +10,7 @@ from typing import Final
 
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.profiles import ProfileError
-from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.flops import DECODERS

@@ -9,7 +9,7 @@ from typing import Literal
 
 from legoai.cost.search.buckets.solved import Bucketings
 from legoai.cost.search.candidates import Choices, Evaluated
-from legoai.cost.search.joint_memory import JointAnswers
+from legoai.cost.search.joint.decision import JointAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 
 Status = Literal["optimal", "bounded", "time_limit", "interrupted", "infeasible"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
-from legoai.cost.search.evaluator import Figures
-from legoai.cost.search.figures_cache import read_checked, state_file, write_checked
-from legoai.cost.search.joint_memory import JointAnswers, Tried
+from legoai.cost.search.evaluation.evaluator import Figures
+from legoai.cost.search.evaluation.figures_cache import read_checked, state_file, write_checked
+from legoai.cost.search.joint.decision import JointAnswers, Tried
 from legoai.cost.search.result import SearchResult
 from legoai.dsl.frontend.suppress import suppressions
 from legoai.dsl.frontend.syntax import SolvedLine
@@ -125,7 +125,7 @@ def result_file(plan: OpenPlan, devices: str, gap: float | None = None) -> Path 
 
     Args:
         plan: with its holes.
-        devices: on which it runs, by :func:`legoai.cost.search.figures_cache.identity_of`.
+        devices: on which it runs, by :func:`legoai.cost.search.evaluation.figures_cache.identity_of`.
         gap: share by which a better candidate need not be found.
     """
     if plan.analysis is None:

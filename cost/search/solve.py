@@ -12,18 +12,18 @@ import legoai
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.baselines import Baseline, baselines
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.branch_and_bound.tree import Search
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, Evaluated
-from legoai.cost.search.evaluator import Evaluator
-from legoai.cost.search.figures_cache import identity_of
+from legoai.cost.search.evaluation.evaluator import Evaluator
+from legoai.cost.search.evaluation.figures_cache import identity_of
+from legoai.cost.search.evaluation.workers import WorkerKilledError
+from legoai.cost.search.joint.decision import JointAnswers
 from legoai.cost.search.joint.holes import divisible
-from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of, rounded
 from legoai.cost.search.result import Progress, SearchResult, Status
 from legoai.cost.search.results_cache import CachedResult
 from legoai.cost.search.state import SearchState
-from legoai.cost.search.tree import Search
-from legoai.cost.search.workers import WorkerKilledError
 from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
-from legoai.cost.search.evaluator import OutOfTimeError
+from legoai.cost.search.evaluation.evaluator import OutOfTimeError
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.result import SearchResult
 from legoai.dsl.open_plan import Candidate, OpenPlan

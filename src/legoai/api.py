@@ -167,8 +167,8 @@ def solved(
 
     Arguments and errors are those of :func:`solve`; ``progress`` is called with the search's progress.
     """
-    from legoai.cost.search.evaluator import Simulation
-    from legoai.cost.search.figures_cache import figures_file, read_cache, write_cache
+    from legoai.cost.search.evaluation.evaluator import Simulation
+    from legoai.cost.search.evaluation.figures_cache import figures_file, read_cache, write_cache
     from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
     from legoai.cost.search.solve import devices_of, solve
 

@@ -11,7 +11,7 @@ from benchmarks.drawn_plans import drawn_family, opened
 
 from benchmarks import bounds as command
 from benchmarks import drawn_plans
-from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from support.simulated import in_a_fork
 
 

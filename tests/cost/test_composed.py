@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulator import in_the_simulator

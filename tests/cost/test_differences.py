@@ -13,7 +13,7 @@ import pytest
 import legoai.cost.differences as costs
 from legoai.cost.differences import CannotCompareError, cost_difference
 from legoai.cost.profiles import shipped_file
-from legoai.cost.search.evaluator import Figures, NoFigures, Outcome
+from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.frontend.resolve import resolve

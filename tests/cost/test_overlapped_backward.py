@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import Estimate, estimate
-from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
+from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.directives.require import METRICS
 

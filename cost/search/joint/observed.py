@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 
-from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.joint.holes import Kind, MemoryHoles, Values, Written, WrittenRule
 from legoai.cost.search.memory.program import Division, MemoryProblem, Offloading, Pair, PairCosts, Rule, chain
 from legoai.cost.search.stages.costs import Room

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values, Written
 from legoai.cost.search.joint.observed import Observations
 from legoai.cost.search.memory.program import Offloading, Pair, chain

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar, TypeVarTuple
 
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.search.lower_bounds import collectives, memory_bound_kernels
+from legoai.cost.search.lower_bounds import memory_bound_kernels
 from legoai.cost.search.lower_bounds.attention_pieces import pieces_of_ranks
+from legoai.cost.search.lower_bounds.communication import collectives
 from legoai.cost.search.lower_bounds.layers import Layer, layers_of, rates_of
 from legoai.cost.search.lower_bounds.local_kernels import (
     AttentionShape,
@@ -24,11 +25,11 @@ from legoai.cost.search.lower_bounds.local_kernels import (
     least_of,
 )
 from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, MovedSeconds
-from legoai.cost.search.lower_bounds.observed_blocks import ObservedBlocks
-from legoai.cost.search.lower_bounds.open_blocks import has_open_styles
-from legoai.cost.search.lower_bounds.open_styles import Added, OpenStyles
+from legoai.cost.search.lower_bounds.observed.blocks import ObservedBlocks
+from legoai.cost.search.lower_bounds.observed.steady_blocks import SteadyBlocks
+from legoai.cost.search.lower_bounds.open_holes.blocks import has_open_styles
+from legoai.cost.search.lower_bounds.open_holes.styles import Added, OpenStyles
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
-from legoai.cost.search.lower_bounds.steady_blocks import SteadyBlocks
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.attention import possible_kernels

@@ -15,8 +15,7 @@ from typing import Any, Final
 from legoai.cost.kernels.work import Movement, MovementForm, MovementKind
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.search.lower_bounds.block_steps import layout_wanted
-from legoai.cost.search.lower_bounds.collectives import seconds_on_tp
+from legoai.cost.search.lower_bounds.communication.collectives import seconds_on_tp
 from legoai.cost.search.lower_bounds.local_kernels import (
     AttentionPiece,
     AttentionShape,
@@ -24,6 +23,7 @@ from legoai.cost.search.lower_bounds.local_kernels import (
     LocalKernels,
     Pass,
 )
+from legoai.cost.search.lower_bounds.open_holes.block_steps import layout_wanted
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches

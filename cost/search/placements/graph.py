@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.cost.search.lower_bounds.block_steps import is_left_to_torch
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape
+from legoai.cost.search.lower_bounds.open_holes.block_steps import is_left_to_torch
 from legoai.cost.search.placements.costs import Cost, PlacementCosts
 from legoai.cost.search.placements.program import Label, Node, PlacementGraph, Strategy
 from legoai.dsl.analysis.facts import holders

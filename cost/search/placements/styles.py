@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.search.evaluator import OutOfTimeError
+from legoai.cost.search.evaluation.evaluator import OutOfTimeError
 from legoai.cost.search.placements.costs import PlacementCosts
 from legoai.cost.search.placements.graph import GraphBuilder
 from legoai.cost.search.placements.program import Label, Placed, PlacementGraph, place

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from legoai.cost.search.lower_bounds.activations import between_halves
+from legoai.cost.search.lower_bounds.communication.unit_elements import elements_of_units
 from legoai.cost.search.lower_bounds.recomputation import Output, WholeBlock, least_recomputed
-from legoai.cost.search.lower_bounds.unit_elements import elements_of_units
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.dsl.analysis.analysis import Analysis

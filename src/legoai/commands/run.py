@@ -129,7 +129,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
                 return f"{type(error).__name__}: {error}"
             return internal_error(error)
 
-    from legoai.cost.search.workers import WorkerKilledError, apart
+    from legoai.cost.search.evaluation.workers import WorkerKilledError, apart
 
     try:
         found = apart(simulate)

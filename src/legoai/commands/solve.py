@@ -252,9 +252,9 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     from legoai.cost.estimate import estimate
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.document import document
-    from legoai.cost.search.figures_cache import estimate_file, read_cache, write_cache
+    from legoai.cost.search.evaluation.figures_cache import estimate_file, read_cache, write_cache
+    from legoai.cost.search.evaluation.workers import apart
     from legoai.cost.search.solve import devices_of
-    from legoai.cost.search.workers import apart
     from legoai.lowering.program import lower
 
     assert solution.best is not None

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search import tree
 from legoai.cost.search.baselines import _by_rule, baselines, likely_baselines
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.branch_and_bound import tree
+from legoai.cost.search.branch_and_bound.tree import Search
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices
-from legoai.cost.search.evaluator import Outcome
+from legoai.cost.search.evaluation.evaluator import Outcome
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.state import SearchState
-from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, evaluated
-from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import solve
 from legoai.dsl.lint import lint

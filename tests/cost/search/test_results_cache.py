@@ -12,9 +12,9 @@ import pytest
 import legoai
 from legoai.cost.estimate import estimate
 from legoai.cost.profiles import shipped_file
-from legoai.cost.search.evaluator import Outcome, Simulation
-from legoai.cost.search.figures_cache import estimate_file
-from legoai.cost.search.joint_memory import JointAnswers, Tried
+from legoai.cost.search.evaluation.evaluator import Outcome, Simulation
+from legoai.cost.search.evaluation.figures_cache import estimate_file
+from legoai.cost.search.joint.decision import JointAnswers, Tried
 from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
 from legoai.cost.search.solve import Solution, devices_of, solve
 from legoai.dsl.analysis.analysis import Analysis

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.evaluator import Outcome, OutOfTimeError
-from legoai.cost.search.nodes import Nodes
+from legoai.cost.search.branch_and_bound.nodes import Nodes
+from legoai.cost.search.evaluation.evaluator import Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.question import solved_digest

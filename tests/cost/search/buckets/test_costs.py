@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.report.solution import document, terminal
-from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.buckets.costs import problems_of
-from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan

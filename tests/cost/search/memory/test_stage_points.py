@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.evaluator import Figures
+from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values
 from legoai.cost.search.joint.stages import ObservedStageMemory
 from legoai.cost.search.memory.stage_blocks import StageRules

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.placements import graph as placement_graph
 from legoai.cost.search.placements.costs import PlacementCosts
 from legoai.cost.search.placements.graph import GraphBuilder

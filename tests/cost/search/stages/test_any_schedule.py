@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import ASSIGNED_GAP, BoundsOf
 from legoai.cost.search.stages.action_graph import Action, ActionGraph, _gathered, graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.search.stages.costs import Room, StageWork, observed_problem, work_of_stages

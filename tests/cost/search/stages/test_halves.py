@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from legoai.cost.search.lower_bounds.recomputation import by_second_half
 from legoai.cost.search.stages.block_bytes import recomputed_by_ranks
 from legoai.cost.search.stages.costs import work_of_stages

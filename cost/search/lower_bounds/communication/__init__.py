@@ -1,0 +1,1 @@
+"""Lower bounds of collectives, and of the buffers of FSDP's units."""

@@ -1,0 +1,126 @@
+"""Evaluation by full simulation: each distinct program once, and cached ones not at all."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import legoai
+from legoai.cost.search.evaluation.evaluator import Figures, Simulation
+from legoai.cost.search.evaluation.figures_cache import read_cache, write_cache
+from legoai.cost.simulated.forking import may_fork
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from support.marks import some_slow
+from support.simulated import in_a_fork
+
+TEXT = """\
+plan test
+model   llama3("tiny", n_layers = 1)
+cluster cpu(devices = 2)
+batch   (global = 8, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2)
+fsdp on dp_shard { layers.* = unit }
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+"""
+
+
+def evaluated(kept: dict) -> tuple[list[Figures], int, bool]:
+    """The figures of both candidates, which differ in a pipeline of one rank only."""
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    candidates = [plan.candidate([index]).analysis for index in range(2)]
+    with Simulation(directory=Path(), workers=2, kept=kept) as evaluator:
+        return list(evaluator.evaluate(candidates, None)), evaluator.simulated, may_fork()
+
+
+def after_a_simulation(path: Path) -> tuple[list[Figures], int, bool]:
+    legoai.estimate(path)
+    return evaluated({})
+
+
+def test_equal_programs_are_simulated_once_and_cached(tmp_path: Path):
+    kept: dict = {}
+    found, simulated, _ = evaluated(kept)
+    assert found[0] == found[1]
+    assert (simulated, len(kept)) == (1, 1)
+    write_cache(tmp_path / "kept.json", kept)
+    again, simulated, _ = evaluated(read_cache(tmp_path / "kept.json"))
+    assert (again, simulated) == (found, 1)
+    [figures] = kept.values()
+    assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
+
+
+def begun_before(*, asked_at_once: bool) -> tuple[list[Figures], int, int]:
+    """Figures of both candidates, of which one was begun before; how many are simulated, and cached."""
+    plan, kept = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path()), {}
+    candidates = [plan.candidate([index]).analysis for index in range(2)]
+    with Simulation(directory=Path(), workers=2, kept=kept) as evaluator:
+        evaluator.begin_likely(candidates[:1])
+        assert evaluator.simulated == 0
+        while not asked_at_once and not all(one.done() for one in evaluator._likely.values()):
+            time.sleep(0.01)
+        return list(evaluator.evaluate(candidates, None)), evaluator.simulated, len(kept)
+
+
+OTHERS = TEXT.replace("auto in [GPipe, 1F1B]", "GPipe").replace("micro = 2", "micro = auto in [1, 2]")
+
+
+@pytest.mark.parametrize("asked_at_once", some_slow([True, False], True))
+def test_candidate_that_was_begun_before_has_the_same_figures(asked_at_once: bool):
+    plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
+    with Simulation(directory=Path(), workers=2) as evaluator:
+        alone = list(evaluator.evaluate([plan.candidate([index]).analysis for index in range(2)], None))
+    found, simulated, kept = begun_before(asked_at_once=asked_at_once)
+    assert found == alone
+    assert found[0] != found[1]
+    assert (simulated, kept) == (2, 2)
+
+
+def test_nothing_is_begun_before_without_other_processes():
+    plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
+    with Simulation(directory=Path(), workers=1) as evaluator:
+        evaluator.begin_likely([plan.candidate([0]).analysis])
+        assert not evaluator._likely
+
+
+def test_shared_manifest_is_pickled_once():
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    first, second = (plan.candidate([index]).analysis for index in range(2))
+    with Simulation(directory=Path()) as evaluator:
+        packed = evaluator.pack(first.manifest)
+        assert pickle.loads(packed) == first.manifest
+        assert evaluator.pack(second.manifest) is packed
+
+
+@pytest.mark.slow
+def test_process_that_has_simulated_does_not_fork(tmp_path: Path):
+    path = tmp_path / "t.plan"
+    path.write_text(TEXT.replace("auto in [GPipe, 1F1B]", "1F1B"), encoding="utf-8")
+    found, _, forks = in_a_fork(after_a_simulation, path)
+    assert not forks
+    assert found == evaluated({})[0]
+
+
+@pytest.mark.parametrize("damage", ["{", '{"a": {}}', "\n{}", "\udcff"])
+def test_unreadable_cache_is_ignored(damage: str, tmp_path: Path):
+    (tmp_path / "kept.json").write_text(damage, encoding="utf-8", errors="surrogateescape")
+    assert read_cache(tmp_path / "kept.json") == {}
+    write_cache(tmp_path / "kept.json", {"a": {"b": 1}})
+    assert read_cache(tmp_path / "kept.json") == {"a": {"b": 1}}
+    assert read_cache(None) == {}
+
+
+def test_worker_process_imports_torch_only_to_simulate():
+    code = (
+        "import sys\n"
+        "from legoai.cost.search.evaluation.workers import apart\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(apart(lambda: 'torch' in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
