@@ -11,7 +11,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import Linted, errors, manifest_of
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 VARIANTS = 10
 """Plans of a family without memory limits; a pipeline, which shares no captured programs, has one plan."""

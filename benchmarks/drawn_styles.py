@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from legoai.dsl.open_plan import OpenPlan
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 MOST_CHANGED = 3
 """Styles drawn again in each step."""

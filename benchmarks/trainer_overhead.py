@@ -57,7 +57,7 @@ def program_of(plan: str) -> str:
     from legoai.dsl.analysis.analysis import Analysis
     from legoai.dsl.frontend.resolve import resolve
     from legoai.lowering.program import lower
-    from legoai.specs.models.load import load_manifest
+    from legoai.specs.models.manifests.load import load_manifest
 
     resolution = resolve(plan, "overhead.plan", directory=Path())
     assert resolution.plan is not None

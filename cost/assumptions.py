@@ -17,7 +17,7 @@ from legoai.dsl.analysis.parallelism.graph_breaks import first_graph_break
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 _UNMEASURED: Final = "the passes over the graph decide by predicted times, as the first steps of a run do"

@@ -38,7 +38,7 @@ from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
 from legoai.specs.models.import_path import add_author_folder
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 Progress = Callable[[str], None]

@@ -18,7 +18,7 @@ from legoai.cost.trace.trace import Trace
 from legoai.lowering.profile import ProfileKey, digest_of
 from legoai.lowering.program import Program
 from legoai.specs.cluster import Device
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:

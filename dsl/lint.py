@@ -28,7 +28,7 @@ from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.specs.directives.model import Model
-    from legoai.specs.models.manifest import Manifest, ManifestError
+    from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 
 _MOST_TRIALS: Final = 60
 """Other answers that are tried at most, to tell whether a slip follows from one."""
@@ -295,8 +295,8 @@ def manifest_of(
     """Return the manifest of a plan's model, or the error of its inspection; None where it is known from elsewhere."""
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.config_checks import ConfigError
-    from legoai.specs.models.load import load_manifest
-    from legoai.specs.models.manifest import ManifestError
+    from legoai.specs.models.manifests.load import load_manifest
+    from legoai.specs.models.manifests.manifest import ManifestError
 
     model = plan.model
     try:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from legoai.specs.models.manifest_cache import find_module_file
+from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.plan import Plan
 
 _PACKAGE: Final = "legoai"

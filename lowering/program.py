@@ -19,7 +19,7 @@ from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, in_docstring, quoted
 from legoai.lowering.emit.graph import graph_passes
 from legoai.lowering.file_names import factory_module, program_name
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 

@@ -49,7 +49,7 @@ from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.directives.pipeline import Even, OrderFile, Pipeline
 from legoai.specs.directives.precision import Precision
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from legoai.lowering.shrink_decoder import DecoderConfig, smaller_decoder, smaller_ids, without_dropout
 from legoai.lowering.shrink_sizes import LARGEST_AS_IT_IS, PATCHES, VOCABULARY, Shape, Sizes, check_size, shape_of
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.reads import Images, Tokens
 from legoai.specs.plan import Plan
 

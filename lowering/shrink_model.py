@@ -32,7 +32,7 @@ from legoai.specs.models.configs import (
     ViTConfig,
 )
 from legoai.specs.models.families import FAMILIES, config_values
-from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 from legoai.specs.plan import Plan
 
 

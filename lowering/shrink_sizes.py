@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 VOCABULARY: Final = 256
 """Tokens are bytes."""

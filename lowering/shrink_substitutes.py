@@ -16,7 +16,7 @@ from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.precision import HighPrecision, Precision
 from legoai.specs.directives.require import Requirement
 from legoai.specs.directives.shard import Experts, Shard
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 

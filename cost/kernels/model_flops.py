@@ -8,7 +8,7 @@ from typing import Final
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.magnitudes.flops import DECODERS, FORMULA, FORWARD_AND_BACKWARD, flops_per_token
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 CAPTURED: Final = "3 times the forward products that were captured, on all ranks"

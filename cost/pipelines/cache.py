@@ -24,7 +24,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.pickling import restored
 from legoai.dsl.analysis.allocator import expandable_segments
 from legoai.lowering.program import Program
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from legoai.dsl.analysis.layouts.propagation import Propagation
     from legoai.dsl.frontend.resolve import Resolution
     from legoai.specs.cluster import Device, DeviceKind
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 
 T = TypeVar("T")

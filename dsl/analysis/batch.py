@@ -10,7 +10,7 @@ from legoai.specs.directives.model import FOREIGN
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
     from legoai.specs.plan import Plan
 
 

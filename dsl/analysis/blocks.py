@@ -8,7 +8,7 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import grouped, name_of
 from legoai.specs.directives.base import Directive, PathRule
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.span import Span
 
 

@@ -7,7 +7,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 T = TypeVar("T")

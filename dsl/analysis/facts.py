@@ -13,7 +13,7 @@ from legoai.specs.directives.hole import Undecided
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 _BESIDE: Final = "beside"
 """Marks the change of a file with the same name in both plans and different contents."""

@@ -16,7 +16,7 @@ from legoai.specs.directives.base import Declared, Directive, PathRule, Staged, 
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.shard import Experts
-from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 from legoai.specs.span import Origin
 
 _WITH_RULES = ("checkpoint", "precision", "compile", "comm")

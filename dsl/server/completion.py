@@ -22,7 +22,7 @@ from legoai.specs.directives.base import Option
 from legoai.specs.directives.kinds import REST, Boolean, Integer, Kind, ListOf, ModulePath, parts_of
 from legoai.specs.directives.require import COMPARISONS, METRICS
 from legoai.specs.models.families import FAMILIES as MODELS
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.record import Record
 
 _Kinds = types.CompletionItemKind

@@ -17,8 +17,8 @@ from legoai.dsl.frontend.syntax import PlanFile, Statement, String
 from legoai.dsl.lint import Announce, Factories, Linted, lint
 from legoai.dsl.server.positions import Positions
 from legoai.specs.directives.model import Model
-from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import is_cached
+from legoai.specs.models.manifests.cache import is_cached
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.record import Record
 
 _MARK: Final = "\ufeff"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.frontend.paths import ROOT, PathError, pattern
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.record import Record
 
 _OPEN: Final = re.compile(r"\{([^{}]*)\Z")

@@ -27,7 +27,7 @@ from legoai.dsl.frontend.syntax import (
 )
 from legoai.dsl.server.documents import Checked, uri_of
 from legoai.specs.directives.mesh import AXES
-from legoai.specs.models.manifest_cache import find_module_file
+from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 

@@ -19,7 +19,7 @@ from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hin
 from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
 from legoai.dsl.server.protocol import PlanProtocol
 from legoai.dsl.server.published import files_beside, published
-from legoai.specs.models.manifest_cache import stop_inspections
+from legoai.specs.models.manifests.cache import stop_inspections
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from legoai.dsl.analysis.magnitudes.flops import DECODERS, flops_per_token, publ
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal, quoted
 from legoai.specs.models.families import FAMILIES, config_values
-from legoai.specs.models.manifest_cache import read_config
+from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.models.reads import Tokens
 from legoai.specs.models.source import ModelSource
 

@@ -18,7 +18,7 @@ from legoai.lowering.emit.code import Function, Line, Node, call, dictionary, li
 from legoai.lowering.emit.precision import DTYPES
 from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile, Pipeline
-from legoai.specs.models.shapes import sizes_of
+from legoai.specs.models.manifests.shapes import sizes_of
 
 _PIECE = 100
 """Characters of an order in one string literal of the program."""

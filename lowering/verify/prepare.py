@@ -19,8 +19,8 @@ from legoai.lowering.shrink_blocks import Blocks
 from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.lowering.verify.memory_limit import dividing_limit
 from legoai.specs import record
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest, ManifestError
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.models.reads import Reads
 from legoai.specs.units import format_bytes
 
@@ -78,7 +78,7 @@ def prepare(
     check_decided(analysis)
     config = None
     if linted.plan.model.family == "huggingface":
-        from legoai.specs.models.manifest_cache import read_config
+        from legoai.specs.models.manifests.cache import read_config
 
         assert linted.plan.model.target is not None
         try:

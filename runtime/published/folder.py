@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import read_config
+from legoai.specs.models.manifests.cache import read_config
+from legoai.specs.models.manifests.manifest import ManifestError
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"

@@ -10,7 +10,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder, listed
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_config
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.published.configs import differences, ties_embeddings
 from legoai.specs.published.pieces import Pieces, published_shapes
 

@@ -1,6 +1,6 @@
 """Parallelism-free reference models and the manifests that describe them.
 
-`configs`, `source` and `manifest` never import torch; `llama`, `gpt`, `mixtral` and `vit` do.
+`configs`, `source` and `manifests` (but `described`) never import torch; `llama`, `gpt`, `mixtral` and `vit` do.
 
 What every model here keeps to, so that a program can split, shard and initialise it:
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from legoai.specs.models.families import FAMILIES
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
 
 
@@ -74,10 +74,10 @@ def raised_at(error: BaseException) -> str:
 
     Empty where there is none.
     """
-    ours = Path(__file__).parent
+    ours = Path(__file__).parent.resolve()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         installed = {"site-packages", "dist-packages", "importlib", "<frozen importlib._bootstrap>"} & set(file.parts)
-        if not installed and file.parent.resolve() != ours.resolve() and not frame.filename.startswith("<"):
+        if not installed and not file.resolve().is_relative_to(ours) and not frame.filename.startswith("<"):
             return f"raised in `{frame.name}`, at {file.name}:{frame.lineno}"
     return ""

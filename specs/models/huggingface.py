@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from legoai.specs.models.config_checks import Scalar
-from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import read_config
+from legoai.specs.models.manifests.cache import read_config
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts
 
 

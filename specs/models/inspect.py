@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from legoai.specs.models.build import build_model, raised_at
-from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.import_path import add_author_folder
-from legoai.specs.models.manifest import Manifest, ManifestError
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
 

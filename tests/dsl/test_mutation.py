@@ -11,7 +11,8 @@ from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render_full
-from legoai.specs.models import manifest, manifest_cache
+from legoai.specs.models.manifests import cache as manifest_cache
+from legoai.specs.models.manifests import manifest
 from legoai.specs.models.source import ModelSource
 from support import VALID_PLANS, WORKED_PLANS
 from support import strategies as some

@@ -20,8 +20,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import Linted
 from legoai.lowering.program import lower
 from legoai.specs.directives.fsdp import Unit
-from legoai.specs.models import load
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests import load
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.clean_plans import linted, repaired
 from support.drawn_plans import drawn_plans

@@ -15,8 +15,8 @@ from legoai.lowering.shrink_decoder import DecoderConfig, smaller_decoder
 from legoai.lowering.shrink_sizes import CannotShrinkError, Sizes
 from legoai.lowering.verify.prepare import check_alike
 from legoai.specs.models.huggingface import transformers_model
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.plans import resolved
 from support.verified import here, verified

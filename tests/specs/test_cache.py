@@ -9,7 +9,7 @@ import pytest
 from legoai.runtime.data.corpus import cache_folder
 from legoai.runtime.errors import RunError
 from legoai.specs.cache import private_cache, user_cache
-from legoai.specs.models.manifest_cache import default_cache_directory
+from legoai.specs.models.manifests.cache import default_cache_directory
 
 
 @pytest.mark.parametrize("ignored", [None, "", "relative", "./relative"])

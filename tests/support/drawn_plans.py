@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from legoai.specs.directives import FAMILIES, REQUIRED, family
 from legoai.specs.directives import kinds as k
 from legoai.specs.directives.base import Calls, Directive, Treatment
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.plan_parts import Called, Drawn, DrawnPlan, Value, simple_values, treatments
 from support.presets import distinct_presets

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from legoai.specs.models import computed, manifest_cache
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests import cache as manifest_cache
+from legoai.specs.models.manifests.computed import builtin as computed
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 

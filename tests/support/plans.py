@@ -10,8 +10,8 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from legoai.specs.plan import Plan
 

@@ -28,7 +28,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.directives.require import METRICS
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 _MANIFESTS: Final = 16

@@ -29,7 +29,7 @@ from legoai.dsl.analysis.magnitudes.flops import DECODERS, FEATURES_KNOWN
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
-from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
 """Kernels of attention that keep queries, keys, values and output; what others keep is not less, and not bounded."""

@@ -11,7 +11,7 @@ from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, Expert
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.magnitudes.flops import head_widths, routed_elements
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 Layer: TypeAlias = tuple[str, LinearShape | AttentionShape | ExpertsShape]
 """Path of a layer, and its shape on one device."""

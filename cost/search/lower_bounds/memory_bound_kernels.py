@@ -31,7 +31,7 @@ from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
 from legoai.dsl.analysis.parallelism.overlap import possibly_overlapped
 from legoai.specs.directives.base import describe
 from legoai.specs.dtypes import DTYPE_BYTES, ITEM_BYTES
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 _DECIDE: Final = ("model", "attention", "precision")
 """Statements on which the kernels of a block depend, beside degrees and batch."""

@@ -41,7 +41,7 @@ from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.reads import Tokens
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 
 def kept_products(manifest: Manifest, path: str) -> frozenset[str]:

@@ -26,7 +26,7 @@ from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 _LAYERS: Final = frozenset({"linear", "attention"})
 """Kinds of the modules whose forward is bounded."""

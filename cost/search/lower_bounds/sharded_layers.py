@@ -18,7 +18,7 @@ from legoai.dsl.analysis.parallelism.shard import tensor_parallel
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Rowwise, SequenceStyle
-from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 
 @dataclass(frozen=True, slots=True)

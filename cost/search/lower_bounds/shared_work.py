@@ -32,7 +32,7 @@ from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.mesh import DATA_AXES
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 _LEFT_OUT: Final = frozenset({

@@ -17,7 +17,7 @@ from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Phase
 from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.facts import of_innermost
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate

@@ -23,7 +23,7 @@ from legoai.dsl.analysis.facts import of_innermost
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 _COMPUTES: Final = re.compile(r"(\d+)([FBIW])\d+")
 

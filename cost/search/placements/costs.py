@@ -39,7 +39,7 @@ from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 from legoai.specs.dtypes import DTYPE_BYTES
-from legoai.specs.models.manifest import ModuleInfo
+from legoai.specs.models.manifests.manifest import ModuleInfo
 
 _NORM_PASSES: Final = Pass(4, 6)
 """Reads and writes of a norm's tensor: two passes in forward, three with the gradient in backward."""

@@ -25,7 +25,7 @@ from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor
 from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
-from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 _OPEN: Final[PathRule[Any]] = PathRule(path="**", treatment=Hole())
 """Placeholder for the rule of a module whose style is open, where the rule itself does not matter."""

@@ -41,7 +41,7 @@ from legoai.dsl.analysis.stages.pipeline import (
     stages_of_ranks,
 )
 from legoai.dsl.analysis.stages.split_points import SplitPoints
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate

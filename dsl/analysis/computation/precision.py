@@ -10,7 +10,7 @@ from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.precision import Float8, MxFp8, Precision
 from legoai.specs.dtypes import DTYPE_BYTES
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 
 _AUTOCAST = ("bf16",)
 """Dtypes in which `torch.autocast` computes without loss scaling."""

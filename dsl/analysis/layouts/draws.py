@@ -10,7 +10,7 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.shard import SequenceStyle
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 _RANDOM: Final = frozenset(("bernoulli", "rand_like", "randn_like", "rrelu"))
 _NAMES_OF_ITS_OWN: Final = ("input", "call", "parameter", "buffer")

@@ -8,7 +8,7 @@ from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Te
 from legoai.specs.record import replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Step
+    from legoai.specs.models.manifests.manifest import Step
 
 MismatchKind = Literal[
     "arrives",

@@ -21,7 +21,7 @@ from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outpu
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import FeatureUse, Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifests.manifest import FeatureUse, Manifest, ModuleInfo, Step
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.cluster import CatalogueError
-from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral", "deepseek")
 """Built-in families in which every matrix multiplies every token once, or the tokens that are routed to it."""

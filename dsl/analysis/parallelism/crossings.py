@@ -25,8 +25,8 @@ from legoai.dsl.analysis.stages.pipeline import (
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.models.manifests.shapes import SAMPLES, TOKENS, Length, Shape, sizes_of
 from legoai.specs.models.reads import Tokens
-from legoai.specs.models.shapes import SAMPLES, TOKENS, Length, Shape, sizes_of
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.shard import Experts
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 
 @fact

@@ -25,7 +25,7 @@ from legoai.specs.directives.layouts import Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 _OFF = "or leave `overlap` out"
 

@@ -16,7 +16,7 @@ from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwi
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 STYLES: Final = (Colwise, Rowwise, SequenceStyle, Heads, Shared, Inputs, Outputs)
 """Treatments of modules on `tp`."""

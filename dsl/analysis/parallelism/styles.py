@@ -22,7 +22,7 @@ from legoai.specs.directives.base import Treatment
 from legoai.specs.directives.shard import Shard
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 NONE: Final = "none"
 _LINEAR: Final = (

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.stages.split_points import SplitPoints
-from legoai.specs.models.shapes import SAMPLES, TOKENS, Shape, words
+from legoai.specs.models.manifests.shapes import SAMPLES, TOKENS, Shape, words
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, StepOp
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, StepOp
 
 
 class Node(Record, kw_only=True):

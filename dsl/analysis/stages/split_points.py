@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legoai.dsl.diagnostics.suggestion import closest
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 
 class SplitPoints:

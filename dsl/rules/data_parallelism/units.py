@@ -14,7 +14,7 @@ from legoai.dsl.rules.base import Check
 from legoai.specs.directives.fsdp import Unit
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 _HELD_CONTAINERS = ("ModuleList", "ModuleDict")
 

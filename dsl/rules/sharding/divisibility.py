@@ -19,7 +19,7 @@ from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Experts, Rowwise
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import ModuleInfo
+    from legoai.specs.models.manifests.manifest import ModuleInfo
 
 
 class Cut(NamedTuple):

@@ -37,7 +37,7 @@ from legoai.specs.directives.shard import (
 )
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 _PLACEMENTS = (Replicated, Sharded, Partial)
 _WHOLE_MODULES = ("model", "block", "attention", "feed_forward", "moe", "container")

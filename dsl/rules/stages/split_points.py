@@ -21,7 +21,7 @@ from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Even, Pipeline
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifests.manifest import Manifest
 
 
 _COMMON_IDLENESS = 0.25

@@ -135,7 +135,7 @@ def _whole_model(plan: Plan, analysis: Analysis) -> WholeModel:
 def _fields(plan: Plan, analysis: Analysis, whole: WholeModel) -> dict[str, Any]:
     """The fields of the model's config."""
     from legoai.runtime.errors import RunError, RunErrorCode
-    from legoai.specs.models.manifest_cache import read_config
+    from legoai.specs.models.manifests.cache import read_config
     from legoai.specs.published.configs import NotPublishedError, published_config
 
     if plan.model.family == "huggingface":

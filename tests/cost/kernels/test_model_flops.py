@@ -14,8 +14,8 @@ from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.magnitudes.flops import forward_flops_per_token
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.simulator import in_the_simulator
 

@@ -15,8 +15,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import blocks_of, expand, expression, group, replacement
 from legoai.lowering.emit.code import Function, Line, Writer, call
-from legoai.specs.models.describe import describe
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.manifest import Manifest
 from support.plans import resolved
 
 

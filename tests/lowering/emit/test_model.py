@@ -10,8 +10,8 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.meshed import TRAINING
 from support.plans import lowered, refusals, resolved

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.init import orthogonal_
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
+from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.random_operators import is_random, seed_generators
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import materialize
-from legoai.specs.models.describe import describe
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.huggingface import transformers_config, transformers_model
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.manifest import ManifestError
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from legoai.specs.models.families import FAMILIES, resolve_config
 from legoai.specs.models.llama import Llama
-from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
 from support.presets import distinct_presets
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.describe import describe
 from legoai.specs.models.huggingface import language_model, transformers_model
-from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.reads import Images, Tokens
 
 

@@ -18,7 +18,7 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, Unplaced
-from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 from legoai.specs.record import replace
 
 _VIEWS: Final = ("reshape", "index", "cast")

@@ -23,7 +23,7 @@ from legoai.dsl.frontend.paths import assign, pattern
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Shard, Unplaced
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.record import replace
 
 _MOST_WAYS: Final = 4096

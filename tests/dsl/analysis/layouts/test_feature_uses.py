@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from legoai.dsl.analysis.layouts.propagation import Propagation
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.shard import Colwise, Rowwise
-from legoai.specs.models.describe import describe
+from legoai.specs.models.manifests.described.describe import describe
 
 HEADS, WIDTH = 4, 8
 OUT = 3 * HEADS * WIDTH

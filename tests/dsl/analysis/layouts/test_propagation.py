@@ -158,7 +158,7 @@ def test_layout_agreement_depends_on_known_shapes(tensor: Tensor, layout: Any, e
 def follow(model: Any, styles: dict[str, Any]) -> list[tuple[str, str]]:
     """The kinds and places of diagnostics in a module of PyTorch's own making."""
     from legoai.specs.directives.base import PathRule
-    from legoai.specs.models.describe import describe
+    from legoai.specs.models.manifests.described.describe import describe
 
     rules = {path: PathRule(path=path, treatment=treatment) for path, treatment in styles.items()}
     return [(item.kind, item.path) for item in Propagation(describe(model, "test"), rules).run()]

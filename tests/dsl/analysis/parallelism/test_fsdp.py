@@ -11,7 +11,7 @@ from legoai.dsl.analysis.communication import comm
 from legoai.dsl.analysis.parallelism import fsdp, mesh
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.frontend.resolve import resolve
-from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifests.load import load_manifest
 
 HEAD = 'plan units\nmodel llama3("tiny")\ncluster cpu(devices = 4)\nbatch (global = 16, micro = 2, seq_len = 64)\n'
 

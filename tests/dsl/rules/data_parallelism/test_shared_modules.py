@@ -9,7 +9,7 @@ import pytest
 
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
 from legoai.dsl.lint import lint
-from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
 from support.rule_plans import BASE, codes, message
 

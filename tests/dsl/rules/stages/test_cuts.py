@@ -9,7 +9,7 @@ import pytest
 from legoai.dsl.analysis.stages.chain import CannotFollow, Chain
 from legoai.dsl.lint import lint
 from legoai.specs.models.inspect import inspect_model
-from legoai.specs.models.shapes import words
+from legoai.specs.models.manifests.shapes import words
 from legoai.specs.models.source import ModelSource
 
 MODELS = '''

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from legoai.specs.models.computed import computed_manifest
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.inspect import inspect_model
+from legoai.specs.models.manifests.computed.builtin import computed_manifest
 from legoai.specs.models.source import ModelSource
 from support.marks import slow_but
 from support.presets import distinct_presets

@@ -12,8 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.feature_uses import FeaturesOf
-from legoai.specs.models.manifest import FeatureUse, Step, StepOp
+from legoai.specs.models.manifests.described.feature_uses import FeaturesOf
+from legoai.specs.models.manifests.manifest import FeatureUse, Step, StepOp
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import tree_leaves, whole_of
 

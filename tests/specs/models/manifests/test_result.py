@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.describe import describe
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts
-from legoai.specs.models.result import unfit_result
 
 IDS = torch.zeros(2, 8, dtype=torch.int64)
 PIXELS = torch.zeros(2, 3, 4, 4)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from legoai.specs.models.shapes import Length, compared, guessed, other_sizes, sizes_of, words
+from legoai.specs.models.manifests.shapes import Length, compared, guessed, other_sizes, sizes_of, words
 
 SIZES = [(2, 8), (1, 1), (3, 7), (4, 3), (1, 128), (8, 8)]
 SHAPE = Length(1, samples=True), Length(1, tokens=True), Length(32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 
@@ -36,11 +36,11 @@ def load_manifest(
         ManifestError: the model could not be inspected.
     """
     if source.kind == "builtin":
-        from legoai.specs.models.computed import computed_manifest
+        from legoai.specs.models.manifests.computed.builtin import computed_manifest
 
         return computed_manifest(source)
 
-    from legoai.specs.models.manifest_cache import cached_or_inspected
+    from legoai.specs.models.manifests.cache import cached_or_inspected
 
     return cached_or_inspected(
         source,

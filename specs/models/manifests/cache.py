@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 
 from legoai.specs.cache import user_cache
 from legoai.specs.files import replace_file
-from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError
+from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
 _INSPECTOR = "legoai.specs.models.inspect"
@@ -36,7 +36,7 @@ def cached_or_inspected(
     cache_directory: Path | None,
     timeout: float,
 ) -> Manifest:
-    """Return the manifest from the cache, or inspect the model; see `legoai.specs.models.load.load_manifest`."""
+    """Return the manifest from the cache, or inspect the model; see `load_manifest`."""
     base_directory = base_directory.resolve()
     file = _entry(source, base_directory, cache_directory)
     cached = _read_entry(file)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.describe import describe
 from legoai.specs.models.families import FAMILIES
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 
@@ -282,7 +282,7 @@ def test_compiler_is_imported_before_operators_are_recorded():
     code = """
 import sys
 import torch
-from legoai.specs.models.describe import describe
+from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.random_operators import RandomOperators
 
 watch = RandomOperators.__enter__
@@ -314,7 +314,7 @@ def test_model_with_untraceable_forward_has_modules():
 def test_largest_manifest_is_computed_quickly_without_torch():
     code = """
 import sys, time
-from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
 times = []
 for _ in range(5):

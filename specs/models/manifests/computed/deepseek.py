@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.configs import DeepSeekConfig
-from legoai.specs.models.templates import (
+from legoai.specs.models.manifests.computed.templates import (
     Flow,
     Templates,
     attended,

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legoai.specs.models.computed_deepseek import deepseek
 from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig, ViTConfig
 from legoai.specs.models.families import FAMILIES
-from legoai.specs.models.manifest import FORMAT, Manifest
-from legoai.specs.models.reads import Images, Reads, Tokens, described
-from legoai.specs.models.source import ModelSource
-from legoai.specs.models.templates import (
+from legoai.specs.models.manifests.computed.deepseek import deepseek
+from legoai.specs.models.manifests.computed.templates import (
     Flow,
     Templates,
     attended,
@@ -29,6 +26,9 @@ from legoai.specs.models.templates import (
     through_blocks,
     transformer_block,
 )
+from legoai.specs.models.manifests.manifest import FORMAT, Manifest
+from legoai.specs.models.reads import Images, Reads, Tokens, described
+from legoai.specs.models.source import ModelSource
 
 
 def computed_manifest(source: ModelSource) -> Manifest:

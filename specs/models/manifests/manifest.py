@@ -1,7 +1,7 @@
 """Manifest of a model, readable without torch: modules, shapes, heads, experts, repeated blocks and data flow.
 
-The `Manifest` of a built-in model is computed from its dimensions (`legoai.specs.models.computed`). That of another
-model is made by running its constructor and its forward on the meta device in a subprocess
+The `Manifest` of a built-in model is computed from its dimensions (`legoai.specs.models.manifests.computed.builtin`).
+That of another model is made by running its constructor and its forward on the meta device in a subprocess
 (`legoai.specs.models.inspect`), and cached. `load_manifest` finds or makes it and never imports torch.
 
     manifest = load_manifest(ModelSource(kind="builtin", target="llama3", preset="8b"), base_directory=".")
@@ -30,8 +30,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
+from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
-from legoai.specs.models.shapes import Length, Shape
 
 FORMAT = 12
 """Version of the serialised form; a cached manifest of another version is recreated."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.configs import DeepSeekConfig, LlamaConfig, MixtralConfig
-from legoai.specs.models.manifest import ModuleKind, StepOp
+from legoai.specs.models.manifests.manifest import ModuleKind, StepOp
 
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a module's own parameters or buffers."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from legoai.specs.models import manifest_cache
-from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import ManifestError
-from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file, read_config
+from legoai.specs.models.manifests import cache as manifest_cache
+from legoai.specs.models.manifests.cache import default_cache_directory, find_module_file, read_config
+from legoai.specs.models.manifests.load import load_manifest
+from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
 from support.manifests import inspected_in_this_process
 
@@ -223,7 +223,7 @@ def test_factory_exceeding_the_timeout_is_killed(workplace):
 def test_interrupt_kills_the_inspection_process(workplace):
     pid_file = workplace.directory / "pid"
     code = f"""
-from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
 source = ModelSource(kind="python", target="factories.models:sleeps", arguments={{"pid_file": {str(pid_file)!r}}})
 try:
@@ -269,7 +269,7 @@ def test_cache_is_in_the_user_cache_directory(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("in_this_process")
 def test_missing_cache_is_ignored(workplace, monkeypatch):
-    monkeypatch.setattr("legoai.specs.models.manifest_cache.user_cache", lambda: None)
+    monkeypatch.setattr("legoai.specs.models.manifests.cache.user_cache", lambda: None)
     workplace.cache = None
     for _ in range(2):
         assert workplace.load("python", "factories.models:build").parameter_count == 224

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models import shapes
-from legoai.specs.models.shapes import Shape
+from legoai.specs.models.manifests import shapes
+from legoai.specs.models.manifests.shapes import Shape
 
 Concrete = tuple[int, ...] | None
 """Shape of one tensor; None for anything else."""

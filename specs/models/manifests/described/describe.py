@@ -15,14 +15,14 @@ from torch import nn
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues, unfilled_by
-from legoai.specs.models.flow import Call, FlowRecorder
-from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
+from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
+from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
+from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
+from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError, ModuleKind
+from legoai.specs.models.manifests.result import unfit_result
+from legoai.specs.models.manifests.shapes import Shape, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
-from legoai.specs.models.result import unfit_result
-from legoai.specs.models.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
-from legoai.specs.models.shapes import Shape, other_sizes
 from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, meta_device, tree_map
-from legoai.specs.models.updated_buffers import UpdatedBuffers
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -1,0 +1,1 @@
+"""Manifests, which tell a plan of its model: cached, computed of dimensions, or described on the meta device."""

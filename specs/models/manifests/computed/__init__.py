@@ -1,0 +1,1 @@
+"""Manifests of built-in models, computed without torch."""

@@ -1,0 +1,1 @@
+"""Description of a model that was built on the meta device."""
