@@ -17,7 +17,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, in_docstring, quoted
-from legoai.lowering.emit.graph import graph_passes
+from legoai.lowering.emit.data_parallelism.graph import graph_passes
 from legoai.lowering.file_names import factory_module, program_name
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.plan import Plan

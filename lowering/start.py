@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from legoai.lowering.emit.run import planned
+from legoai.lowering.emit.training.run import planned
 from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching import torchrun

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.lowering.emit import (
-    allocator,
-    attention,
-    batch,
-    checkpoint,
-    clip,
-    cluster,
-    comm,
-    context,
-    fsdp,
-    loss,
-    mesh,
-    model,
-    offload,
-    optimizer,
-    pipeline,
-    precision,
-    replicate,
-    run,
-    schedule,
-    shard,
-)
-from legoai.lowering.emit import compile as compilation
+from legoai.lowering.emit.computation import attention, checkpoint, loss, precision
+from legoai.lowering.emit.computation import compile as compilation
+from legoai.lowering.emit.data_parallelism import comm, fsdp, replicate
+from legoai.lowering.emit.devices import allocator, cluster, mesh, offload
 from legoai.lowering.emit.emitter import Emit
+from legoai.lowering.emit.sharding import context, shard
+from legoai.lowering.emit.stages import pipeline
+from legoai.lowering.emit.training import batch, clip, model, optimizer, run, schedule
 
 EMITTERS: Final[dict[str, Emit]] = {
     "model": model.emit,
@@ -59,5 +43,5 @@ EMITTERS: Final[dict[str, Emit]] = {
 }
 """Keyword to emission. Calls stand in `parallelize` in the order of emission, which is TorchTitan's: tensor parallel,
 experts, context parallel, activation checkpointing, compile, data sharding. One call stands elsewhere: float8 layers
-are converted before all else, though `precision` comes late (:mod:`legoai.lowering.emit.float8`). What the other
-families contribute has places of its own, in other functions and in the step."""
+are converted before all else, though `precision` comes late (:mod:`legoai.lowering.emit.computation.float8`). What the
+other families contribute has places of its own, in other functions and in the step."""

@@ -23,7 +23,7 @@ class Step:
     micro_batches: Line | None = None
     """`MICRO_BATCHES = …`."""
     ramp: list[tuple[int, int, Note]] = field(default_factory=list)
-    """Steps until which a rank takes fewer micro batches, and how many; see :mod:`legoai.lowering.emit.batch`."""
+    """Steps until which a rank takes fewer micro batches, and how many (:mod:`legoai.lowering.emit.training.batch`)."""
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
     traced: tuple[Note, Line] | None = None

@@ -12,10 +12,10 @@ from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cut
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.orders import Order
 from legoai.dsl.analysis.stages.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
-from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, dictionary, literal, quoted, sequence
-from legoai.lowering.emit.precision import DTYPES
+from legoai.lowering.emit.computation.precision import DTYPES
+from legoai.lowering.emit.data_parallelism import graph
 from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile, Pipeline
 from legoai.specs.models.manifests.shapes import sizes_of

@@ -20,7 +20,7 @@ from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Item, Line, Note, Statement, call, literal, quoted
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.compile import AotEager, Inductor

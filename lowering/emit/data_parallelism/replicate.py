@@ -10,10 +10,10 @@ from typing import Final
 
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets, replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Statement, call
-from legoai.lowering.emit.mesh import joined
-from legoai.lowering.emit.precision import policy
+from legoai.lowering.emit.computation.precision import policy
+from legoai.lowering.emit.data_parallelism.buckets import statements
+from legoai.lowering.emit.devices.mesh import joined
 
 _WHY: Final = "after all wrappers, so that the hooks that reduce gradients enclose them"
 

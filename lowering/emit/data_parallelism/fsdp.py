@@ -14,16 +14,16 @@ from legoai.dsl.analysis.parallelism.experts import axes_of_experts, distributed
 from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced, keeps_between_micro_batches
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.lowering.emit import comm, graph
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
-from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
-from legoai.lowering.emit.experts import EXPERT_MESH
-from legoai.lowering.emit.mesh import sharding_mesh
-from legoai.lowering.emit.offload import policy_of_units
-from legoai.lowering.emit.precision import policy
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.computation.precision import policy
+from legoai.lowering.emit.data_parallelism import comm, graph
+from legoai.lowering.emit.data_parallelism.buckets import statements
+from legoai.lowering.emit.devices.mesh import sharding_mesh
+from legoai.lowering.emit.devices.offload import policy_of_units
+from legoai.lowering.emit.held_modules import blocks_of, where_held
+from legoai.lowering.emit.sharding.experts import EXPERT_MESH
 from legoai.specs.directives.fsdp import Fsdp
 
 _WHY: Final = "after all wrappers, so that the hooks that gather parameters enclose them"

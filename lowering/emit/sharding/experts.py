@@ -8,8 +8,8 @@ from legoai.dsl.analysis.parallelism.experts import distributed_experts, is_rout
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
-from legoai.lowering.emit.mesh import sharding_mesh
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.devices.mesh import sharding_mesh
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 
 EXPERT_MESH: Final = "expert_mesh"
 """Name of the experts' mesh in the program."""

@@ -8,7 +8,7 @@ from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Item, Line, Statement, call, quoted
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 
 _WHY: Final = "puts collectives into attention, so that they are compiled and recomputed with it"
 

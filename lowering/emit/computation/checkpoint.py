@@ -10,7 +10,7 @@ from legoai.dsl.analysis.computation.checkpoint import keeps_random_state
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import MODEL, BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal, quoted
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
 

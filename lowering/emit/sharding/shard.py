@@ -15,14 +15,14 @@ from legoai.dsl.analysis.parallelism.shard import (
     tensor_parallel,
 )
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Group, Item, Line, Note, Statement, call, dictionary
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
+from legoai.lowering.emit.sharding import experts
+from legoai.lowering.emit.sharding.styles import placed as placed_style
+from legoai.lowering.emit.sharding.styles import style
 from legoai.lowering.emit.step import PARAMETERS
-from legoai.lowering.emit.styles import placed as placed_style
-from legoai.lowering.emit.styles import style
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.shard import Shard
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from legoai.lowering.emit.run import planned
+from legoai.lowering.emit.training.run import planned
 from legoai.runtime.launching.options import PLANNED, parse_options
 from support.plans import lowered, resolved
 

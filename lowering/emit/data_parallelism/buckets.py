@@ -10,7 +10,7 @@ from legoai.dsl.analysis.parallelism.buckets import ModuleBucket
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Loop, Node, Note, Statement
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 
 Make = Callable[[str], Node]
 """Returns the call for a module, or for a list of modules, given its expression."""

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.parallelism.float8 import converted_layers, gathered_we
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import MODEL, BlockGroup
 from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted
-from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.lowering.emit.held_modules import blocks_of, where_held
 from legoai.specs.directives.precision import Float8
 
 _WHY: Final = "first, since it replaces layers that later functions transform"

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.parallelism.replicate import replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, block_paths, index_range
 from legoai.lowering.emit.code import Function, Group, Item, Line, Statement, call, listing, literal, quoted
-from legoai.lowering.emit.offload import with_state_on_host
+from legoai.lowering.emit.devices.offload import with_state_on_host
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.optimizer import Group as OwnConstants
 from legoai.specs.directives.optimizer import Muon

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from legoai.dsl.analysis.computation.precision import autocast_dtype
-from legoai.lowering.emit import float8
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, call
+from legoai.lowering.emit.computation import float8
 from legoai.lowering.emit.step import context
 from legoai.specs.dtypes import TORCH_DTYPES
 

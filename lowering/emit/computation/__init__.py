@@ -1,0 +1,1 @@
+"""Emission of how modules compute: kernels, compilation, recomputation, dtypes and the loss."""

@@ -1,0 +1,1 @@
+"""Emission of units and replicas, of their communication, and of the traced step."""

@@ -1,0 +1,1 @@
+"""Emission of what says where a program runs: devices, mesh, allocator, host memory."""

@@ -1,0 +1,1 @@
+"""Emission of tensor, context and expert parallelism."""

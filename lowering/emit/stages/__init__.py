@@ -1,0 +1,1 @@
+"""Emission of pipelines."""
