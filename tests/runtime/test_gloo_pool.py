@@ -1,10 +1,14 @@
 """The pool of gloo ranks returns every rank's result, and raises the error of the first that failed."""
 
+import os
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode
+from support.gloo import RankError
 
 
 def total_of_ranks(offset: int) -> int:
@@ -28,6 +32,19 @@ def test_the_first_failing_rank_is_raised_and_the_pool_recovers(gloo):
         gloo(4)(fail_on, 2)
     assert "on rank 2" in caught.value.__notes__[0] and caught.value.help == "do not"
     assert gloo(4)(total_of_ranks, 0) == [6] * 4
+
+
+def abort_on(rank: int) -> int:
+    if rank == dist.get_rank():
+        os.kill(os.getpid(), signal.SIGABRT)
+    return dist.get_rank()
+
+
+def test_a_rank_that_aborts_is_reported_with_its_stack_and_the_pool_recovers(gloo):
+    with pytest.raises(RankError, match="rank 1 ended with SIGABRT") as caught:
+        gloo(2)(abort_on, 1)
+    assert "in abort_on" in caught.value.__notes__[0]
+    assert gloo(2)(total_of_ranks, 0) == [1, 1]
 
 
 def test_pool_forks_safely_after_computation(gloo):

@@ -23,7 +23,7 @@ CALL_SECONDS = 100.0
 
 
 class RankError(AssertionError):
-    """Error of a rank whose exception cannot be pickled."""
+    """Error of a rank whose exception cannot be pickled, or that has ended."""
 
 
 class GlooPool:
@@ -54,6 +54,7 @@ class GlooPool:
         Raises:
             Exception: what the first failing rank raised, with its traceback in a note.
             TimeoutError: a rank did not answer, with the stacks of all in a note; the pool is closed.
+            RankError: a rank has ended, with its last stack in a note if a signal ended it; the pool is closed.
         """
         for pipe in self.pipes:
             pipe.send((function, args, kwargs))
@@ -64,7 +65,10 @@ class GlooPool:
                 error.add_note(self._stacks())
                 self.close()
                 raise error
-            answers.append(pipe.recv())
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                raise self._ended(rank) from None
         failed = [(rank, answer) for rank, answer in enumerate(answers) if not answer[0]]
         if failed:
             rank, (_, error, trace) = failed[0]
@@ -77,6 +81,17 @@ class GlooPool:
     @property
     def alive(self) -> bool:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
+
+    def _ended(self, rank: int) -> RankError:
+        """The error for a rank that has ended without an answer."""
+        process = self.processes[rank]
+        process.join(timeout=2)
+        status = process.exitcode
+        named = signal.Signals(-status).name if status is not None and status < 0 else f"status {status}"
+        error = RankError(f"rank {rank} ended with {named}")
+        error.add_note(_stack_file(self.folder, rank).read_text())
+        self.close()
+        return error
 
     def _stacks(self) -> str:
         """Where each rank is."""
@@ -115,6 +130,7 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     gc.freeze()  # objects of the session are never garbage here, and each collection would traverse all of them
     stacks = _stack_file(folder, rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks)
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group(
