@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+from support import ROOT
 from support.marks import slow_but
 from support.meshed import TRAINING, UNITS
 from support.plans import SEQUENCE_BESIDE_EXPERTS, errors, lowered
@@ -220,7 +221,7 @@ def test_lint_reports_unsupported_expert_parallelism(text: str, code: str, messa
 
 
 def test_expert_mesh_is_created_once():
-    text = legoai.lower(Path(__file__).parents[3] / "plans" / "mixtral_8x7b_64.plan").text
+    text = legoai.lower(ROOT / "plans" / "mixtral_8x7b_64.plan").text
     assert text.count("split_off_experts(") == 1
     assert '    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8\n' in text
     assert '    apply_expert_parallel(model, expert_mesh["ep"])' in text
