@@ -146,6 +146,8 @@ def _left_out(path: Path, state: State, *, other_model: bool) -> list[str]:
         RunError: it has no weight of the model.
     """
     left_out = sorted(set().union(*gather_objects(load(path, state, other_model=other_model))))
+    if not left_out:
+        return []
     own = {name for names in gather_objects(list(state)) for name in names if name.startswith(WEIGHTS)}
     if own.issubset(left_out):
         raise RunError(
