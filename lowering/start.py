@@ -9,7 +9,7 @@ from legoai.lowering.emit.training.run import planned
 from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching import torchrun
-from legoai.runtime.launching.lock import locked
+from legoai.runtime.launching.lock import START, locked
 from legoai.runtime.launching.options import RunOptions, parse_options
 from legoai.specs.files import replace_file
 from legoai.specs.plan import Plan
@@ -33,8 +33,8 @@ def start(
 ) -> int:
     """Write a program into the folder of its run, start it with torchrun, and wait for it.
 
-    The folder is locked until then, so that no other start replaces the program while this one predicts; afterwards the
-    ranks lock it, and do not run a program that was replaced in between.
+    The folder is locked until it ends, so that no other start replaces the program or adds to the metrics. The ranks
+    lock it too, and do not run a program that was replaced all the same.
 
     Args:
         program: of ``plan``.
@@ -72,14 +72,15 @@ def start(
         )
     assert options.out is not None, "it has a default"
     path = options.out / f"{program.plan_name}.py"
-    with locked(options.out):
-        try:
-            replace_file(path, program.text)
-        except OSError as error:
-            raise RunError(
-                RunErrorCode.FOLDER_NOT_WRITABLE, f"{path} cannot be written: {error.strerror or error}"
-            ) from error
-        begin(options)
     count = nproc or plan.mesh.world_size
-    say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
-    return torchrun.launch(path, nproc=count, arguments=given, directory=directory, text=program.text)
+    with locked(options.out, START):
+        with locked(options.out):
+            try:
+                replace_file(path, program.text)
+            except OSError as error:
+                raise RunError(
+                    RunErrorCode.FOLDER_NOT_WRITABLE, f"{path} cannot be written: {error.strerror or error}"
+                ) from error
+            begin(options)
+        say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
+        return torchrun.launch(path, nproc=count, arguments=given, directory=directory, text=program.text)

@@ -1,4 +1,4 @@
-"""Models that programs can train."""
+"""Models that programs can train, and those whose forward cannot be followed."""
 
 from __future__ import annotations
 
@@ -21,3 +21,20 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                 "encoder-decoders that end in `ForConditionalGeneration`, or `CLIPModel`",
             ),
         )
+
+
+def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
+    """What makes a forward that cannot be followed one that can; nothing where that is not known."""
+    model, manifest = analysis.plan.model, analysis.manifest
+    if model.family != "huggingface":
+        return ("let forward read no values of tensors, as `counts.tolist()` does, or decide by shapes only",)
+    chosen = model.arguments.get("experts_implementation")
+    has_experts = manifest is not None and any(info.kind == "experts" for info in manifest.modules.values())
+    if not has_experts or chosen not in (None, "eager"):
+        return ()
+    change = (
+        'give the model `experts_implementation = "grouped_mm"`'
+        if chosen is None  # its file may choose it
+        else 'leave `experts_implementation = "eager"` out'
+    )
+    return (f"{change}: eager experts read how many tokens each of them takes",)

@@ -1,4 +1,4 @@
-"""Lock on a run's folder, so that two runs never write into one."""
+"""Locks on a run's folder, so that two runs never write into one."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
 
 from legoai.runtime.errors import RunError, RunErrorCode
 
-NAME = "run.lock"
-OWNER = "run.owner"
-"""Names the process that holds the lock. The file of the lock itself is not written: where a file system has no locks,
-its presence is the lock, and its content names the process that made it, without which no other can replace it."""
+RUN: Final = "run"
+"""The lock of what writes into a folder: ranks, and before them the command that prepares the folder for them."""
+
+START: Final = "start"
+"""The lock of a command that starts ranks and waits for them. They take the other lock when they are there; until then
+this one keeps a second command away, and they keep it away where the first one is killed."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, lock: str = RUN) -> Iterator[None]:
     """Lock a folder for one run, creating it where it is missing; the lock of a process that has ended counts no more.
 
     Raises:
         RunError: another run holds the lock, or the folder cannot be written.
     """
-    lock = acquire(folder)
+    held = acquire(folder, lock)
     try:
         yield
     finally:
-        lock.release()
+        held.release()
 
 
-def acquire(folder: Path) -> FileLock:
-    """Take the lock of a folder, or raise what :func:`locked` raises."""
-    owner = folder / OWNER
-    lock = FileLock(folder / NAME)
+def acquire(folder: Path, lock: str = RUN) -> FileLock:
+    """Take a lock of a folder, or raise what :func:`locked` raises."""
+    # It names the process that holds the lock. The file of the lock itself is not written: where a file system has no
+    # locks, its presence is the lock, and its content names the process that made it, without which no other can
+    # replace it.
+    owner = folder / f"{lock}.owner"
+    held = FileLock(folder / f"{lock}.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
+        held.acquire(blocking=False)
         owner.write_text(f"{os.getpid()} {socket.gethostname()}\n", encoding="utf-8")
     except Timeout:
         raise RunError(
@@ -54,7 +60,7 @@ def acquire(folder: Path) -> FileLock:
             f"--out {folder}: nothing can be written there: {error.strerror or error}",
             help="free space there, or choose another --out" if full else "choose another --out",
         ) from error
-    return lock
+    return held
 
 
 def _owner(file: Path) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
-from legoai.runtime.metrics.records import RecordFile
+from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.runtime.metrics.tensorboard import TensorBoard
 from legoai.specs.units import GIB
 
@@ -52,6 +52,19 @@ class StepRecord:
     def tokens_per_second_per_device(self) -> float:
         """Tokens of the global batch / (seconds * devices); 0 where samples have no text."""
         return self.samples_per_second_per_device * self.tokens_per_sample
+
+
+METRICS: Final = "metrics.jsonl"
+"""The file of the records in a run's folder."""
+
+
+def is_validated(folder: Path, step: int) -> bool:
+    """Whether the run in a folder has validated a step since it has taken it, the last time if it went back."""
+    found = False
+    for record in read_records(folder / METRICS):
+        if record.get("step") == step:
+            found = record.get("event") == "validation" or (found and record.get("event") != "step")
+    return found
 
 
 class MetricsLog:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,6 +52,19 @@ class RecordFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, but for those that were written in part; none where there is no such file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        yield record
+    except OSError:
+        return
 
 
 def _json_safe(record: dict[str, Any]) -> dict[str, Any]:

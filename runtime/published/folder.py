@@ -135,13 +135,23 @@ def _files(path: Path) -> dict[str, list[str]]:
 def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
         weights = json.loads((path / INDEX).read_bytes())["weight_map"]
+        if not isinstance(weights, dict):
+            raise ValueError("its 'weight_map' does not map names of tensors to files")
         files: dict[str, list[str]] = {}
         for name, file in weights.items():
             if not isinstance(file, str) or Path(file).name != file:
                 raise ValueError(f"it names {file!r}, which is no file beside it")
             files.setdefault(file, []).append(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {_message(error)}") from None
+    except OSError as error:
+        raise RunError(
+            RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {error.strerror or error}"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            RunErrorCode.WEIGHTS_CORRUPT,
+            f"{path / INDEX} is damaged, or no index of safetensors files: {_message(error)}",
+            help="download or write it again",
+        ) from None
     for file, names in files.items():
         if not (path / file).is_file():
             raise RunError(
@@ -153,6 +163,8 @@ def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, TypeError):  # of indexing what is no mapping
+        return "it is no mapping"
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 

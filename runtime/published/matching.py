@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder, listed
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_config
 from legoai.specs.models.manifests.manifest import ManifestError
-from legoai.specs.published.configs import differences, ties_embeddings
+from legoai.specs.published.configs import differences, part_of_type, ties_embeddings
 from legoai.specs.published.pieces import Pieces, published_shapes
 
 Match = dict[str, Pieces]
@@ -48,8 +48,9 @@ def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, li
     for name in [name for name, pieces in found.items() if any(piece.name in wrong for piece in pieces)]:
         missing[name] = found.pop(name)[0].name
     _check_dtypes(found, folder, whole.integers)
+    _check_any(missing, found, folder)
     if not others:
-        _check_missing(missing, folder)
+        _check_missing(missing, whole, folder)
         _check_left(found, whole, folder)
     return found, sorted(missing)
 
@@ -77,19 +78,36 @@ def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
     """
     if not whole.fields or not folder.config:
         return
-    builtin = whole.config is not None
-    compared = folder.config if builtin else _completed(folder.config)
-    for field, published, own, changes in differences(whole.fields, compared, builtin=builtin):
+    builtin, config = whole.config is not None, folder.path / CONFIG
+    compared = _config_of(whole, folder)
+    for field, published, own, changes in differences(
+        whole.fields, compared if builtin else _completed(compared), builtin=builtin
+    ):
+        if changes and published is None:
+            raise RunError(
+                RunErrorCode.WEIGHTS_OTHER_MODEL,
+                f"{config} has no {field}, and the plan's model {_shown(own)}: the weights may mean something else "
+                "there",
+                help=f"where the published model has {_shown(own)} too, add it to {CONFIG}",
+            )
         if changes:
             raise RunError(
                 RunErrorCode.WEIGHTS_OTHER_MODEL,
-                f"{folder.path / CONFIG} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: the "
-                "weights mean something else there",
+                f"{config} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: the weights mean "
+                "something else there",
+                help=f'model huggingface("{config}") is the published one'
+                if compared is folder.config and (builtin or field == "model_type")
+                else "give the plan's model the value of the published one",
             )
         yield (
-            f"{folder.path / CONFIG} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: with these "
-            "weights it computes something else than what was published"
+            f"{config} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: with these weights it "
+            "computes something else than what was published"
         )
+
+
+def _config_of(whole: WholeModel, folder: Folder) -> Mapping[str, Any]:
+    """The fields of a folder's config for the plan's model, which may be one part of several of the published one."""
+    return part_of_type(whole.fields.get("model_type"), folder.config)
 
 
 def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,7 +146,57 @@ def _published_in(whole: WholeModel, name: str, shape: tuple[int, ...], folder: 
 
 def _base(pieces: Pieces) -> str:
     """The beginning that names lack in files of a model without its output layer, as GPT-2's."""
-    return f"{pieces[0].name.partition('.')[0]}."
+    return _first(pieces[0].name)
+
+
+def _first(name: str) -> str:
+    return f"{name.partition('.')[0]}."
+
+
+class _Prefix(NamedTuple):
+    """The beginning of names in a folder of a larger model, and the one that the same names have in one of its part."""
+
+    there: str
+    usual: str
+
+
+def _prefix(missing: Mapping[str, str], found: Match, folder: Folder) -> _Prefix | None:
+    """Find another beginning of names with which the folder has all tensors that are missing, if these are most."""
+    if len(missing) <= len(found):
+        return None
+    one, *others = missing.values()
+    bases = {_first(name) for name in (one, *others)}
+    for usual in ("", *(bases if len(bases) == 1 else ())):
+        end = one.removeprefix(usual)
+        for name in folder.tensors:
+            there = name.removesuffix(end)
+            if name.endswith(f".{end}") and all(
+                f"{there}{each.removeprefix(usual)}" in folder.tensors for each in others
+            ):
+                return _Prefix(there, usual)
+    return None
+
+
+def _check_any(missing: Mapping[str, str], found: Match, folder: Folder) -> None:
+    """Check that some tensors are read, even where others may be missing, and that most are not under other names."""
+    prefix = _prefix(missing, found, folder)
+    if prefix is not None:
+        names = (
+            f"with names that begin with `{prefix.usual}`" if prefix.usual else f"with names without `{prefix.there}`"
+        )
+        raise RunError(
+            RunErrorCode.WEIGHTS_OTHER_MODEL,
+            f"{folder.path} has {len(missing)} of the {len(missing) + len(found)} tensors of the plan's model only "
+            f"under names that begin with `{prefix.there}`, as those of one part of a larger model",
+            help=f"write that part into a folder of its own, {names}",
+        )
+    if not found:
+        raise RunError(
+            RunErrorCode.WEIGHTS_OTHER_MODEL,
+            f"{folder.path} has none of the tensors of the plan's model by name and shape; it has "
+            f"{listed(folder.tensors) or 'no tensors'}",
+            help="take the weights of such a model, or give the plan the model of the folder's config.json",
+        )
 
 
 def _wrong_shapes(found: Match, folder: Folder, *, refuse: bool) -> set[str]:
@@ -137,7 +205,7 @@ def _wrong_shapes(found: Match, folder: Folder, *, refuse: bool) -> set[str]:
     if wrong and refuse:
         name, shape = next(iter(wrong.items()))
         own = next(own for own, pieces in found.items() if any(piece.name == name for piece in pieces))
-        more = f"; {len(wrong) - 1} others differ too" if len(wrong) > 1 else ""
+        more = _others(len(wrong) - 1, "differs", "differ")
         raise RunError(
             RunErrorCode.WEIGHTS_OTHER_MODEL,
             f"{name} of {folder.path} has the shape {list(folder.tensors[name].shape)}, and the plan's model needs "
@@ -146,6 +214,10 @@ def _wrong_shapes(found: Match, folder: Folder, *, refuse: bool) -> set[str]:
             "load what has the same shape",
         )
     return set(wrong)
+
+
+def _others(count: int, does: str, do: str) -> str:
+    return "" if not count else f"; another {does} too" if count == 1 else f"; {count} others {do} too"
 
 
 def _check_dtypes(found: Match, folder: Folder, integers: Container[str]) -> None:
@@ -162,12 +234,12 @@ def _check_dtypes(found: Match, folder: Folder, integers: Container[str]) -> Non
                 )
 
 
-def _check_missing(missing: Mapping[str, str], folder: Folder) -> None:
+def _check_missing(missing: Mapping[str, str], whole: WholeModel, folder: Folder) -> None:
     if not missing:
         return
     name, published = min(missing.items(), key=lambda item: (item[1], item[0]))
-    more = f"; {len(missing) - 1} others are missing too" if len(missing) > 1 else ""
-    ties = published == "lm_head.weight" and ties_embeddings(folder.config)
+    more = _others(len(missing) - 1, "is missing", "are missing")
+    ties = published == "lm_head.weight" and ties_embeddings(_config_of(whole, folder))
     raise RunError(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
         f"{folder.path} has no {published}, which is {name} of the plan's model{more}",
@@ -194,7 +266,7 @@ def _tied_names(whole: WholeModel, folder: Folder) -> set[str]:
     """Published names of tied tensors, which are not read twice, where the published model ties them too."""
     assert whole.published is not None, "see `check_map`"
     # A folder without a config is taken for one of the plan's model.
-    if ties_embeddings(folder.config or {"model_type": whole.fields.get("model_type")}) is False:
+    if ties_embeddings(_config_of(whole, folder) or {"model_type": whole.fields.get("model_type")}) is False:
         return set()
     names = {
         piece.name

@@ -10,7 +10,7 @@ from legoai.runtime.metrics.log import MetricsLog
 from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.published.folder import is_published
 from legoai.runtime.published.start import load_published
-from legoai.runtime.training.resume import load_weights, named_checkpoint
+from legoai.runtime.training.resume import fresh_tensors, load_weights, named_checkpoint
 from legoai.runtime.training.state import Training
 
 
@@ -35,4 +35,4 @@ def start_with_weights(place: Path, training: Training, options: RunOptions, log
     log.event("weights", path=str(path), **event, left_out=left_out)
     log.say(f"{what}; the optimizer starts afresh")
     if left_out:
-        log.say(f"note: {len(left_out)} tensors are not among them and start afresh: {left_out[0]}, ...")
+        log.say(f"note: {fresh_tensors(left_out, lacking='among them')}")

@@ -24,7 +24,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.launching.patience import patiently_on_first_rank
 from legoai.runtime.launching.signals import StopRequest
-from legoai.runtime.metrics.log import MetricsLog, StepRecord
+from legoai.runtime.metrics.log import METRICS, MetricsLog, StepRecord, is_validated
 from legoai.runtime.metrics.profile import profiled, trace_path
 from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
 from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, set_schedule_step
@@ -248,6 +248,10 @@ class TrainingLoop:
             log.say(f"note: step {options.profile_step} is done already, and no step is profiled")
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
+        run = path.resolve().parent.parent
+        if self._due(self.options.evaluate_every) and not on_first_rank(lambda: is_validated(run, self.step)):
+            log.say(f"note: step {self.step} was not validated before the run ended, and is now")
+            self._validate(log)
         return self.step
 
     def _warnings(self) -> Iterator[str]:
@@ -353,7 +357,7 @@ class TrainingLoop:
             board = TensorBoard(self.options.out / "tensorboard") if first else None
         guess, ignorant = self.data.ignorant_loss(self.recipe.micro_batch) if first else ("", 0.0)
         log = MetricsLog(
-            self.options.out / "metrics.jsonl" if first and self.options.out is not None else None,
+            self.options.out / METRICS if first and self.options.out is not None else None,
             header={
                 "plan": self.recipe.plan,
                 "plan_hash": self.recipe.plan_hash,

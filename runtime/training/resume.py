@@ -11,7 +11,9 @@ import torch
 from legoai.runtime.checkpoint.checkpoint import (
     META,
     OPTIMIZER,
+    WEIGHTS,
     CheckpointMeta,
+    State,
     load,
     optimizer_state_kinds,
     saved_names,
@@ -24,6 +26,7 @@ from legoai.runtime.data.samples import Data
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
+from legoai.runtime.published.folder import listed
 from legoai.runtime.training.state import Training
 
 
@@ -123,10 +126,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             "go on from its step with a fresh optimizer",
         )
     other = meta.model != training.digest or own != saved or not names <= kept
-    left_out = load(path, state, other_model=other)
-    if not other:
-        return []
-    return sorted({name for names in gather_objects(left_out) for name in names})
+    return _left_out(path, state, other_model=other)
 
 
 def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
@@ -136,8 +136,26 @@ def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_
         RunError: it is of another model, and `other_plan` does not allow that.
     """
     _check_model(path, meta, training, other_plan=other_plan)
-    left_out = load(path, weights(training.model), other_model=meta.model != training.digest)
-    return sorted({name for names in gather_objects(left_out) for name in names})
+    return _left_out(path, weights(training.model), other_model=meta.model != training.digest)
+
+
+def _left_out(path: Path, state: State, *, other_model: bool) -> list[str]:
+    """Load a checkpoint; return the names of tensors that it lacks, of all ranks.
+
+    Raises:
+        RunError: it has no weight of the model.
+    """
+    left_out = sorted(set().union(*gather_objects(load(path, state, other_model=other_model))))
+    if not left_out:
+        return []
+    own = {name for names in gather_objects(list(state)) for name in names if name.startswith(WEIGHTS)}
+    if own.issubset(left_out):
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_MODEL,
+            f"checkpoint {path} has none of the tensors of the plan's model by name and shape",
+            help="take a checkpoint of such a model, or choose another --out to start afresh",
+        )
+    return left_out
 
 
 def _of_optimizer(names: Iterable[str]) -> set[str]:
@@ -175,7 +193,7 @@ def differences(
     if meta.plan_hash != plan_hash:
         notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")
     if meta.optimizer not in ("", optimizer):
-        notices.append(f"the checkpoint's optimizer was {meta.optimizer}; {optimizer} goes on")
+        notices.append(f"the checkpoint's optimizer was {meta.optimizer}; the training goes on with {optimizer}")
     if meta.seed != seed:
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
     if meta.corpus != data.digest:
@@ -186,6 +204,14 @@ def differences(
             f"in sequences of {seq_len}, which is another position"
         )
     if left_out:
-        shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        notices.append(f"{len(left_out)} tensors are not in the checkpoint and start afresh: {shown}")
+        notices.append(fresh_tensors(left_out, lacking="in the checkpoint"))
     return notices
+
+
+def fresh_tensors(names: list[str], *, lacking: str) -> str:
+    """A notice of the tensors that start afresh since they are not where the others were read."""
+    many = len(names) > 1
+    return (
+        f"{len(names)} tensor{'s are' if many else ' is'} not {lacking} and start{'' if many else 's'} afresh: "
+        f"{listed(names)}"
+    )

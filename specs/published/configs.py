@@ -301,8 +301,9 @@ def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin
         builtin: whether the model is a built-in one, all of whose numbers are among these; for a class of
             `transformers` every other number in both configs is compared.
     """
+    published = part_of_type(own.get("model_type"), published)
     mine, theirs = _Given(own), _Given(published)
-    if not _alike(own.get("model_type"), published):
+    if not _alike(own.get("model_type"), published.get("model_type")):
         yield Difference("model_type", published["model_type"], own["model_type"], True)
         return
     structure = (*_STRUCTURE, *_OF_SCORES) if builtin else _STRUCTURE
@@ -322,23 +323,28 @@ def ties_embeddings(published: Mapping[str, Any]) -> bool | None:
     return None if found is None else bool(found)
 
 
-def _alike(kind: object, published: Mapping[str, Any]) -> bool:
-    """Whether a model of a type computes what one of the published type, or of one inside of it, does."""
-    others = set(_types(published))
-    return kind is None or not others or kind in others or not others.isdisjoint(_group(kind))
+def part_of_type(kind: object, published: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a published config for a model of a type, which may be one of several parts of the published one.
+
+    Fields that the part omits are those of the whole. A config without such a part stays as it is.
+    """
+    if _alike(kind, published.get("model_type")):
+        return published
+    for value in published.values():
+        if isinstance(value, Mapping):
+            part = part_of_type(kind, value)
+            if isinstance(part.get("model_type"), str) and _alike(kind, part["model_type"]):
+                return {**published, **part}
+    return published
+
+
+def _alike(kind: object, other: object) -> bool:
+    """Whether a model of a type computes what one of another does; also where either is not known."""
+    return not isinstance(kind, str) or not isinstance(other, str) or kind == other or other in _group(kind)
 
 
 def _group(kind: object) -> frozenset[str]:
     return next((group for group in _ALIKE if kind in group), frozenset())
-
-
-def _types(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the type of a published model, and of the language model in one of several parts."""
-    if isinstance(fields.get("model_type"), str):
-        yield fields["model_type"]
-    for value in fields.values():
-        if isinstance(value, Mapping):
-            yield from _types(value)
 
 
 def _counts(name: str, *values: object) -> bool:

@@ -211,6 +211,27 @@ def test_folder_stays_locked_while_a_step_is_predicted(
         pass
 
 
+def test_second_run_is_refused_before_the_ranks_of_the_first_lock_the_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """It leaves the program and the metrics as they are."""
+
+    def launch(program: Path, **_: object) -> int:
+        before = {file.name: file.read_bytes() for file in Path("runs/small").iterdir()}
+        status, _, err = called(capsys, "run", "good.plan", "--no-prediction")
+        assert status == 1 and "error[RUN005]: another run" in err
+        assert {file.name: file.read_bytes() for file in Path("runs/small").iterdir()} == before
+        with locked(Path("runs/small")):  # as the ranks do
+            launched.append(program)
+        return 0
+
+    launched: list[Path] = []
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", launch)
+    assert called(capsys, "run", "good.plan", "--no-prediction")[0] == 0
+    assert launched
+    assert Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").count('"event": "cluster"') == 1
+
+
 def test_run_refuses_a_folder_in_use(capsys: pytest.CaptureFixture[str]):
     with locked(Path("runs/small")):
         status, _, err = called(capsys, "run", "good.plan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.calibration.observed.trace_files import TraceError, TraceFile, read_trace
+from legoai.runtime.metrics.log import METRICS
+from legoai.runtime.metrics.records import read_records
 
 _STEP: Final = re.compile(r"step-(\d+)-rank-\d+")
 _PROFILE: Final = "`legoai run FILE -- --profile-step N`"
@@ -90,7 +91,7 @@ def run_folder(path: Path) -> RunFolder:
     start: Mapping[str, Any] = {}
     cluster: Mapping[str, Any] = {}
     profile = ""
-    for event in _events(path / "metrics.jsonl"):
+    for event in read_records(path / METRICS):
         match event.get("event"):
             case "start":
                 start = event
@@ -100,17 +101,3 @@ def run_folder(path: Path) -> RunFolder:
                 said = event.get("predicted")
                 profile = str(said.get("profile", "")) if isinstance(said, dict) else ""
     return RunFolder(path=path, start=start, cluster=cluster, profile=profile, traces=traces)
-
-
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # a killed run may have left an incomplete line
-            continue
-        if isinstance(event, dict):
-            yield event

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.attention import KERNELS as ATTENTION_KERNELS
 from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.facts import name_of
+from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.plan import Plan
 
@@ -58,6 +59,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         yield Unsupported(
             analysis.span_of(context),
             f"the model could not be followed, so its attention is not known: {manifest.flow_error}",
+            help=help_to_follow(analysis),
         )
     for path, names in attention_modules(analysis).items():
         if names != {"scaled_dot_product_attention"}:

@@ -10,6 +10,7 @@ from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import autocast_dtype, has_policy
 from legoai.dsl.analysis.facts import below, decided, listed, name_of
+from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.parallelism.shard import tensor_parallel
@@ -139,7 +140,7 @@ def _contract(analysis: Analysis) -> Iterator[Unsupported]:
                 f"the model could not be followed, so how `{path}` is called is not known: "
                 f"{analysis.manifest.flow_error}",
                 "the call of experts is not known",
-                ("let forward read no values of tensors, as `counts.tolist()` does",),
+                help_to_follow(analysis),
             )
             return
         calls = f"is called with {listed(given)}" if given else "was not seen to be called"

@@ -22,8 +22,10 @@ class DynamicShapesOfShards(Check):
 
     Tensor parallelism makes DTensors of weights and activations. For the backward pass of the views of a linear layer,
     PyTorch 2.13 computes symbolic sizes from each other without end, and compilation fails with a `RecursionError`;
-    but not where what enters is cut along the sequence and gathered inside of the module. A step has the same shapes
-    as the one before, so that shapes which vary gain nothing.
+    but not where what enters is cut along the sequence and gathered inside of the module. Such a module fails too, with
+    `mul expected 2 arguments, got 3`, where a layer's features are divided into heads and `fsdp` shards the model: in a
+    unit the number of heads, an attribute of the module, is a symbol as well. A step has the same shapes as the one
+    before, so that shapes which vary gain nothing.
 
     ## Example
     ```
@@ -71,13 +73,19 @@ class DynamicShapesOfShards(Check):
 
 
 def _has_views(analysis: Analysis, sharded: Mapping[str, PathRule[Any]], path: str, inner: str) -> bool:
-    """Whether a module inside of a compiled one is a linear layer, and nothing there gathers what it reads."""
+    """Whether a module inside of a compiled one is a linear layer whose views cannot be compiled.
+
+    They can where a module there gathers what it reads, unless it reshapes under FSDP.
+    """
     assert analysis.manifest is not None
     modules = analysis.manifest.modules
     if modules[inner if inner in modules else inner.rpartition(".")[0]].kind != "linear":  # of a parameter's rule
         return False
     within = [holder for holder in (inner, *holders(inner)) if holder == path or below(holder, path)]
-    return not any(_takes_pieces(sharded[holder].treatment) for holder in within if holder in sharded)
+    if not any(_takes_pieces(sharded[holder].treatment) for holder in within if holder in sharded):
+        return True
+    flows = (modules[holder].flow for holder in within if holder in modules)
+    return analysis.plan.fsdp is not None and any(step.op == "reshape" for flow in flows for step in flow)
 
 
 def _takes_pieces(style: object) -> bool:

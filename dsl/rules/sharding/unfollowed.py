@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
+from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -33,5 +34,5 @@ class LayoutsNotChecked(Check):
             f"the model could not be followed, so layouts on `tp` are not checked: {manifest.flow_error}",
             label="a wrong layout is not found before the run",
             others=[Label(analysis.span_of(plan.model, "target"), "this model")],
-            help=["let forward read no values of tensors, or decide by shapes only"],
+            help=help_to_follow(analysis),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.parallelism.crossings import cuts
 from legoai.dsl.analysis.stages.pipeline import has_placeholders, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -38,5 +39,7 @@ class CannotCut(Check):
             f"this model cannot be cut into {stage_count(analysis)} stages: {error}",
             label="cannot be cut like this",
             others=[Label(analysis.span_of(plan.model, "family"), "the model")],
-            help=["split where one block hands one tensor to the next, or train it without a pipeline"],
+            help=["split where one block hands one tensor to the next, or train it without a pipeline"]
+            if analysis.manifest is None or analysis.manifest.flow_error is None
+            else [*help_to_follow(analysis), "train it without a pipeline"],
         )

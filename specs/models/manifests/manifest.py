@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 12
+FORMAT = 13
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

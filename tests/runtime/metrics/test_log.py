@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legoai.runtime.metrics.log import MetricsLog, StepRecord, step_line
+from legoai.runtime.metrics.log import METRICS, MetricsLog, StepRecord, is_validated, step_line
 from legoai.runtime.metrics.tensorboard import TensorBoard
 
 
@@ -149,3 +149,16 @@ def test_board_that_takes_no_figures_is_left(tmp_path):
     assert out.getvalue() == (
         "warning: TensorBoard takes no figures: No space left on device; the training goes on without it\n"
     )
+
+
+def test_validation_counts_since_its_step_was_last_taken(tmp_path: Path):
+    assert not is_validated(tmp_path, 2)
+    seen = []
+    for event, step in [("step", 2), ("validation", 2), ("checkpoint", 2), ("step", 3), ("step", 2), ("resume", 2)]:
+        with (tmp_path / METRICS).open("a") as file:
+            file.write(json.dumps({"event": event, "step": step}) + "\n")
+        seen.append(is_validated(tmp_path, 2))
+    assert seen == [False, True, True, True, False, False]
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"event": "validation", "step": 2, "lo')
+    assert not is_validated(tmp_path, 2), "it was written in part"

@@ -83,8 +83,9 @@ def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
+        ("{", "is damaged, or no index of safetensors files: Expecting property name"),
+        ("[]", "it is no mapping"),
+        ('{"weight_map": []}', "its 'weight_map' does not map names of tensors to files"),
         ("{}", "it has no 'weight_map'"),
         (
             '{"weight_map": {"a": "../model.safetensors"}}',
@@ -95,7 +96,8 @@ def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes
 )
 def test_damaged_index_is_refused(hub: Path, index: str, message: str):
     (hub / INDEX).write_text(index, encoding="utf-8")
-    refused(RunErrorCode.WEIGHTS_CORRUPT, message, hub)
+    error = refused(RunErrorCode.WEIGHTS_CORRUPT, message, hub)
+    assert error.help == "download or write it again"
 
 
 def test_index_naming_an_absent_tensor_is_refused(hub: Path):
@@ -134,7 +136,7 @@ def test_vocabulary_mismatch_is_refused(hub: Path):
     model = CASE._replace(config=_llama(vocab_size=300)).own()
     refused(
         RunErrorCode.WEIGHTS_OTHER_MODEL,
-        r"embed_tokens\.weight .*\[256, 32\].*\[300, 32\].*; 1 others differ",
+        r"embed_tokens\.weight .*\[256, 32\].*\[300, 32\].*; another differs too",
         hub,
         model,
     )
@@ -149,6 +151,83 @@ def test_missing_and_extra_tensors_are_named(hub: Path):
     with_tensor(hub, "model.layers.0.self_attn.q_proj.bias", torch.ones(32), file=last)
     refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has tensors that the plan's model has not: .*q_proj\.bias\n", hub)
     assert read(hub, others=True) == []
+
+
+def renamed(hub: Path, change: Callable[[str], str]) -> None:
+    """Change the names of all tensors of a folder."""
+    index = json.loads((hub / INDEX).read_text(encoding="utf-8"))
+    for file in set(index["weight_map"].values()):
+        save_file({change(name): tensor for name, tensor in load_file(hub / file).items()}, hub / file)
+    index["weight_map"] = {change(name): file for name, file in index["weight_map"].items()}
+    (hub / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("change", "prefix", "names"),
+    [
+        (lambda name: f"language_model.{name}", "language_model.", "with names without `language_model.`"),
+        (
+            lambda name: name.replace("model.", "model.language_model."),  # all but the output layer
+            "model.language_model.",
+            "with names that begin with `model.`",
+        ),
+    ],
+)
+def test_part_of_a_larger_model_is_named_by_its_prefix(
+    hub: Path, change: Callable[[str], str], prefix: str, names: str, others: bool
+):
+    renamed(hub, change)
+    with pytest.raises(RunError, match=f"only under names that begin with `{prefix}`") as caught:
+        read(hub, others=others)
+    assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
+    assert names in caught.value.help and "--resume-other-plan" not in caught.value.help
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_folder_without_any_tensor_of_the_model_is_refused(hub: Path, others: bool):
+    renamed(hub, lambda name: name.replace(".", "_"))
+    with pytest.raises(RunError, match=r"none of the tensors of the plan's model .* it has lm_head_weight, ") as caught:
+        read(hub, others=others)
+    assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
+
+
+def test_few_missing_tensors_are_not_taken_for_those_of_a_part(hub: Path):
+    with_tensor(hub, f"other.{Q}", torch.ones(32, 32), file=file_of(hub, Q))
+    with_tensor(hub, Q, None)
+    error = refused(RunErrorCode.WEIGHTS_OTHER_MODEL, rf"has no {Q}", hub)
+    assert "--resume-other-plan" in error.help
+    assert read(hub, others=True) == ["layers.1.attention.wq.weight"]
+
+
+def nested(hub: Path, **fields: object) -> None:
+    """Make a folder's config the one of the text in a model of several parts."""
+    text = json.loads((hub / "config.json").read_text(encoding="utf-8"))
+    whole = {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": {**text, **fields},
+    }
+    (hub / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+
+
+def test_config_of_a_larger_model_is_compared_by_its_part(hub: Path):
+    nested(hub)
+    assert read(hub) == []
+
+
+def test_other_field_in_the_part_of_a_config_is_refused(hub: Path):
+    nested(hub, num_attention_heads=8)
+    error = refused(RunErrorCode.WEIGHTS_OTHER_MODEL, "has num_attention_heads = 8, and the plan's model 4", hub)
+    assert error.help == "give the plan's model the value of the published one"
+
+
+def test_field_that_a_config_does_not_state_is_named(hub: Path):
+    fields = json.loads((hub / "config.json").read_text(encoding="utf-8"))
+    del fields["num_attention_heads"]
+    (hub / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    error = refused(RunErrorCode.WEIGHTS_OTHER_MODEL, "has no num_attention_heads, and the plan's model 4", hub)
+    assert error.help == "where the published model has 4 too, add it to config.json"
 
 
 def test_computed_buffers_in_a_file_are_ignored(hub: Path):

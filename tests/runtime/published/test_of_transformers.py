@@ -127,3 +127,14 @@ def test_another_activation_than_the_default_of_the_type_is_refused(
 def test_other_number_than_the_default_of_the_type_is_reported():
     [warning] = compared(NEOX, layer_norm_eps=0.5)
     assert "layer_norm_eps = 1e-05, and the plan's model 0.5" in warning
+
+
+def test_config_of_a_larger_model_is_compared_by_its_part_with_its_defaults():
+    text = {"model_type": "llama", **TEXT}
+    with torch.device("meta"):
+        whole = WholeModel.of(transformers_model(text))
+    published = {"model_type": "llava", "text_config": text, "vision_config": {"model_type": "clip_vision_model"}}
+    assert list(config_warnings(whole, Folder(Path("hub"), {}, published))) == []
+    published["text_config"] = {**text, "num_attention_heads": 1}
+    with pytest.raises(RunError, match="has num_attention_heads = 1, and the plan's model"):
+        list(config_warnings(whole, Folder(Path("hub"), {}, published)))

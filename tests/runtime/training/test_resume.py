@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.training.resume import fresh_tensors
 from support import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
@@ -168,6 +169,43 @@ def test_loaded_weights_start_a_new_training(gloo, data, tmp_path):
     assert resumed == 1, "what was begun goes on"
     with pytest.raises(RunError, match=r"--load-weights .*: no complete checkpoint"):
         pool(fit, steps=1, data=data, load_weights=tmp_path)
+
+
+class OtherNames(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = programs.TinyLlama()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(tokens)
+
+
+def fit_other_model(model: type[torch.nn.Module], **options) -> str:
+    """What a run of another model says."""
+    program = dataclasses.replace(programs.trainer(dtype=torch.float32), build_model=model)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        program.fit(RunOptions(device="cpu", log_every=0, resume_other_plan=True, **options))
+    return said.getvalue()
+
+
+def test_checkpoint_without_any_tensor_of_the_model_is_refused(gloo, data, tmp_path):
+    pool, first = gloo(1), tmp_path / "first"
+    pool(fit, steps=1, data=data, out=first)
+    for given in ({"load_weights": first}, {"resume": str(first)}):
+        with pytest.raises(RunError, match="none of the tensors of the plan's model by name and shape") as caught:
+            pool(fit_other_model, OtherNames, steps=2, data=data, **given)
+        assert caught.value.code == RunErrorCode.CHECKPOINT_OTHER_MODEL
+
+
+def test_tensors_that_start_afresh_are_counted_and_named(gloo, data, tmp_path):
+    pool, first = gloo(1), tmp_path / "first"
+    pool(fit, steps=1, data=data, out=first)
+    [said] = pool(fit_other_model, WithUnusedLayer, steps=2, data=data, load_weights=first)
+    assert "note: 2 tensors are not among them and start afresh: model.spare.bias, model.spare.weight\n" in said
+    assert fresh_tensors(["a"], lacking="there") == "1 tensor is not there and starts afresh: a"
+    assert fresh_tensors(list("abcd"), lacking="there").endswith(
+        "4 tensors are not there and start afresh: a, b, c and 1 more"
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "SGD with momentum"])

@@ -186,6 +186,35 @@ def fit_with_a_signal_in_validation(data: str, out: Path) -> tuple[int | None, t
 def test_signal_ends_a_validation_on_all_ranks(gloo, data, tmp_path):
     assert gloo(2)(fit_with_a_signal_in_validation, data, tmp_path) == [(signal.SIGTERM, (), 1)] * 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
+    resumed = {"steps": 3, "data": data, "evaluate_every": 2, "evaluate_batches": 2}
+    runs = [gloo(2)(fit, {"dp_shard": 2}, resumed | {"out": tmp_path})[0]["validations"] for _ in range(2)]
+    assert [[step for step, _ in run] for run in runs] == [[2], []]
+
+
+def fit_with_a_signal(at: int, options: dict) -> dict:
+    """Train where a signal arrives during a step."""
+
+    def take(recipe, training, batches, *, step: int):
+        if step + 1 == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(recipe, training, batches, step=step)
+
+    original = loop.take_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "take_step", take)
+        return fit({}, options)
+
+
+@pytest.mark.parametrize("at", [2, 3, STEPS])
+def test_interrupted_run_has_the_validations_of_an_undisturbed_one(gloo, data, tmp_path, at):
+    options = {"steps": STEPS, "data": data, "evaluate_every": 2, "evaluate_batches": 2}
+    whole = gloo(1)(fit, {}, options)[0]
+    first = gloo(1)(fit_with_a_signal, at, options | {"out": tmp_path})[0]
+    rest = gloo(1)(fit, {}, options | {"out": tmp_path})[0]
+    assert rest["resumed_from"] == at
+    assert first["validations"] + rest["validations"] == whole["validations"]
+    assert first["loss"] + rest["loss"] == whole["loss"]
+    assert not gloo(1)(fit, {}, options | {"out": tmp_path})[0]["validations"], "all is done"
 
 
 @pytest.mark.slow

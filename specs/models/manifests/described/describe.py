@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,8 +115,11 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module]) -> Followed:
             except Exception as raised:
                 error = error or raised
     assert error is not None
-    advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
-    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}")
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...")
+    is_authors = not type(model).__module__.startswith("transformers.")
+    can_be_told = is_authors and not hasattr(model, "example_inputs")
+    advice = "; a method example_inputs() may say what it takes" if can_be_told else ""
+    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {reason}{advice}")
 
 
 def _shapes(

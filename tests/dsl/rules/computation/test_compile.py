@@ -90,6 +90,73 @@ def test_shapes_may_vary_where_pieces_of_sequences_are_gathered(layouts: str, co
     assert ("LP640" in codes(plan)) is wrong
 
 
+@pytest.mark.parametrize(
+    ("units", "compiled", "wrong"),
+    [
+        ("fsdp blocks on dp_shard", "layers.*", True),
+        ("fsdp blocks on dp_shard", "layers.*.attention", True),
+        ("fsdp on dp_shard { root = unit }", "layers.*.attention", True),
+        ("fsdp blocks on dp_shard", "layers.*.feed_forward", False),
+        ("fsdp blocks on dp_shard", "output", False),
+        ("", "layers.*", False),
+    ],
+)
+def test_shapes_of_heads_do_not_vary_in_units_of_fsdp(units: str, compiled: str, wrong: bool):
+    parallel = f"mesh (dp_shard = 4, tp = 2)\nshard standard on tp (sequence)\n{units}\n"
+    assert ("LP640" in codes(f"{parallel}compile {{ {compiled} = inductor(dynamic = true) }}")) is wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [True, False])
+def test_torch_cannot_compile_heads_of_gathered_pieces_in_units_for_shapes_that_vary(gloo, units: bool):
+    errors = gloo(2)(compiled_heads, units)
+    assert all("mul expected 2 arguments, got 3" in error if units else not error for error in errors)
+
+
+def compiled_heads(units: bool) -> str:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    from legoai.runtime.compiled import compile_with_hooks
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head_dim = 8
+            self.wq, self.wk, self.wv, self.wo = (nn.Linear(48, 48, bias=False) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            b, t, _ = x.shape
+            q, k, v = (layer(x).view(b, t, -1, self.head_dim) for layer in (self.wq, self.wk, self.wv))
+            return self.wo((q * k + v).reshape(b, t, -1))
+
+    torch._dynamo.reset()
+    module, mesh = Heads(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp"))
+    styles = {
+        "": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        **{name: ColwiseParallel() for name in ("wq", "wk", "wv")},
+        "wo": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    parallelize_module(module, mesh["tp"], styles)
+    compile_with_hooks(module, backend="aot_eager", fullgraph=True, dynamic=True)
+    if units:
+        fully_shard(module, mesh=mesh["dp_shard"])
+    try:
+        module(torch.ones(2, 16, 48, requires_grad=True)).sum().backward()
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.slow
 def test_torch_cannot_compile_shards_for_shapes_that_vary(gloo):
     [error] = gloo(1)(compiled_shards)

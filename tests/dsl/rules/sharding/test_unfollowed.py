@@ -87,3 +87,21 @@ def test_experts_that_were_not_seen_are_reported_with_the_reason(folder: Path):
     found = diagnostics(f'model python("net:net", routed = true)\n{EXPERTS}', folder)
     [message] = [item.message for item in found if "is called is not known" in item.message]
     assert message.startswith("the model could not be followed, so how `blocks.0.experts` is called is not known: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("mesh (dp_shard = 4, tp = 2)\nshard on tp { model.layers.*.self_attn.o_proj = rowwise }", "LP441"),
+        ("mesh (dp_replicate = 4, pp = 2)\npipeline on pp\nreplicate on dp_replicate", "LP518"),
+        ("mesh (dp_shard = 4, cp = 2)\nfsdp on dp_shard, cp { root = unit }\ncontext on cp", "LP010"),
+    ],
+)
+def test_eager_experts_of_transformers_are_named_as_the_reason(folder: Path, body: str, code: str):
+    config = Path(__file__).parents[3] / "support" / "huggingface" / "qwen3_moe.json"
+    model = f'model huggingface("{config}", experts_implementation = "eager")\n'
+    [found] = [item for item in diagnostics(f"{model}{body}", folder) if item.code == code]
+    assert 'leave `experts_implementation = "eager"` out' in found.help[0]
+    assert "torch.nonzero" in found.message and not found.message.endswith("_con")
+    assert "example_inputs" not in found.message
+    assert found.message.endswith(" ...")

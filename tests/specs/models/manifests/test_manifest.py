@@ -311,6 +311,15 @@ def test_model_with_untraceable_forward_has_modules():
     assert list(manifest.modules) == ["", "0", "1"]
 
 
+def test_long_errors_of_a_forward_are_cut_between_words():
+    class Fails(nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            raise ValueError("several " * 99)
+
+    error = describe(Fails(), "fails").flow_error
+    assert error.endswith("several ...; a method example_inputs() may say what it takes")
+
+
 def test_largest_manifest_is_computed_quickly_without_torch():
     code = """
 import sys, time
