@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FABRICS_FILE: Final = "fabrics.toml"
+PROFILE_SUFFIX: Final = ".json.gz"
 
 
 class CatalogueError(ValueError):
@@ -199,6 +200,11 @@ def catalogue() -> Path:
     from pathlib import Path
 
     return Path(__file__).parent / "catalogue"
+
+
+def profile_path(device_file: Path) -> Path:
+    """Return the path of a device file's profile: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
+    return device_file.with_suffix(PROFILE_SUFFIX)
 
 
 @cache

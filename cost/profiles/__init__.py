@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
@@ -17,13 +17,13 @@ from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, w
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import read_tables
+from legoai.specs.cluster import PROFILE_SUFFIX
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",
     "movement_of", "profile", "profile_names", "read_document", "shipped_file", "write_document",
 ]  # fmt: skip
 
-SUFFIX: Final = ".json.gz"
 T = TypeVar("T")
 
 
@@ -165,7 +165,7 @@ def _curve_of(curves: Mapping[str, object], kind: MovementKind, form: MovementFo
 
 def profile_names() -> tuple[str, ...]:
     """Return the names of the shipped profiles, sorted, without those of fabrics."""
-    names = (path.name.removesuffix(SUFFIX) for path in Path(__file__).parent.glob(f"*{SUFFIX}"))
+    names = (path.name.removesuffix(PROFILE_SUFFIX) for path in Path(__file__).parent.glob(f"*{PROFILE_SUFFIX}"))
     return tuple(sorted(name for name in names if name != "fabrics"))
 
 
@@ -188,7 +188,7 @@ def shipped_file(name: str) -> Path:
     """
     if name not in profile_names():
         raise ProfileError(f"there is no profile for {name}; there are {', '.join(profile_names())}")
-    return Path(__file__).parent / f"{name}{SUFFIX}"
+    return Path(__file__).parent / f"{name}{PROFILE_SUFFIX}"
 
 
 def load(path: Path) -> Profile:

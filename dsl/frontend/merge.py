@@ -22,9 +22,7 @@ from legoai.dsl.frontend.syntax import (
     Let,
     Name,
     PlanFile,
-    Require,
     RuleLine,
-    SolvedLine,
     Statement,
     String,
     Unset,
@@ -184,7 +182,9 @@ def _is_in(file: str, statement: AnyStatement) -> bool:
 
 def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement], names: Scope) -> bool:
     """Whether a file itself replaces a statement of its bases with this key, or removes it."""
-    return any(_means(item, key, statement) if isinstance(item, Unset) else likeness(item, names) == key for item in own)
+    return any(
+        _means(item, key, statement) if isinstance(item, Unset) else likeness(item, names) == key for item in own
+    )
 
 
 def _disagreement(extends: Statement, first: AnyStatement, second: AnyStatement) -> Diagnostic:

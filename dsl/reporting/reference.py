@@ -51,9 +51,10 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
         "defaults has them again. `model`, `cluster` and `batch` can only be replaced. In front of a statement with\n"
         "rules it makes a variant replace the whole of it.",
     ),
-    "require": ("require FIGURE <= VALUE", 
-        "A bound that the plan keeps. Comparisons are `<= < >= > ==`. A figure may be bounded once from each side, and\n"
-        "as a share of the step beside a time: `require recompute <= 2%` and `require recompute <= 40ms`.",
+    "require": (
+        "require FIGURE <= VALUE",
+        "A bound that the plan keeps. Comparisons are `<= < >= > ==`. A figure may be bounded once from each side,\n"
+        "and as a share of the step beside a time: `require recompute <= 2%` and `require recompute <= 40ms`.",
     ),
     "minimize": ("minimize FIGURE", "The figure that solving makes smallest. Figures are those of `require`."),
     "maximize": ("maximize FIGURE", "The figure that solving makes largest. Figures are those of `require`."),
