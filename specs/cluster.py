@@ -60,10 +60,14 @@ class PeakFlops(Record, kw_only=True):
     source: str
 
 
+ComputeCapability: TypeAlias = str
+"""A CUDA compute capability, MAJOR.MINOR."""
+
+
 class Processor(Record, kw_only=True):
     """The device's processor: CUDA compute capability, multiprocessors, second-level cache in bytes, power in watts."""
 
-    compute_capability: str | None = None
+    compute_capability: ComputeCapability | None = None
     multiprocessors: int | None = None
     l2_bytes: int | None = None
     tdp_watts: float | None = None
