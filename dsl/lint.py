@@ -333,6 +333,8 @@ def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
         ours = our_model(plan.model.target)
         built_in = [f"`{ours}` is built in"] if ours else []
         return [*built_in, "nothing is downloaded: name the `config.json` of the model, relative to the plan"]
+    if error.kind == "unknown_architecture":
+        return ['a function of your own builds any model: `model python("package.module:function")`']
     frames = [frame for frame in _FRAME.findall(error.detail) if _is_the_authors(frame[0])]
     if frames:
         file, line, function = frames[-1]

@@ -81,7 +81,7 @@ def test_kernels_on_lists_that_were_not_measured_run_as_the_update(kind: Movemen
     measured = {**document, "movement": {**document["movement"], f"{kind} foreach": document["movement"]["copy"]}}
     check(measured)
     again = from_document(measured)
-    assert again.moving(kind, "foreach") is again.movement[f"{kind} foreach"]
+    assert again.moving(kind, "foreach") == again.movement[f"{kind} foreach"]
 
 
 def test_a_cpu_is_measured_on_lists_too() -> None:

@@ -53,6 +53,13 @@ def test_device_count_above_one_host_suggests_hosts() -> None:
     assert found[0].help[0] == "16 devices are 2 hosts of 8"
 
 
+def test_a_host_of_one_device_is_named_in_the_singular(tmp_path: Path) -> None:
+    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
+    (tmp_path / "ours.toml").write_text(text.replace("devices_per_host = 8", "devices_per_host = 1"), encoding="utf-8")
+    found = {item.code: item.message for item in diagnostics('cluster profile("ours.toml", devices = 2)', tmp_path)}
+    assert found["LP304"] == "a host has 1 device of `h100_sxm`, not 2"
+
+
 def test_several_hosts_without_a_fabric_are_an_error() -> None:
     assert message("cluster h100_sxm(hosts = 3)", "LP302") == "3 hosts need a fabric between them"
 
