@@ -36,6 +36,7 @@ from legoai.dsl.analysis.allocator import expandable_segments
 from legoai.dsl.analysis.parallelism.context import busiest_rank
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
+from legoai.specs.directives.batch import unit_of
 from legoai.specs.directives.require import METRICS, Requirement
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifests.manifest import Manifest
@@ -92,6 +93,7 @@ class Estimate:
         step_time: seconds of one optimizer step, from the first operation that the host issues to the end of the last
             on the device.
         tokens_per_step: of all ranks; samples, where a plan of images has no sequences.
+        unit: of these: `tokens` or `samples`.
         model_flops: of the model in a step, on all devices; see :func:`legoai.cost.kernels.model_flops.model_flops`.
         flops_convention: how they were counted.
         peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
@@ -109,6 +111,7 @@ class Estimate:
     machine: Machine = field(repr=False)
     step_time: float
     tokens_per_step: int
+    unit: str
     model_flops: float
     flops_convention: str
     peak_flops: float
@@ -268,6 +271,7 @@ def estimate(
         machine=machine,
         step_time=simulated.step_time,
         tokens_per_step=plan.batch.global_batch * (plan.batch.seq_len or 1),
+        unit=unit_of(plan.batch),
         model_flops=flops,
         flops_convention=convention,
         peak_flops=peak,

@@ -20,6 +20,7 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.devices.profile import without_figures
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
@@ -71,23 +72,26 @@ def lint(
     read: Reads | None = None,
     variants: bool = True,
     factories: Factories = True,
+    other_devices: bool = False,
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
     With ``variant`` only that variant is linted; without, the plan itself and, unless ``variants`` is false, each
     variant. ``announce`` is called before a model factory of the plan runs, in a process of its own. Unless
-    ``factories`` allows it, none runs, and checks that need such a model are skipped.
+    ``factories`` allows it, none runs, and checks that need such a model are skipped. With ``other_devices`` figures
+    are not those of the plan's own devices, which need no profile then.
     """
     resolving = partial(resolve, text, name, directory=directory, settings=settings, read=read)
     base = resolving(variant=variant)
-    analysis, found = _examine(base, resolving, announce, factories=factories)
+    examine = partial(_examine, resolving=resolving, announce=announce, factories=factories, measured=not other_devices)
+    analysis, found = examine(base)
     used = _used_lets(base)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
             resolution = resolving(variant=other)
             known = {(item.code, item.label.span, item.message) for item in found}
-            for item in _examine(resolution, resolving, announce, analysis, factories=factories)[1]:
+            for item in examine(resolution, base=analysis)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
             if not any(map(is_cause, resolution.diagnostics)):
@@ -206,16 +210,17 @@ def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
 
 def _examine(
     resolution: Resolution,
+    *,
     resolving: Callable[..., Resolution],
     announce: Announce | None,
     base: Analysis | None = None,
-    *,
     factories: Factories,
+    measured: bool,
 ) -> tuple[Analysis | None, list[Diagnostic]]:
     """Return the checks' diagnostics for one resolution, after those of reading it.
 
     ``resolving`` resolves the same text with other answers; ``base`` is the analysis of the plan of which this is a
-    variant, which usually has the same model.
+    variant, which usually has the same model. ``measured`` is whether the plan's devices need figures.
     """
     directory = resolution.directory
     found = list(resolution.diagnostics)
@@ -248,6 +253,8 @@ def _examine(
         found = _slips(found, analysis, again)
         found.extend(_domains(analysis, found))
         found.extend(_not_searched(analysis, found, again))
+    if measured:
+        found.extend(without_figures(analysis))
     found = [_own_fix(item, resolution) for item in found]
     remaining = set(suppress.split(found, resolution.files.values())[0])
     accepted = {item for item in found if item not in remaining}
@@ -326,6 +333,8 @@ def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
         ours = our_model(plan.model.target)
         built_in = [f"`{ours}` is built in"] if ours else []
         return [*built_in, "nothing is downloaded: name the `config.json` of the model, relative to the plan"]
+    if error.kind == "unknown_architecture":
+        return ['a function of your own builds any model: `model python("package.module:function")`']
     frames = [frame for frame in _FRAME.findall(error.detail) if _is_the_authors(frame[0])]
     if frames:
         file, line, function = frames[-1]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FABRICS_FILE: Final = "fabrics.toml"
+PROFILE_SUFFIX: Final = ".json.gz"
 
 
 class CatalogueError(ValueError):
@@ -59,10 +60,14 @@ class PeakFlops(Record, kw_only=True):
     source: str
 
 
+ComputeCapability: TypeAlias = str
+"""A CUDA compute capability, MAJOR.MINOR."""
+
+
 class Processor(Record, kw_only=True):
     """The device's processor: CUDA compute capability, multiprocessors, second-level cache in bytes, power in watts."""
 
-    compute_capability: str | None = None
+    compute_capability: ComputeCapability | None = None
     multiprocessors: int | None = None
     l2_bytes: int | None = None
     tdp_watts: float | None = None
@@ -199,6 +204,11 @@ def catalogue() -> Path:
     from pathlib import Path
 
     return Path(__file__).parent / "catalogue"
+
+
+def profile_path(device_file: Path) -> Path:
+    """Return the path of a device file's profile: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
+    return device_file.with_suffix(PROFILE_SUFFIX)
 
 
 @cache

@@ -25,6 +25,10 @@ from legoai.specs.record import Record
 
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
+    "ComputeCapability": (
+        Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]*\.[0-9]$")],
+        'a compute capability MAJOR.MINOR, such as "9.0"',
+    ),
     "tuple[str,": (tuple[Annotated[StrictStr, Field(min_length=1)], ...], "a list of names"),
     "DeviceKind": (DeviceKind, "a torch device type"),
     "bool": (StrictBool, "true or false"),

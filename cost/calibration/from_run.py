@@ -14,14 +14,12 @@ from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCo
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times
 from legoai.cost.calibration.observed.run_folder import RunFolder, RunFolderError, run_folder
 from legoai.cost.calibration.observed.trace_files import TraceFile
-from legoai.cost.calibration.runs import profile_path
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
-from legoai.cost.machine.cluster import PROFILE_SUFFIX
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.measurements.file import ProfileError, read_document, write_document
 from legoai.cost.profiles import Profile, load, profile_names, shipped_file
-from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
+from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, profile_path
 from legoai.specs.device_file import load_device, text_of
 from legoai.specs.files import replace_file
 
@@ -112,7 +110,7 @@ def read_base(name: str) -> Base:
     """
     if name.endswith(".toml"):
         own = load_device(Path(name))
-        beside = Path(name).with_suffix(PROFILE_SUFFIX)
+        beside = profile_path(Path(name))
         file = beside if beside.exists() else shipped_file(own.name)
     else:
         own, file = device(name), shipped_file(name)

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from legoai.cost.calibration.timing import CACHE_BYTES, Budget, Timer, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
-from legoai.runtime.torch_internals.operators import fused_adamw_
+from legoai.runtime.torch_internals.operators import foreach_copy_, foreach_norm, fused_adamw_
 from legoai.specs.dtypes import ITEM_BYTES
 
 MOVEMENTS: Final = (
@@ -111,6 +111,8 @@ _ROWS_OF_TOKEN: Final = 4
 """Rows of an embedding for each token of a batch, of which a backward writes the gradient."""
 _VOCABULARY: Final = 32768
 """Rows of an embedding, and entries of a loss's softmax."""
+_LISTED: Final = 8
+"""Tensors of a list: about as many as a decoder's block has parameters, which FSDP copies together."""
 
 
 def _movement_seconds(curve: dict[str, Any], moved: float) -> float:
@@ -139,6 +141,8 @@ def _cpu_kinds() -> Mapping[str, Callable[[int], Moving]]:
         "elementwise": moving(3, lambda size: [noise(size), noise(size)], lambda held: torch.add(*held)),
         "reduction": moving(1, lambda size: [noise(size)], lambda held: held[0].sum()),
         "copy": moving(2, lambda size: [noise(size)], lambda held: held[0].clone()),
+        "copy foreach": moving(2, lambda size: _copied(noise(size), torch.float32), _copy_listed),
+        "reduction foreach": moving(1, lambda size: list(noise(size).chunk(_LISTED)), foreach_norm),
         "softmax": moving(2, lambda size: [rows(size)], lambda held: torch.softmax(held[0], -1)),
         "normalisation": moving(2, lambda size: [rows(size)], lambda held: F.layer_norm(held[0], held[0].shape[-1:])),
         "embedding": moving(2, table, lambda held: F.embedding(held[0], held[1])),
@@ -151,6 +155,15 @@ def _state(size: int, noise: Callable[[int], torch.Tensor]) -> Tensors:
     """Return a parameter, its gradient, its moments and the number of steps."""
     values = [noise(size) for _ in range(4)]
     return [*values[:3], values[3].abs_(), torch.ones((), device=values[3].device)]
+
+
+def _copied(values: torch.Tensor, dtype: torch.dtype) -> Tensors:
+    """Return a list of tensors, followed by those of another dtype to which they are copied."""
+    return [*values.chunk(_LISTED), *torch.empty_like(values, dtype=dtype).chunk(_LISTED)]
+
+
+def _copy_listed(held: Tensors) -> None:
+    foreach_copy_(held[_LISTED:], held[:_LISTED])
 
 
 def _update(held: Tensors) -> None:
@@ -254,6 +267,12 @@ def _gpu_kinds(device: str) -> Mapping[str, Callable[[int], Moving]]:
         "copy": alone(2, half, lambda size: [noise(size)], lambda held: held[0].clone()),
         "copy unvectorised": lambda size: Moving(
             bytes=(half + full) * size, make=lambda: [noise(size)], run=lambda _, held: held[0].float()
+        ),
+        "copy foreach": alone(
+            1, half + full, lambda size: _copied(noise(size, torch.float32), torch.bfloat16), _copy_listed
+        ),
+        "reduction foreach": alone(
+            1, full, lambda size: list(noise(size, torch.float32).chunk(_LISTED)), foreach_norm
         ),
         "softmax": softmax,
         "softmax backward": softmax_backward,

@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,18 +20,12 @@ from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
 from legoai.runtime.launching.torchrun import threads_per_process
+from legoai.specs.cluster import profile_path
 from legoai.specs.files import replace_file
-
-PROFILE_SUFFIX: Final = ".json.gz"
 
 
 class NoDeviceError(ValueError):
     """The requested device is missing, or there are too few of it."""
-
-
-def profile_path(device_file: Path) -> Path:
-    """Return the path of a device file's profile: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
-    return device_file.with_suffix(PROFILE_SUFFIX)
 
 
 def calibrate_machine(

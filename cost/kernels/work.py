@@ -15,13 +15,13 @@ MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
 ]
 
-MovementForm = Literal["", "backward", "long", "long backward", "unvectorised", "fused"]
+MovementForm = Literal["", "backward", "long", "long backward", "unvectorised", "fused", "foreach"]
 """Kernels of one kind that run at another rate.
 
 `backward` is that of a normalisation, of a softmax and of an embedding, which reduce over other dimensions than their
 forward. `long` is a softmax of rows that no multiprocessor holds, as over a vocabulary. `unvectorised` is what an
 elementwise kernel or a copy is that loads single elements: of operands that are broadcast, or of several dtypes.
-`fused` is a group that inductor compiled.
+`fused` is a group that inductor compiled. `foreach` is a kernel over a list of tensors, as of FSDP and of optimizers.
 """
 
 KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
@@ -102,12 +102,11 @@ def _causal_share(queries: int, keys: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """Bytes read and written once, with little arithmetic; ``tensors`` counts those of a foreach operator."""
+    """Bytes read and written once, with little arithmetic."""
 
     kind: MovementKind
     bytes: int
     form: MovementForm = ""
-    tensors: int = 1
     rate: str = "fp32"
     flops: float = 0.0
 
@@ -138,7 +137,7 @@ _PRODUCTS: Final = {
 """Where the two factors stand among the tensor inputs."""
 
 _KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
-    ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)|_foreach_"),
+    ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)"),
     ("loss", r"nll_loss|cross_entropy|mse_loss"),
     ("softmax", r"softmax"),
     ("normalisation", r"layer_norm|rms_norm|batch_norm|group_norm"),
@@ -184,7 +183,6 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         kind=kind,
         bytes=kernel.bytes_read + kernel.bytes_written,
         form=_form(kernel, name, kind),
-        tensors=max(1, int(kernel.attributes.get("tensors", len(kernel.inputs) if "_foreach_" in name else 1))),
         rate=_rate(kernel.inputs or kernel.outputs, tf32=False),
         flops=float(kernel.flops),
     )
@@ -199,6 +197,8 @@ def _short(op: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+_FOREACH: Final = "_foreach_"
+"""Prefix of operators on lists of tensors, before the name of the operator that each tensor undergoes."""
 LONG_ROW: Final = 16384
 """Entries of the longest row of a softmax that was measured to run at the rate of short ones."""
 _WITH_BACKWARD: Final = ("normalisation", "softmax", "embedding")
@@ -207,6 +207,8 @@ _WITH_BACKWARD: Final = ("normalisation", "softmax", "embedding")
 def _form(kernel: Kernel, name: str, kind: MovementKind) -> MovementForm:
     if kernel.op.startswith("fused("):
         return "fused"
+    if name.startswith(_FOREACH):
+        return "foreach"
     backward = "backward" in name and kind in _WITH_BACKWARD
     if kind == "softmax" and kernel.inputs and (kernel.inputs[0].shape or (0,))[-1] > LONG_ROW:
         return "long backward" if backward else "long"
@@ -236,7 +238,11 @@ def is_product(op: str) -> bool:
 
 @functools.lru_cache(_OPS)
 def kind_of(op: str) -> MovementKind:
-    """Return the class of a memory-bound operator; a fused group has the class of its costliest member."""
+    """Return the class of a memory-bound operator.
+
+    A fused group has the class of its costliest member, and an operator on a list of tensors that of the one on each.
+    """
+    op = op.replace(_FOREACH, "")
     for kind, pattern in _PATTERNS:
         if pattern.search(op) and not (kind in ("fill", "copy") and op.startswith("fused(")):
             return kind

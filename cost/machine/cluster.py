@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.network.topology import World
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timing.timeline import Host, call_constant
 from legoai.cost.trace.records import CALLS, Call
-from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
+from legoai.specs.cluster import PROFILE_SUFFIX, CatalogueError, Cluster, Device, device, fabric, profile_path
 from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
-
-PROFILE_SUFFIX: Final = ".json.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,7 +128,7 @@ def _profile_of(use: ClusterUse, directory: Path) -> Profile:
 
 def _profile_of_file(path: Path) -> Profile:
     """The profile beside a device file; where there is none, the shipped one of the device's name."""
-    measured = path.with_suffix(PROFILE_SUFFIX)
+    measured = profile_path(path)
     if measured.exists():
         return load(measured)
     name = load_device(path).name

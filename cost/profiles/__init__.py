@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
@@ -17,13 +17,13 @@ from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, w
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import read_tables
+from legoai.specs.cluster import PROFILE_SUFFIX
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",
     "movement_of", "profile", "profile_names", "read_document", "shipped_file", "write_document",
 ]  # fmt: skip
 
-SUFFIX: Final = ".json.gz"
 T = TypeVar("T")
 
 
@@ -105,7 +105,7 @@ class Profile:
         products: by the name of the rate (`bf16`, `fp8`, …).
         attention: by implementation, direction and rate.
         movement: by kind, by kind and form (`softmax backward`), or by form (`fused`), with a note on its derivation
-            that is empty for a measurement. A form that is not there runs as the kind does.
+            that is empty for a measurement. A form that is not there runs as the kind does, `foreach` as the update.
         arithmetic: floating-point operations per second outside of the tensor cores, by rate.
         links: collectives on one host, by kind and number of ranks.
         sources: of the measurements.
@@ -130,7 +130,11 @@ class Profile:
 
     def moving(self, kind: MovementKind, form: MovementForm = "") -> tuple[MovementCurve, str]:
         """Return the curve of a memory-bound kernel, and a note on its derivation."""
-        return movement_of(self.movement, kind, form)
+        name = _curve_of(self.movement, kind, form)
+        curve, derived = self.movement[name]
+        if form == "foreach" and name == "optimizer" and not derived:
+            return curve, f"the update's, the one kernel on lists that was measured; that of a {kind} was not"
+        return curve, derived
 
     def constant(self, name: str) -> float:
         """The constant ``name``.
@@ -145,15 +149,23 @@ class Profile:
 
 def movement_of(curves: Mapping[str, T], kind: MovementKind, form: MovementForm) -> T:
     """Return what is there for a kind in a form, or else for the form, or else for the kind."""
-    for name in (f"{kind} {form}", form):
-        if form and name in curves:
-            return curves[name]
-    return curves[kind]
+    return curves[_curve_of(curves, kind, form)]
+
+
+def _curve_of(curves: Mapping[str, object], kind: MovementKind, form: MovementForm) -> str:
+    """The name of what is there for a kind in a form.
+
+    A kernel on a list of tensors that was not measured takes as long as the update, which is one, and not as its kind
+    does: torch's kernels on lists give each thread block 65,536 elements of one tensor, so that a short list takes as
+    long as one block needs.
+    """
+    names = (name for name in (f"{kind} {form}", form) if form and name in curves)
+    return next(names, "optimizer" if form == "foreach" else kind)
 
 
 def profile_names() -> tuple[str, ...]:
     """Return the names of the shipped profiles, sorted, without those of fabrics."""
-    names = (path.name.removesuffix(SUFFIX) for path in Path(__file__).parent.glob(f"*{SUFFIX}"))
+    names = (path.name.removesuffix(PROFILE_SUFFIX) for path in Path(__file__).parent.glob(f"*{PROFILE_SUFFIX}"))
     return tuple(sorted(name for name in names if name != "fabrics"))
 
 
@@ -176,7 +188,7 @@ def shipped_file(name: str) -> Path:
     """
     if name not in profile_names():
         raise ProfileError(f"there is no profile for {name}; there are {', '.join(profile_names())}")
-    return Path(__file__).parent / f"{name}{SUFFIX}"
+    return Path(__file__).parent / f"{name}{PROFILE_SUFFIX}"
 
 
 def load(path: Path) -> Profile:

@@ -77,11 +77,12 @@ def _head(estimate: Estimate) -> Iterator[str]:
     verdict = {True: "", False: ", does not fit", None: ""}[estimate.fits]
     figures = [
         (words.seconds(estimate.step_time), "an optimizer step"),
-        (f"{estimate.tokens_per_second_per_device:,.0f}", "tokens per second and device"),
+        (f"{estimate.tokens_per_second_per_device:,.0f}", f"{estimate.unit} per second and device"),
         (words.share(estimate.mfu), f"of {estimate.peak_flops / 1e12:,.4g} TFLOP/s (MFU)"),
         (words.size(estimate.peak_active), f"active, {words.size(use.total)} in total {capacity}{verdict}"),
-        (f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours for 10¹² tokens"),
     ]
+    if estimate.unit == "tokens":
+        figures.append((f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours for 10¹² tokens"))
     yield '<div class="figures">'
     for value, name in figures:
         yield f'<div class="figure"><b>{escape(value)}</b><span>{escape(name)}</span></div>'

@@ -51,13 +51,13 @@ class Predicted:
     peak_memory_bytes: int | None
 
     @classmethod
-    def of(cls, found: Estimate, *, text: bool) -> Predicted:
-        """Return the figures of an estimate; ``text`` is whether the plan's samples are text."""
+    def of(cls, found: Estimate) -> Predicted:
+        """Return the figures of an estimate."""
         first = next((item for item in found.ranks if item.rank == 0), found.fullest)
         return cls(
             step_time_s=found.step_time,
             samples_per_step=found.tokens_per_step,
-            unit="tokens" if text else "samples",
+            unit=found.unit,
             devices=found.world_size,
             model_flops=found.model_flops or 0.0,
             peak_flops_per_s_per_device=found.peak_flops or 0.0,

@@ -52,17 +52,23 @@ def title(estimate: Estimate) -> str:
 def _head(estimate: Estimate) -> Iterator[str]:
     yield title(estimate)
     yield ""
-    speed = f"{estimate.tokens_per_second_per_device:,.0f} tokens/s/device"
+    speed = f"{estimate.tokens_per_second_per_device:,.0f} {estimate.unit}/s/device"
     rate = f"of {estimate.peak_flops / 1e12:,.4g} TFLOP/s ({estimate.peak_source}); {estimate.flops_convention}"
     yield from _table(
         [
             ("step time", words.seconds(estimate.step_time), speed),
             ("MFU", words.share(estimate.mfu), rate),
-            ("10^12 tokens", f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours"),
+            *_hours(estimate),
             *_bubble(estimate),
         ],
         right=(1,),
     )
+
+
+def _hours(estimate: Estimate) -> Iterator[Row]:
+    """The price of a training of tokens; nobody counts images in 10^12."""
+    if estimate.unit == "tokens":
+        yield "10^12 tokens", f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours"
 
 
 def _bubble(estimate: Estimate) -> Iterator[Row]:

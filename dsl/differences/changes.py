@@ -256,13 +256,18 @@ def rules_by_path(directive: Directive) -> dict[tuple[str, int], PathRule[Any]]:
 
 
 def _requirements(before: Sequence[Requirement], after: Sequence[Requirement]) -> Iterator[Change]:
-    old, new = ({(item.metric, item.comparison[0]): item for item in items} for items in (before, after))
+    old, new = ({_place(item): item for item in items} for items in (before, after))
     for place in dict.fromkeys((*old, *new)):
         items = old.get(place), new.get(place)
         texts = [None if item is None else requirement_text(item) for item in items]
         if texts[0] != texts[1]:
             spans = [None if item is None else item.origin.span for item in items]
             yield _either(Key("require", "require", names=place), "require", place[0], texts, (spans[0], spans[1]))
+
+
+def _place(item: Requirement) -> tuple[str, ...]:
+    """What of two requirements is equal of which the later replaces the earlier."""
+    return item.metric, item.comparison[0], item.dimension
 
 
 def _objectives(before: Objective | None, after: Objective | None) -> Iterator[Change]:
@@ -382,7 +387,7 @@ def _applied_requirements(
     before: Sequence[Requirement], after: Sequence[Requirement], places: set[tuple[str, ...]]
 ) -> tuple[Requirement, ...]:
     def changed(item: Requirement) -> bool:
-        return (item.metric, item.comparison[0]) in places
+        return _place(item) in places
 
     return (*(item for item in before if not changed(item)), *(item for item in after if changed(item)))
 

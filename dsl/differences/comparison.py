@@ -13,6 +13,7 @@ from legoai.dsl.differences.changes import DIGEST, Change, Key, applied, changes
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Let, Statement
 from legoai.dsl.lint import Linted, errors, manifest_of
+from legoai.specs.cluster import profile_path
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.plan import Plan
@@ -222,7 +223,7 @@ def named_files(plan: Plan) -> dict[str, Span | None]:
         found[schedule.file] = schedule.span_of("file")
     if isinstance(cluster.profile, str):
         place = cluster.span_of("profile")
-        found |= {cluster.profile: place, str(Path(cluster.profile).with_suffix(".json.gz")): place}
+        found |= {cluster.profile: place, str(profile_path(Path(cluster.profile))): place}
     return found
 
 

@@ -13,17 +13,16 @@ from legoai.dsl.diagnostics.codes import statements as rules
 from legoai.dsl.diagnostics.codes.names import UnknownLet
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.likeness import likeness, names_of
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Definition
+from legoai.dsl.frontend.scope import Definition, Scope
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Arguments,
     Let,
     Name,
     PlanFile,
-    Require,
     RuleLine,
-    SolvedLine,
     Statement,
     String,
     Unset,
@@ -94,11 +93,12 @@ class Loader:
     ) -> Iterator[AnyStatement]:
         """Merge the statements of several bases, of which the last wins; where they disagree, the file must decide."""
         held: dict[tuple[str, ...], AnyStatement] = {}
+        names = names_of(*(statements for _, statements in bases), own)
         for extends, statements in bases:
             for statement in statements:
-                key = likeness(statement)
+                key = likeness(statement, names)
                 first = held.get(key)
-                if first is not None and not same(first, statement) and not _decided(key, first, own):
+                if first is not None and not same(first, statement) and not _decided(key, first, own, names):
                     self.diagnostics.append(_disagreement(extends, first, statement))
                 held[key] = statement
         yield from held.values()
@@ -158,34 +158,16 @@ def head_of(statement: AnyStatement) -> Span:
     return statement.name.span if isinstance(statement, Variant) else statement.span
 
 
-def likeness(statement: AnyStatement) -> tuple[str, ...]:
-    """Return the key of a statement: of two statements with equal keys the later one replaces the earlier."""
-    assert not isinstance(statement, Unset), "what takes a statement away decides nothing itself"
-    if isinstance(statement, Let):
-        return "let", statement.name.text
-    if isinstance(statement, Require):
-        return "require", statement.metric.text, statement.comparison[0]
-    if isinstance(statement, SolvedLine):
-        return ("solved",)
-    if isinstance(statement, Variant):
-        return "variant", statement.name.text
-    keyword = statement.keyword.text
-    if keyword in ("minimize", "maximize"):
-        return ("objective",)
-    if keyword in FAMILIES and family(keyword).repeats_by_axis:
-        return keyword, *(axis.text for axis in statement.axes)
-    return (keyword,)
-
-
-def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) -> list[AnyStatement]:
+def override(statements: Sequence[AnyStatement], diagnostics: list[Diagnostic]) -> list[AnyStatement]:
     """Replace earlier statements by later ones with equal keys, in place; two in the same file are an error."""
     held: dict[tuple[str, ...], AnyStatement] = {}
+    names = names_of(statements)
     for statement in statements:
         file = head_of(statement).file
         if isinstance(statement, Unset):
             _take_away(statement, held, partial(_is_in, file), diagnostics)
             continue
-        key = likeness(statement)
+        key = likeness(statement, names)
         first = held.get(key)
         if first is not None and _is_in(file, first):
             diagnostics.append(_twice(statement, first))
@@ -198,9 +180,11 @@ def _is_in(file: str, statement: AnyStatement) -> bool:
     return head_of(statement).file == file
 
 
-def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:
+def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement], names: Scope) -> bool:
     """Whether a file itself replaces a statement of its bases with this key, or removes it."""
-    return any(_means(item, key, statement) if isinstance(item, Unset) else likeness(item) == key for item in own)
+    return any(
+        _means(item, key, statement) if isinstance(item, Unset) else likeness(item, names) == key for item in own
+    )
 
 
 def _disagreement(extends: Statement, first: AnyStatement, second: AnyStatement) -> Diagnostic:
@@ -337,13 +321,14 @@ def apply_variant(
             )
         )
         return body
-    held = {likeness(statement): statement for statement in body}
+    names = names_of(body, chosen.statements)
+    held = {likeness(statement, names): statement for statement in body}
     own: dict[tuple[str, ...], AnyStatement] = {}
     for statement in chosen.statements:
         if isinstance(statement, Unset):
-            _take_away(statement, held, lambda item: own.get(likeness(item)) is item, diagnostics)
+            _take_away(statement, held, lambda item: own.get(likeness(item, names)) is item, diagnostics)
             continue
-        key = likeness(statement)
+        key = likeness(statement, names)
         if key in own:
             diagnostics.append(_twice(statement, own[key]))
             continue

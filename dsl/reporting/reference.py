@@ -30,8 +30,8 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "extends": (
         'extends "base.plan"',
         "Start from another plan, named relative to this one. A statement of this plan replaces the like one of the\n"
-        "base; `let`, `require` and `variant` are alike where they name the same, `shard` where it is on the\n"
-        "same axis.",
+        "base; `let`, `require` and `variant` are alike where they name the same, `require` in one dimension and from\n"
+        "one side, `shard` where it is on the same axis.",
     ),
     "let": (
         "let NAME = VALUE",
@@ -51,7 +51,11 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
         "defaults has them again. `model`, `cluster` and `batch` can only be replaced. In front of a statement with\n"
         "rules it makes a variant replace the whole of it.",
     ),
-    "require": ("require FIGURE <= VALUE", "A bound that the plan keeps. Comparisons are `<= < >= > ==`."),
+    "require": (
+        "require FIGURE <= VALUE",
+        "A bound that the plan keeps. Comparisons are `<= < >= > ==`. A figure may be bounded once from each side,\n"
+        "and as a share of the step beside a time: `require recompute <= 2%` and `require recompute <= 40ms`.",
+    ),
     "minimize": ("minimize FIGURE", "The figure that solving makes smallest. Figures are those of `require`."),
     "maximize": ("maximize FIGURE", "The figure that solving makes largest. Figures are those of `require`."),
     "solved": (

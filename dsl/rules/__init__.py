@@ -18,6 +18,7 @@ MODULES: Final = (
     "rules.training.updated_buffers",
     "rules.paths",
     "rules.devices.cluster",
+    "rules.devices.profile",
     "rules.devices.mesh",
     "rules.stages.pipeline",
     "rules.stages.split_backward",

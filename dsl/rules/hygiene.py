@@ -12,7 +12,7 @@ from legoai.dsl.analysis.stages.pipeline import stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.merge import likeness
+from legoai.dsl.frontend.likeness import likeness
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression

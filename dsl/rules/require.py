@@ -410,7 +410,8 @@ def _recomputes(analysis: Analysis) -> bool:
 class ExactBudget(Check):
     """A budget that requires one exact figure.
 
-    Measured or simulated figures are never equal to a number to the last digit.
+    Only this figure passes, to the last byte or the last digit of a time. Any change of the plan, of torch or of LegoAI
+    may change it, also where the plan becomes better.
 
     ## Example
     ```
@@ -431,9 +432,11 @@ class ExactBudget(Check):
         for item in analysis.plan.require:
             if item.comparison == "==" and item.bound != 0:
                 comparison = "<=" if METRICS[item.metric].better == "less" else ">="
+                bound = f"{item.bound:.0f}B" if item.dimension == "bytes" else _bound(item)  # no byte is rounded off
                 yield self.at(
                     item.origin.written,
-                    f"`{item.metric}` is never exactly {_bound(item)}",
-                    label="missed by every plan",
-                    help=[f"write `{item.metric} {comparison} {_bound(item)}`"],
+                    f"`{item.metric}` passes only if it is exactly {bound}: any change of the plan, of torch or of "
+                    "LegoAI may change it",
+                    label="no other figure passes",
+                    help=[f"write `{item.metric} {comparison} {bound}`"],
                 )

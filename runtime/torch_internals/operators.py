@@ -48,6 +48,7 @@ __all__ = [
     "call_behind_backward",
     "called_from_python",
     "current_autograd_node",
+    "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
     "forget_data_pointer",
@@ -91,6 +92,8 @@ autograd_sequence_number: Final[Callable[[], int]] = torch.autograd._get_sequenc
 current_autograd_node: Final[Callable[[], Any]] = torch._C._current_autograd_node
 """The node whose backward runs."""
 
+foreach_copy_: Final[Callable[..., None]] = torch._foreach_copy_
+"""Copies of FSDP into the buffer of a collective, to measure them alone."""
 foreach_norm: Final[Callable[..., tuple[torch.Tensor, ...] | list[torch.Tensor]]] = (
     torch._foreach_norm
 )  # documented as beta

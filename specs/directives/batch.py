@@ -65,3 +65,8 @@ class Batch(Directive):
         if self.seq_len is None:
             raise Undecided("seq_len is not given")
         return self.seq_len
+
+
+def unit_of(batch: Batch) -> str:
+    """Return of what figures of throughput are: `tokens`, or `samples` where these have no sequences, as images."""
+    return "tokens" if batch.seq_len else "samples"

@@ -31,7 +31,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "bubble": Metric(("fraction",), "Share of the step in which a pipeline rank waits.", "less"),
     "mfu": Metric(("fraction",), "Model FLOPs utilisation.", "more"),
-    "tokens_per_s": Metric(("number",), "Tokens per second and device.", "more"),
+    "tokens_per_s": Metric(("number",), "Tokens per second and device; samples, where these are no text.", "more"),
 }
 
 COMPARISONS: Final = ("<=", "<", ">=", ">", "==")

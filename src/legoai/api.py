@@ -100,7 +100,7 @@ def estimate(
     """
     from legoai.cost.estimate import estimate as estimate_program
 
-    program, plan, linted = _lowered(path, settings, variant)
+    program, plan, linted = _lowered(path, settings, variant, profile)
     assert linted.analysis is not None
     assert linted.analysis.manifest is not None
     return estimate_program(
@@ -143,9 +143,11 @@ def solve(
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
 
-    _, linted = _checked(path, settings, variant)
+    _, linted = _checked(path, settings, variant, profile)
     directory = read_source(os.fspath(path)).directory
-    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base)
+    linted = with_open_rules(
+        linted, directory=directory, settings=settings, read=read_base, other_devices=profile is not None
+    )
     opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
     if opened.refused:
         raise PlanError(tuple(opened.refused), linted.files)
@@ -270,11 +272,13 @@ def verify(
     )
 
 
-def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Program, Plan, Linted]:
+def _lowered(
+    path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None = None
+) -> tuple[Program, Plan, Linted]:
     from legoai.lowering.program import LoweringError
     from legoai.lowering.program import lower as lower_plan
 
-    plan, linted = _checked(path, settings, variant)
+    plan, linted = _checked(path, settings, variant, profile)
     assert linted.analysis is not None
     try:
         program = lower_plan(linted.analysis, suppressed=linted.suppressed)
@@ -283,7 +287,14 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
     return program, plan, linted
 
 
-def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, variants: bool) -> Linted:
+def _linted(
+    path: PathLike,
+    settings: Mapping[str, str] | None,
+    variant: str | None,
+    *,
+    variants: bool,
+    profile: str | None = None,
+) -> Linted:
     source = read_source(os.fspath(path))
     return lint_text(
         source.text,
@@ -293,12 +304,15 @@ def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | N
         variant=variant,
         read=read_base,
         variants=variants,
+        other_devices=profile is not None,
     )
 
 
-def _checked(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Plan, Linted]:
+def _checked(
+    path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None = None
+) -> tuple[Plan, Linted]:
     try:
-        linted = _linted(path, settings, variant, variants=False)
+        linted = _linted(path, settings, variant, variants=False, profile=profile)
     except UnreadableError as error:
         raise PlanError((error.diagnostic,), {error.file.name: error.file} if error.file else {}) from error
     errors = tuple(item for item in linted.diagnostics if item.severity == "error")

@@ -8,10 +8,11 @@ import pytest
 
 import legoai
 from legoai.cost.estimate import CannotEstimateError
+from legoai.cost.kernels.work import kind_of
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
-from legoai.cost.trace.records import Collective
+from legoai.cost.trace.records import Collective, Kernel
 from legoai.specs.directives.cluster import ClusterUse
 from support.marks import some_slow
 from support.simulator import in_the_simulator
@@ -83,6 +84,12 @@ def figures(path: Path, **options) -> dict:
         "speed": estimate.tokens_per_second_per_device,
         "hours": estimate.device_hours_per_trillion_tokens,
         "models": dict(estimate.share_by_model),
+        "kinds": (dict(one.by_kind), dict(one.by_phase)),
+        "kernels": {
+            (item.record.op, kind_of(item.record.op), item.record.phase)
+            for item in rank.intervals
+            if isinstance(item.record, Kernel)
+        },
         "requirements": [(item.requirement.metric, item.value, item.ok) for item in estimate.requirements],
         "device": (estimate.machine.device.name, estimate.machine.profile.name, estimate.peak_flops),
     }
@@ -120,6 +127,15 @@ def test_communication_by_axis_and_recomputation_are_separate(estimated: dict):
 
 def test_kernel_model_shares_sum_to_one(estimated: dict):
     assert sum(estimated["models"].values()) == pytest.approx(1)
+
+
+def test_kernels_on_lists_are_of_the_kind_that_each_tensor_undergoes(estimated: dict):
+    by_kind, by_phase = estimated["kinds"]
+    listed = {(op, kind, phase) for op, kind, phase in estimated["kernels"] if "_foreach_" in op}
+    assert {("aten._foreach_copy_", "copy", "forward"), ("aten._foreach_norm", "reduction", "optimizer")} <= listed
+    assert {phase for _, kind, phase in estimated["kernels"] if kind == "optimizer"} == {"optimizer"}
+    assert 0 < by_kind["optimizer"] < by_phase["optimizer"]
+    assert sum(by_kind.values()) == pytest.approx(sum(by_phase.values())) == pytest.approx(estimated["parts"][0])
 
 
 def test_every_requirement_is_measured(estimated: dict):

@@ -12,6 +12,7 @@ import pytest
 
 from legoai.commands import cost
 from legoai.cost.report import chrome, page, terminal
+from legoai.specs.cluster import catalogue
 from support.command_line import called
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +145,17 @@ def test_cost_error_is_status_2_with_a_reason(capsys: pytest.CaptureFixture[str]
         assert "small.plan cannot be costed: " in err and "h1000" in err
     status, _, err = called(capsys, "cost", "small.plan", "--rank", "8")
     assert (status, "no rank 8" in err) == (2, True)
+
+
+def test_devices_without_a_profile_are_an_error_of_the_plan(capsys: pytest.CaptureFixture[str]):
+    device = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8").replace('"h100_sxm"', '"ours"')
+    Path("ours.toml").write_text(device, encoding="utf-8")
+    plan = PLAN.partition("require")[0].replace("cluster h100_sxm", 'cluster profile("ours.toml")')
+    Path("ours.plan").write_text(plan, encoding="utf-8")
+    for command in (("cost",), ("check",), ("graph", "--what", "timeline")):
+        status, out, err = called(capsys, *command, "ours.plan")
+        assert (status, "error[LP315]" in out + err, "ours.json.gz" in out + err) == (1, True, True), command
+    assert called(capsys, "lower", "ours.plan")[0] == 0
 
 
 def test_check_continues_after_an_unreadable_file(capsys: pytest.CaptureFixture[str]):

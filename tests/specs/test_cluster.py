@@ -75,6 +75,23 @@ def test_catalogued_device_follows_the_user_schema(name):
     check(tomllib.loads((catalogue() / f"{name}.toml").read_text()), Device)
 
 
+@pytest.mark.parametrize(
+    ("capability", "legal"),
+    [
+        ("9.0", True), ("12.1", True), ("nine", False), ("9", False), ("90", False), ("9.0a", False), ("", False),
+        (9.0, False),
+    ],
+)  # fmt: skip
+def test_compute_capability_is_major_and_minor(capability: object, legal: bool):
+    document = tomllib.loads((catalogue() / "h100_sxm.toml").read_text())
+    document["processor"]["compute_capability"] = capability
+    if legal:
+        check(document, Device)
+    else:
+        with pytest.raises(CatalogueError, match=r"compute_capability: expected a compute capability MAJOR\.MINOR"):
+            check(document, Device)
+
+
 def test_catalogued_fabrics_follow_their_schema():
     for name, table in tomllib.loads((catalogue() / cluster.FABRICS_FILE).read_text()).items():
         check({"name": name, **table}, Fabric)

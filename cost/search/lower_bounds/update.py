@@ -11,7 +11,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 
-_KERNELS: Final[KindAndForm] = ("optimizer", "")
+_KERNELS: Final[tuple[KindAndForm, ...]] = (("optimizer", ""), ("elementwise", "foreach"))
 """What its kernels are: one that is fused for all, or operators on lists of tensors."""
 
 
@@ -32,4 +32,4 @@ def seconds_of_update(analysis: Analysis, machine: Machine) -> float:
         return 0.0
     parameters = min(state.parameters, state.gradients) if untrained_parameters(analysis) else state.parameters
     moved = 2 * (parameters + state.optimizer) + state.gradients
-    return least_moved([_KERNELS], moved, machine.profile)
+    return least_moved(_KERNELS, moved, machine.profile)

@@ -26,7 +26,8 @@ def flops_per_token(manifest: Manifest, seq_len: int) -> int:
     They are `6 N + 12 L H Q T` (PaLM, arXiv 2204.02311, appendix B; TorchTitan's `get_num_flop_per_token`): N are the
     elements of matrices that multiply tokens, without embedding tables, of experts those to which a token is routed,
     and the second term is attention in L layers of H heads of width Q over T tokens, without regard to a causal mask;
-    where values have another width than queries, Q is the mean of the two.
+    where values have another width than queries, Q is the mean of the two. A token that an expert drops for want of
+    capacity counts like any other, as in TorchTitan and Megatron-LM, which count active parameters too.
     """
     return FORWARD_AND_BACKWARD * forward_flops_per_token(manifest, seq_len)
 

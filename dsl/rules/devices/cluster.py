@@ -268,7 +268,7 @@ class TooManyDevices(Check):
             help.insert(0, f"{total} devices are {total // usual} hosts of {usual}")
         yield self.at(
             analysis.span_of(use, "devices"),
-            f"a host has {usual} devices of `{device.name}`, not {use.devices}",
+            f"a host has {usual} device{'s' * (usual != 1)} of `{device.name}`, not {use.devices}",
             label=f"more than {usual}",
             help=help,
         )

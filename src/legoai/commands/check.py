@@ -54,7 +54,10 @@ def run(arguments: Namespace) -> int:
     for name in names:
         try:
             source = read_source(name, arguments.stdin_filename)
-            linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
+            linted = examine(
+                source, settings_of(arguments), arguments.variant, factories=arguments.factories,
+                profile=arguments.profile,
+            )  # fmt: skip
             files |= linted.files
             found += linted.diagnostics
             if not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None:
@@ -81,7 +84,10 @@ def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Dia
     for variant in chosen:
         one = linted
         if variant is not None:
-            one = examine(source, settings_of(arguments), variant, variants=False, factories=arguments.factories)
+            one = examine(
+                source, settings_of(arguments), variant, variants=False, factories=arguments.factories,
+                profile=arguments.profile,
+            )  # fmt: skip
         if one.analysis is None or one.analysis.manifest is None:
             continue  # a factory that is not run
         for item in _findings(one, arguments):
@@ -100,6 +106,7 @@ def _in_variant(item: Diagnostic, variant: str) -> Diagnostic:
 
 def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     """Findings from simulating one resolution of a plan; one that cannot be lowered is a finding too."""
+    from legoai.dsl.rules.devices.profile import cannot_be_costed
     from legoai.lowering.program import LoweringError, lower
 
     assert linted.plan is not None
@@ -109,6 +116,10 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         program = lower(linted.analysis, suppressed=linted.suppressed)
     except LoweringError as error:
         yield from error.diagnostics
+        return
+    unmeasured = cannot_be_costed(linted.analysis) if arguments.profile is None else None
+    if unmeasured is not None:
+        yield unmeasured
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 

@@ -12,6 +12,7 @@ from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
+    lacks_figures,
     lacks_graph,
     lowered,
     output_file,
@@ -61,12 +62,14 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Draw; returns 1 where the plan has errors."""
-    done = lowered(arguments, "drawn")
+    done = lowered(arguments, "drawn", profile=arguments.profile)
     if done is None:
         return 1
     linted, program = done
     lacks = {"step": lacks_graph, "pipeline": _lacks_pipeline}.get(arguments.what)
     if lacks is not None and lacks(linted):
+        return 1
+    if arguments.what != "mesh" and lacks_figures(linted, arguments.profile):
         return 1
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
     write(arguments.output, picture)

@@ -121,7 +121,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
 
         try:
             found = estimate(program, plan, manifest, directory=analysis.directory)
-            return Predicted.of(found, text=bool(plan.batch.seq_len))
+            return Predicted.of(found)
         except CannotEstimateError as error:
             return str(error)
         except Exception as error:

@@ -144,6 +144,17 @@ def lacks_graph(linted: Linted) -> bool:
     return True
 
 
+def lacks_figures(linted: Linted, profile: str | None) -> bool:
+    """Whether nothing is known of the speed of a plan's devices, and no other ones are named; shows that then."""
+    from legoai.dsl.rules.devices.profile import cannot_be_costed
+
+    assert linted.analysis is not None
+    found = cannot_be_costed(linted.analysis) if profile is None else None
+    if found is not None:
+        show([found], linted.files, stream=sys.stderr)
+    return found is not None
+
+
 def note_profile(linted: Linted) -> None:
     """Say by which profile the passes over the graph decide, where the plan wants one that a run measures."""
     from legoai.cost.assumptions import of_profile
@@ -200,8 +211,12 @@ def examine(
     *,
     variants: bool = True,
     factories: bool = True,
+    profile: str | None = None,
 ) -> Linted:
-    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``."""
+    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``.
+
+    With ``profile`` figures are those of other devices than the plan's.
+    """
     return lint(
         source.text,
         source.name,
@@ -212,6 +227,7 @@ def examine(
         read=read_base,
         variants=variants,
         factories=factories,
+        other_devices=profile is not None,
     )
 
 
@@ -235,13 +251,17 @@ def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mappi
     print(f"legoai: {name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
 
 
-def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
+def sound(source: Source, arguments: Namespace, done: str, *, profile: str | None = None) -> Linted | None:
     """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
 
     ``done`` is what the command does not do then, such as `costed`. A project's `select` and `ignore` apply to reports
-    only: an error of any code stops the command, unless the plan itself suppresses it.
+    only: an error of any code stops the command, unless the plan itself suppresses it. ``profile`` names other devices
+    than the plan's.
     """
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
+    linted = examine(
+        source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories,
+        profile=profile,
+    )  # fmt: skip
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, done, errors, linted.files)
@@ -249,10 +269,12 @@ def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
     return None if lacks_factory(linted, arguments, done) else linted
 
 
-def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
+def lowered(
+    arguments: Namespace, done: str = "lowered", *, profile: str | None = None
+) -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None, after its errors, as by :func:`sound`."""
     source = source_of(arguments.file)
-    linted = None if source is None else sound(source, arguments, done)
+    linted = None if source is None else sound(source, arguments, done, profile=profile)
     if source is None or linted is None:
         return None
     from legoai.lowering.program import LoweringError, lower

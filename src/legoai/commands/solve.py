@@ -111,11 +111,14 @@ def run(arguments: Namespace) -> int:
         return 1
     if arguments.in_place and source.rewritable is None:
         raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
-    linted = sound(source, arguments, "solved")
+    linted = sound(source, arguments, "solved", profile=arguments.profile)
     if linted is None:
         return 1
     settings = settings_of(arguments)
-    linted = with_open_rules(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
+    linted = with_open_rules(
+        linted, directory=source.directory, settings=settings, read=read_base, announce=announce,
+        other_devices=arguments.profile is not None,
+    )  # fmt: skip
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, "solved", errors, linted.files)

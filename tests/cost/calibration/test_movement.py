@@ -10,13 +10,15 @@ import torch
 
 from legoai.cost.calibration import movement
 from legoai.cost.calibration.timing import out_of_cache
-from legoai.cost.kernels.work import Movement
+from legoai.cost.kernels.work import Movement, MovementKind
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.measurements.file import ProfileError
 from legoai.cost.profiles import from_document, profile, read_document, shipped_file
 from legoai.cost.profiles.schema import check
 
 KINDS = movement._gpu_kinds("cpu")
+LISTS = {"copy foreach", "reduction foreach"}
+"""Forms that the next calibration measures: no shipped profile has them."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def test_a_kernel_continues_with_the_result_of_the_one_before() -> None:
 
 
 def test_measured_forms_are_those_of_shipped_profiles() -> None:
-    assert {*KINDS, "loss", "fused"} == set(profile("h100_sxm").movement)
+    assert {*KINDS, "loss", "fused"} - LISTS == set(profile("h100_sxm").movement)
     assert set(profile("h100_sxm").movement) == set(profile("a100_sxm80").movement)
     assert set(profile("cpu").movement) == set(movement.MOVEMENTS)
 
@@ -66,6 +68,31 @@ def test_a_form_that_was_not_measured_runs_as_its_kind() -> None:
     plain = seconds_of(Movement(kind="copy", bytes=2**30), h100)[0]
     assert seconds_of(Movement(kind="copy", bytes=2**30, form="unvectorised"), h100)[0] > 1.4 * plain
     assert h100.moving("elementwise", "unvectorised") == h100.movement["unvectorised"]
+
+
+@pytest.mark.parametrize("kind", ["copy", "reduction", "elementwise", "fill"])
+def test_kernels_on_lists_that_were_not_measured_run_as_the_update(kind: MovementKind) -> None:
+    h100 = profile("h100_sxm")
+    update, _ = h100.moving("optimizer")
+    curve, derived = h100.moving(kind, "foreach")
+    assert curve is update and f"that of a {kind} was not" in derived
+    assert seconds_of(Movement(kind=kind, bytes=2**20, form="foreach"), h100)[1].endswith(", derived")
+    document, _ = read_document(shipped_file("h100_sxm"))
+    measured = {**document, "movement": {**document["movement"], f"{kind} foreach": document["movement"]["copy"]}}
+    check(measured)
+    again = from_document(measured)
+    assert again.moving(kind, "foreach") == again.movement[f"{kind} foreach"]
+
+
+def test_a_cpu_is_measured_on_lists_too() -> None:
+    kinds = movement._cpu_kinds()
+    assert set(kinds) >= LISTS
+    for name in LISTS:
+        moving = kinds[name](2**12)
+        moving.run(None, operands := moving.make())
+        if name == "copy foreach":
+            half = len(operands) // 2
+            assert all(torch.equal(*pair) for pair in zip(operands[:half], operands[half:], strict=True))
 
 
 def test_unknown_movement_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from legoai.cost.calibration.movement import three_segments
-from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine, profile_path
+from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product
@@ -21,7 +21,7 @@ from legoai.cost.machine.collective_time import network_of, seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import Placement
 from legoai.cost.profiles import load
-from legoai.specs.cluster import Cluster
+from legoai.specs.cluster import Cluster, profile_path
 from legoai.specs.device_file import load_device
 
 

@@ -126,15 +126,21 @@ def test_attention_is_read_from_its_operator_in_both_directions() -> None:
 @pytest.mark.parametrize(
     ("op", "kind"),
     [
-        ("aten.add", "elementwise"), ("aten._foreach_addcdiv_", "optimizer"), ("aten._fused_adamw_", "optimizer"),
+        ("aten.add", "elementwise"), ("aten._fused_adamw_", "optimizer"),
         ("aten.native_layer_norm", "normalisation"), ("aten._fused_rms_norm", "normalisation"),
         ("aten._log_softmax", "softmax"), ("aten.embedding_dense_backward", "embedding"), ("aten.sum", "reduction"),
         ("aten._to_copy", "copy"), ("aten.cat", "copy"), ("aten.zeros", "fill"), ("aten.nll_loss_forward", "loss"),
+        ("aten._foreach_copy_", "copy"), ("aten._foreach_norm", "reduction"), ("aten._foreach_max", "reduction"),
+        ("aten._foreach_zero_", "fill"), ("aten._foreach_mul_", "elementwise"), ("aten._foreach_lerp_", "elementwise"),
+        ("aten._foreach_addcdiv_", "elementwise"), ("aten._foreach_sqrt", "elementwise"),
         ("fused(aten.mul, aten.sum)", "reduction"), ("fused(aten._to_copy, aten.mul)", "elementwise"),
     ],
 )  # fmt: skip
 def test_operators_are_classified(op: str, kind: str) -> None:
     assert kind_of(op) == kind
+    work = work_of(kernel(op, [((8, 32), "float32")], ((8, 32), "float32")))
+    assert isinstance(work, Movement)
+    assert (work.form == "foreach") == ("_foreach_" in op)
 
 
 def test_forest_predicts_the_mean_of_its_trees() -> None:

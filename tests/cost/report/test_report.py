@@ -210,6 +210,16 @@ def test_costs_by_line_sum_to_the_step(reported: dict):
     assert reported["summary"].startswith(reported["terminal"].partition("step time")[2].split("  ")[2].strip())
 
 
+def test_images_are_not_called_tokens(reported: dict):
+    pictures = 'plan a\nmodel vit("tiny")\ncluster h100_sxm(devices = 1)\nbatch (global = 2, micro = 2)\n'
+    for found, unit in ((in_the_simulator(everything, pictures), "samples"), (reported, "tokens")):
+        shown = found["page"].partition("<h2")[0]
+        assert f" {unit}/s/device" in found["terminal"]
+        assert f"{unit} per second and device" in shown
+        assert ("10^12 tokens" in found["terminal"]) is ("10¹² tokens" in shown) is (unit == "tokens")
+        assert "tokens_per_s_per_device" in found["document"]
+
+
 def test_document_has_the_promised_fields(reported: dict):
     document = reported["document"]
     assert document["format_version"] == 2

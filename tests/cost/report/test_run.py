@@ -102,10 +102,17 @@ def test_a_profile_of_ones_own_named_as_the_catalogues_cpu_is_of_this_machine(sh
         machine = replace(machine, profile=replace(machine.profile, hash="0123456789ab"))
     rank = SimpleNamespace(rank=0, memory=SimpleNamespace(peak=GIB))
     found: Any = SimpleNamespace(
-        machine=machine, ranks=[rank], step_time=1.0, tokens_per_step=8, world_size=1, model_flops=1.0, peak_flops=1.0
+        machine=machine,
+        ranks=[rank],
+        step_time=1.0,
+        tokens_per_step=8,
+        world_size=1,
+        model_flops=1.0,
+        peak_flops=1.0,
+        unit="tokens",
     )
     found.fullest = rank
-    assert Predicted.of(found, text=True).of_this_machine != shipped
+    assert Predicted.of(found).of_this_machine != shipped
 
 
 def test_records_follow_an_incomplete_line(tmp_path: Path):

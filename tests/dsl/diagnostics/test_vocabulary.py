@@ -13,6 +13,8 @@ from legoai.dsl.reporting.topics import topics
 from legoai.lowering.program import lower
 from legoai.specs.directives.kinds import REST
 from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig
+from legoai.specs.models.manifests import load
+from legoai.specs.models.manifests.manifest import ManifestError
 
 HEAD = """plan words
 
@@ -248,6 +250,14 @@ def messages(statement: str) -> str:
 @pytest.mark.parametrize(("statement", "words"), [*KEYWORDS.items(), *OPTIONS.items(), *VALUES.items()])
 def test_names_of_other_tools_are_mapped_to_ours(statement: str, words: str):
     assert words in messages(statement)
+
+
+def test_factory_is_the_cure_for_an_unknown_architecture(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object, **__: object) -> None:
+        raise ManifestError("unknown_architecture", "transformers knows no model type 'dit'")
+
+    monkeypatch.setattr(load, "load_manifest", refused)
+    assert '`model python("package.module:function")`' in messages('model huggingface("dit.json")')
 
 
 PATHS = {

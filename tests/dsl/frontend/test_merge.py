@@ -97,6 +97,20 @@ class TestExtends:
             assert codes(f"{text}{first}\n", tmp_path) == []
             assert codes(f"{text}{second}\n", tmp_path) == []
 
+    def test_bound_in_another_dimension_replaces_nothing(self, tmp_path: Path):
+        base = HEAD + "let most = 1ms\nrequire recompute <= most\nrequire exposed_comm <= 5%\n"
+        self.write(tmp_path, a=base)
+        text = 'plan x\nextends "a.plan"\nrequire recompute <= 2%\nvariant v { require recompute <= 3ms }\n'
+
+        def bounds(**options: str) -> list[tuple[str, float, str]]:
+            found = plan_of(text, tmp_path, **options).require
+            return [(item.metric, item.bound, item.dimension) for item in found]
+
+        share = ("recompute", pytest.approx(0.02), "fraction")
+        others = [("exposed_comm", pytest.approx(0.05), "fraction"), share]
+        assert bounds() == [("recompute", pytest.approx(1e-3), "seconds"), *others]
+        assert bounds(variant="v") == [("recompute", pytest.approx(3e-3), "seconds"), *others]
+
     def test_unset_statement_settles_disagreeing_bases(self, tmp_path: Path):
         self.write(tmp_path, a=HEAD + "clip (norm = 1)\n", b="plan b\nclip (norm = 2)\n")
         plan = plan_of('plan x\nextends "a.plan"\nextends "b.plan"\nunset clip\n', tmp_path)

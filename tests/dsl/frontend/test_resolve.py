@@ -185,6 +185,8 @@ class TestDuplicates:
             "mesh (tp = 2)\nmesh (pp = 2)\n",
             "let a = 1\nlet a = 2\nmesh (tp = a)\n",
             "require mfu >= 40%\nrequire mfu > 50%\n",
+            "require recompute <= 1ms\nrequire recompute < 2s / 4\n",
+            "require recompute <= 1%\nrequire recompute <= 0.02\n",
             "minimize step_time\nmaximize mfu\n",
             "shard on tp { output = colwise }\nshard on tp { norm = sequence }\n",
             "variant v { mesh (tp = 2) }\nvariant v { mesh (tp = 4) }\n",
@@ -201,6 +203,8 @@ class TestDuplicates:
         "pair",
         [
             "require peak_memory <= 1GiB\nrequire peak_memory >= 1MiB\n",
+            "require recompute <= 1.6%\nrequire recompute <= 1881us\n",
+            "require exposed_comm <= 0.2\nrequire exposed_comm <= min(1s, 3 * 10ms)\n",
             "shard on tp { output = colwise }\nshard on ep { layers = experts }\n",
         ],
     )

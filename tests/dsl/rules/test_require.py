@@ -198,6 +198,11 @@ def test_budget_values_are_checked(budget: str, expected: set[str]) -> None:
     assert {code for code in found if code.startswith("LP7")} == expected
 
 
+def test_an_exact_budget_is_written_to_the_byte() -> None:
+    found = message("require peak_memory == 23586816B", "LP710")
+    assert found.startswith("`peak_memory` passes only if it is exactly 23586816B: any change of the plan, of torch")
+
+
 def test_always_satisfied_share_is_reported() -> None:
     two = "mesh (dp_shard = 8)\nfsdp on dp_shard\nrequire exposed_comm <= {}"
     assert "LP708" in codes(two.format("100%"))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.specs.cluster import catalogue
+from legoai.cost.profiles import profile_names
+from legoai.dsl.lint import lint
+from legoai.specs.cluster import catalogue, device_names
 from support.rule_plans import codes, diagnostics, message, place
 
 
@@ -20,8 +22,6 @@ def test_profile_must_be_a_readable_file(tmp_path: Path) -> None:
 
 
 def wrong_profiles(text: str, directory: Path) -> dict[str, str]:
-    from legoai.dsl.lint import lint
-
     whole = f'plan x\nmodel llama3("tiny")\n{text}\nbatch (global = 8, micro = 1, seq_len = 64)'
     found = lint(whole, "x.plan", directory=directory).diagnostics
     return {item.code: f"{item.message} {item.label.text}" for item in found}
@@ -51,6 +51,13 @@ def test_hosts_devices_and_fabric(text: str, code: str | None) -> None:
 def test_device_count_above_one_host_suggests_hosts() -> None:
     found = [item for item in diagnostics("cluster h100_sxm(devices = 16)") if item.code == "LP304"]
     assert found[0].help[0] == "16 devices are 2 hosts of 8"
+
+
+def test_a_host_of_one_device_is_named_in_the_singular(tmp_path: Path) -> None:
+    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
+    (tmp_path / "ours.toml").write_text(text.replace("devices_per_host = 8", "devices_per_host = 1"), encoding="utf-8")
+    found = {item.code: item.message for item in diagnostics('cluster profile("ours.toml", devices = 2)', tmp_path)}
+    assert found["LP304"] == "a host has 1 device of `h100_sxm`, not 2"
 
 
 def test_several_hosts_without_a_fabric_are_an_error() -> None:
@@ -117,3 +124,42 @@ def test_inductor_asks_for_the_processor(stated: str, missing: str | None, tmp_p
     assert missing is None or missing in found["LP313"]
     assert "LP313" not in codes(f"{plan}compile {{ layers.* = aot_eager }}", tmp_path)
     assert "LP313" not in codes("cluster h100_sxm\ncompile { layers.* = inductor }")
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("", "LP314"),
+        ("require step_time <= 1s", "LP315"),
+        ("minimize step_time", "LP315"),
+        ("checkpoint { layers.* = auto in [none, full] }", "LP315"),
+        ("checkpoint { layers.* = auto in [none, full] -> full }", "LP314"),
+    ],
+)
+def test_device_file_needs_its_profile_for_figures(statement: str, code: str, tmp_path: Path) -> None:
+    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
+    (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', 'name = "ours"'), encoding="utf-8")
+    plan = f'cluster profile("ours.toml", devices = 2)\n{statement}'
+
+    def found() -> set[str]:
+        return codes(plan, tmp_path) & {"LP314", "LP315"}
+
+    assert found() == {code}
+    (tmp_path / "ours.json.gz").touch()
+    assert found() == set()
+    (tmp_path / "ours.json.gz").unlink()
+    (tmp_path / "ours.toml").write_text(text, encoding="utf-8")
+    assert found() == set(), "the catalogue's device of that name has a profile"
+
+
+def test_other_devices_need_no_profile_of_the_plan(tmp_path: Path) -> None:
+    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
+    (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', 'name = "ours"'), encoding="utf-8")
+    plan = 'plan x\nmodel llama3("tiny")\ncluster profile("ours.toml", devices = 1)\n'
+    plan += "batch (global = 8, micro = 1, seq_len = 64)\nrequire step_time <= 1s\n"
+    linted = lint(plan, "x.plan", directory=tmp_path, other_devices=True)
+    assert not linted.has_errors, linted.diagnostics
+
+
+def test_catalogued_devices_have_profiles() -> None:
+    assert device_names() == profile_names()
