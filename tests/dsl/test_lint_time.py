@@ -79,7 +79,8 @@ def test_published_time_is_within_the_limit_of_its_script():
     row = re.search(r"^\| `legoai lint` \|.*\| ([\d.]+) to ([\d.]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     limit = re.search(r"^LIMIT_SECONDS = ([\d.]+)$", (ROOT / "benchmarks/lint_time.py").read_text(), re.MULTILINE)
     assert row is not None and limit is not None
-    assert float(row[1]) < float(row[2]) <= float(limit[1]) <= 1.5 * float(row[1])
+    fastest, slowest = float(row[1]), float(row[2])  # of the machines on which it was measured
+    assert fastest < slowest <= float(limit[1]) <= 1.2 * slowest
 
 
 @pytest.mark.parametrize(
