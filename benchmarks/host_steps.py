@@ -34,7 +34,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Collective, Copy, Kernel
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
-from legoai.runtime.torch_internals.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.models.families import resolve_config

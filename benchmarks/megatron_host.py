@@ -31,7 +31,7 @@ from benchmarks.validation.megatron_models import Norm
 
 from legoai.cost.calibration.host import SMALL, HostTimer, issued_kernels
 from legoai.cost.trace.garbage import uncollected
-from legoai.runtime.torch_internals.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 

@@ -224,8 +224,8 @@ def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[
     from legoai.cost.simulated.process import patched_meshes
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
+    from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
     from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
-    from legoai.runtime.torch_internals.fake_world import FakeStore
     from legoai.runtime.torch_internals.patching import patched, patched_attribute
     from legoai.runtime.training import step as runtime_step
     from legoai.runtime.training.batches import Batches

@@ -51,7 +51,7 @@ from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
-from legoai.runtime.torch_internals.graphs import disable_current_modes
+from legoai.runtime.torch_internals.compiler.graphs import disable_current_modes
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import trainer as of_trainer
 from legoai.runtime.training.batches import Batches

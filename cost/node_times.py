@@ -23,7 +23,7 @@ from legoai.cost.profiles import profile
 from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.timing.timeline import Timed
 from legoai.cost.trace.records import Collective, Kernel
-from legoai.runtime.torch_internals.collectives import resolve_process_group
+from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.specs.cluster import Cluster, device, fabric
 

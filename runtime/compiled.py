@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, wait_tensor
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor, wait_tensor
 from legoai.runtime.torch_internals.hooks import take_forward_hooks
 from legoai.runtime.torch_internals.operators import tree_map_only
 from legoai.runtime.torch_internals.settings import (

@@ -17,8 +17,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.torch_internals.gloo_workers import wait_for_gloo_workers
-from legoai.runtime.torch_internals.process_groups import group_timeout
+from legoai.runtime.torch_internals.distributed.gloo_workers import wait_for_gloo_workers
+from legoai.runtime.torch_internals.distributed.process_groups import group_timeout
 
 Result = TypeVar("Result")
 

@@ -30,8 +30,8 @@ from legoai.cost.simulated.operators import operator
 from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Call, Record
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
-from legoai.runtime.torch_internals.fake_world import FakeStore, forget_meshes
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore, forget_meshes
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from legoai.runtime.wrapped import to_local
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.trace.records import CollectiveKind
-from legoai.runtime.torch_internals.collectives import gather_into, scatter_into
+from legoai.runtime.torch_internals.distributed.collectives import gather_into, scatter_into
 
 
 def collectives(

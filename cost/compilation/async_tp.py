@@ -22,7 +22,7 @@ from legoai.cost.simulated.device import SIM, SimulationError, Stream, backend, 
 from legoai.cost.simulated.operators import description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Collective, WaitWork
-from legoai.runtime.torch_internals.fake_world import group_size_by_name
+from legoai.runtime.torch_internals.distributed.fake_world import group_size_by_name
 from legoai.runtime.torch_internals.operators import OpOverload, tree_map
 from legoai.runtime.torch_internals.patching import original, patched
 from legoai.runtime.torch_internals.settings import disable_async_tp

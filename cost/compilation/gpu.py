@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legoai.cost.simulated.device import SimulationError
-from legoai.runtime.torch_internals.inductor import DeviceProperties
+from legoai.runtime.torch_internals.compiler.inductor import DeviceProperties
 from legoai.specs.cluster import Device
 from legoai.specs.processors import THREADS_PER_MULTIPROCESSOR, multiprocessors_of
 

@@ -30,15 +30,15 @@ from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.runtime.recomputation.compiled import BackendWithin
-from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.fake_world import CheckpointWrapper, FSDPState
-from legoai.runtime.torch_internals.graphs import (
+from legoai.runtime.torch_internals.compiler.graphs import (
     TracingContext,
     disable_current_modes,
     functorch_config,
     reparametrize_module,
     tracing,
 )
+from legoai.runtime.torch_internals.distributed.fake_world import CheckpointWrapper, FSDPState
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
 from legoai.runtime.torch_internals.operators import TreeSpec, tree_flatten, tree_unflatten
 from legoai.runtime.torch_internals.patching import patched, patched_attribute, restored_items
 from legoai.runtime.wrapped import local_part
@@ -142,7 +142,7 @@ class Graph:
 
     def trace(self, call: Call, given: list[torch.Tensor]) -> None:
         """Trace a call of a module, and compile its forward and backward, without recording anything."""
-        from legoai.runtime.torch_internals.aot import aot_function, min_cut_rematerialization_partition
+        from legoai.runtime.torch_internals.compiler.aot import aot_function, min_cut_rematerialization_partition
 
         def partition(graph: Any, inputs: Any, **options: Any) -> Any:
             # A recomputed random operator would save the generator's state, a few bytes on the host.
@@ -152,7 +152,7 @@ class Graph:
         decompositions = None
         if self.options.inductor:
             from legoai.cost.compilation.inductor import prepare
-            from legoai.runtime.torch_internals.inductor import select_decomp_table
+            from legoai.runtime.torch_internals.compiler.inductor import select_decomp_table
 
             decompositions = select_decomp_table()
 

@@ -22,9 +22,8 @@ from legoai.cost.compilation.inductor_kernels import Reader
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.simulated.device import Kind
 from legoai.cost.simulated.grouped_products import has_grouped_kernel
-from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
-from legoai.runtime.torch_internals.graphs import TracingContext
-from legoai.runtime.torch_internals.inductor import (
+from legoai.runtime.torch_internals.compiler.graphs import TracingContext
+from legoai.runtime.torch_internals.compiler.inductor import (
     CUDACombinedScheduling,
     DebugContext,
     GraphLowering,
@@ -36,6 +35,7 @@ from legoai.runtime.torch_internals.inductor import (
     replace_random_passes,
     view_to_reshape,
 )
+from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.operators import tree_map
 from legoai.runtime.torch_internals.patching import patched
 from legoai.specs.cluster import Device

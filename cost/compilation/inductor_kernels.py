@@ -17,7 +17,7 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.grouped_products import is_by_group
 from legoai.cost.simulated.operators import Operator, description, operator, tensors
 from legoai.cost.trace.records import TensorType
-from legoai.runtime.torch_internals.inductor import (
+from legoai.runtime.torch_internals.compiler.inductor import (
     BaseSchedulerNode,
     GraphLowering,
     MemoryDep,

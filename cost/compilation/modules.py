@@ -29,8 +29,11 @@ from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.recorder import Capture
 from legoai.runtime.initialize import tensors_of
 from legoai.runtime.parallelism.experts import runs_uncompiled
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
-from legoai.runtime.torch_internals.graphs import forward_hooks_of_all_modules, forward_pre_hooks_of_all_modules
+from legoai.runtime.torch_internals.compiler.graphs import (
+    forward_hooks_of_all_modules,
+    forward_pre_hooks_of_all_modules,
+)
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
 from legoai.runtime.torch_internals.patching import patched
 from legoai.runtime.wrapped import local_part
@@ -121,9 +124,9 @@ def _import_compiler(options: Options) -> None:
     `torch.fx.wrap`, which these modules call, leaves its frame in a reference cycle, and with it the frames of all
     callers. In the middle of a step these would keep activations alive until the cyclic garbage collector runs.
     """
-    importlib.import_module("legoai.runtime.torch_internals.aot")
+    importlib.import_module("legoai.runtime.torch_internals.compiler.aot")
     if options.inductor:
-        importlib.import_module("legoai.runtime.torch_internals.inductor")
+        importlib.import_module("legoai.runtime.torch_internals.compiler.inductor")
 
 
 class _Function(nn.Module):

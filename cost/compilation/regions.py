@@ -15,7 +15,7 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.lowering.graph.step import regions
 from legoai.lowering.graph.step.places import place_of
 from legoai.lowering.graph.step.regions import Source, fake_mode_of, functional
-from legoai.runtime.torch_internals.graphs import TracingContext, disable_current_modes, tracing
+from legoai.runtime.torch_internals.compiler.graphs import TracingContext, disable_current_modes, tracing
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.cluster import Device
 
@@ -50,7 +50,7 @@ def _compiled(graph: Graph, source: Source) -> Runner:
     """Compile a region, without recording anything."""
     decompositions, once = {}, None
     if graph.options.inductor:
-        from legoai.runtime.torch_internals.regions import fx_graph_cse, select_decomp_table
+        from legoai.runtime.torch_internals.compiler.regions import fx_graph_cse, select_decomp_table
 
         decompositions, once = select_decomp_table(), fx_graph_cse
     mode, capture = fake_mode_of(source), graph.capture

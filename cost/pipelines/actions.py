@@ -49,7 +49,7 @@ from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import records_of
-from legoai.runtime.torch_internals.units import freed_after_forward
+from legoai.runtime.torch_internals.distributed.units import freed_after_forward
 
 FEWEST: Final = 5
 """Fewest micro batches of a pass for which actions are replayed; with fewer, every action is executed."""

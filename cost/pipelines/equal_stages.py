@@ -16,7 +16,7 @@ from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import built_unfilled
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
-from legoai.runtime.torch_internals.dynamo import without_dynamo
+from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
 
 if TYPE_CHECKING:
     from legoai.runtime.parallelism.pipeline import Pipeline

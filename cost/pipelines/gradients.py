@@ -17,7 +17,7 @@ from torch import nn
 from legoai.cost.pipelines.patterns import KEPT, STORAGE, Gradient, Own, Result, UnequalError
 from legoai.cost.pipelines.tensors import Tensors
 from legoai.cost.trace.segments import Instance
-from legoai.runtime.torch_internals.units import FSDPParam, summed_in_other_type, unsharded_gradients
+from legoai.runtime.torch_internals.distributed.units import FSDPParam, summed_in_other_type, unsharded_gradients
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.translation import Translation
 from legoai.runtime.parallelism.pipeline import Pipeline
-from legoai.runtime.torch_internals.pipelining import Action, PipelineScheduleRuntime
+from legoai.runtime.torch_internals.distributed.pipelining import Action, PipelineScheduleRuntime
 
 EqualRankItems: TypeAlias = tuple[tuple[Item, ...], Translation]
 """Items of another rank's trace, and the translation of the names in their segments."""

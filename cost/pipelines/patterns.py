@@ -13,7 +13,7 @@ from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE, same_apart_from_numbers
 from legoai.cost.trace.records import Free, Record
 from legoai.cost.trace.segments import KIND_OF, Instance, Segment
-from legoai.runtime.torch_internals.fake_world import DTensorSpec
+from legoai.runtime.torch_internals.distributed.fake_world import DTensorSpec
 
 Own: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """The numbers of the storages, collectives and events that an action defines."""

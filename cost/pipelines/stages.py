@@ -35,10 +35,10 @@ from legoai.lowering.graph.step.stage import StageModule
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.parallelism.pipeline import PipelineSchedule
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.pipelining import InferenceMode, PipelineScheduleRuntime
+from legoai.runtime.torch_internals.distributed.units import freed_after_forward
 from legoai.runtime.torch_internals.patching import original, override, patched
-from legoai.runtime.torch_internals.pipelining import InferenceMode, PipelineScheduleRuntime
-from legoai.runtime.torch_internals.units import freed_after_forward
 
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _SCHEDULE: Final = f"{_SCHEDULES}:_PipelineSchedule"

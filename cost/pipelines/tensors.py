@@ -14,7 +14,7 @@ from legoai.cost.simulated.device import SIM
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.results import tensor_like
 from legoai.cost.trace.segments import Instance
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.wrapped import plain_local_part
 

@@ -45,8 +45,8 @@ from legoai.cost.trace.records import (
     Phase,
     WaitWork,
 )
+from legoai.runtime.torch_internals.distributed.fake_world import FakeWork
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
-from legoai.runtime.torch_internals.fake_world import FakeWork
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 from legoai.runtime.wrapped import local_part
 

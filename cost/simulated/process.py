@@ -31,11 +31,11 @@ from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
 from legoai.runtime.parallelism.mesh import split_into_parts, split_off_experts
 from legoai.runtime.recomputation import budget as recompute_budget
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
-from legoai.runtime.torch_internals.dynamo import without_dynamo
+from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
+from legoai.runtime.torch_internals.compiler.graphs import disable_current_modes, functorch_config
+from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore, FakeWork, forget_meshes
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
-from legoai.runtime.torch_internals.graphs import disable_current_modes, functorch_config
 from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
 _WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from legoai.cost.simulated.results import PLAIN
-from legoai.runtime.torch_internals.fake_world import DTensorSpec
+from legoai.runtime.torch_internals.distributed.fake_world import DTensorSpec
 
 _MOST_KNOWN: Final = 2**13
 """Operators on shapes above which those of earlier simulations are dropped; a simulation adds some dozens."""

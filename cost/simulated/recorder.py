@@ -49,7 +49,7 @@ from legoai.cost.trace.segments import Item
 from legoai.lowering.graph.step.places import Makes, Place, place_of
 from legoai.runtime.errors import RunError, unwrapped
 from legoai.runtime.initialize import plain_path
-from legoai.runtime.torch_internals.collectives import resolve_process_group
+from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import (
     autograd_sequence_number,

@@ -14,7 +14,7 @@ import torch
 from legoai.cost.simulated.device import SIM, read_from_device
 from legoai.lowering.graph.step.places import place_of, set_place
 from legoai.runtime.parallelism import experts as runtime_experts
-from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
+from legoai.runtime.torch_internals.compiler.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.models import mixtral
 

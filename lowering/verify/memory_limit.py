@@ -57,7 +57,7 @@ class _Limits:
         from legoai.lowering.graph import StepGraph, rewritten, unshard_selectively
         from legoai.lowering.graph.passes.memory import held
         from legoai.runtime.device import Device
-        from legoai.runtime.torch_internals.fake_world import FakeStore
+        from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 
         settle(self.folder, self.directory)
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.world)

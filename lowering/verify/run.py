@@ -362,7 +362,7 @@ def settle(folder: Path, directory: Path) -> None:
 def import_before_the_fork(text: str) -> None:
     """Import the modules that the program needs once, before forking, but no foreign code."""
     if "torch.compile(" in text or ".compile(" in text:
-        from legoai.runtime.torch_internals.dynamo import import_dynamo
+        from legoai.runtime.torch_internals.compiler.dynamo import import_dynamo
 
         import_dynamo()
     for node in ast.parse(text).body:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.torch_internals import collectives
+from legoai.runtime.torch_internals.distributed import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName

@@ -24,7 +24,7 @@ from legoai.runtime.attention.blocks import Balance, Block, gathered_blocks, rin
 from legoai.runtime.attention.by_heads import attend_by_heads
 from legoai.runtime.attention.kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.torch_internals import collectives
+from legoai.runtime.torch_internals.distributed import collectives
 from legoai.specs.models.layers import exact_dtype
 
 if TYPE_CHECKING:

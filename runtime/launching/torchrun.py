@@ -131,7 +131,7 @@ def _agent(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from legoai.runtime.torch_internals.process_groups import grace_after_failure
+    from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     if _LAUNCHER in os.environ:

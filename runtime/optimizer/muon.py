@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from legoai.runtime.torch_internals.meshes import StridedShard
+from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 from legoai.runtime.torch_internals.optimizers import muon_rate, orthogonalized
 from legoai.runtime.wrapped import to_local
 

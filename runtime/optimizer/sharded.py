@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from legoai.runtime.torch_internals.collectives import gather_into
-from legoai.runtime.torch_internals.meshes import StridedShard
+from legoai.runtime.torch_internals.distributed.collectives import gather_into
+from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 
 
 class ShardedOptimizer(torch.optim.Optimizer):

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from legoai.runtime.torch_internals import collectives
+from legoai.runtime.torch_internals.distributed import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName

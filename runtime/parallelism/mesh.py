@@ -6,7 +6,7 @@ import functools
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from legoai.runtime.torch_internals.meshes import concatenate, flatten, unflatten
+from legoai.runtime.torch_internals.distributed.meshes import concatenate, flatten, unflatten
 
 
 def join_axes(mesh: DeviceMesh, *groups: tuple[str, ...]) -> DeviceMesh:

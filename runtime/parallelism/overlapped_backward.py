@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
 
-from legoai.runtime.torch_internals.collectives import all_gather_single, reduce_scatter_single, wait_tensor
+from legoai.runtime.torch_internals.distributed.collectives import all_gather_single, reduce_scatter_single, wait_tensor
 from legoai.runtime.wrapped import to_local
 
 _SEQUENCE = 1

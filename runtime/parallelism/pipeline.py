@@ -19,8 +19,8 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.parallelism.placeholders import held_children
+from legoai.runtime.torch_internals.distributed.pipelining import Action, ComputationType, PipelineScheduleRuntime
 from legoai.runtime.torch_internals.patching import patched_attribute
-from legoai.runtime.torch_internals.pipelining import Action, ComputationType, PipelineScheduleRuntime
 
 
 class RecomputingStage(PipelineStage):

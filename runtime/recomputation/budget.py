@@ -31,7 +31,7 @@ from legoai.runtime.recomputation.policies import (
     save,
     selective_contexts,
 )
-from legoai.runtime.torch_internals.collectives import resolve_process_group
+from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves
 from legoai.runtime.wrapped import plain_local_part, plain_parts
 from legoai.specs.models.random_operators import is_random

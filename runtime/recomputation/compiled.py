@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 import torch
 
-from legoai.runtime.torch_internals.dynamo import allow_backends, backend_of
-from legoai.runtime.torch_internals.graphs import FakeScriptObject, functorch_config
+from legoai.runtime.torch_internals.compiler.dynamo import allow_backends, backend_of
+from legoai.runtime.torch_internals.compiler.graphs import FakeScriptObject, functorch_config
 from legoai.runtime.torch_internals.patching import original, patched
 
 CompilerMethod = Literal["greedy", "knapsack"]
@@ -58,7 +58,7 @@ class BackendWithin:
         allow_backends(1 + compile_within.cache_info().currsize)  # blocks without a budget have one more
         options = {}
         if self.backend == "inductor":
-            from legoai.runtime.torch_internals.regions import list_mode_options
+            from legoai.runtime.torch_internals.compiler.regions import list_mode_options
 
             options["config_patches"] = list_mode_options(mode)
         with self.applied():

@@ -7,10 +7,10 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
   programs import; and the versions on which all of it was tried. `attributes` lists the private attributes of torch's
   objects that other modules read.
 - `patching` replaces what the table lists, and nothing else, for as long as a context is entered.
-- `operators`, `optimizers`, `fake_tensors`, `collectives`, `meshes`, `pipelining`, `fake_world`, `graphs`, `aot`,
-  `inductor` and `estimators` re-export private names, each with its reason, grouped by what their import costs.
-- `settings` sets private options of torch's configuration; `dynamo` is a placeholder for torch's compiler.
-- `gloo_workers` waits for threads that torch leaves running when it destroys process groups.
+- `operators`, `optimizers`, `fake_tensors` and `estimators` re-export private names, each with its reason, grouped by
+  what their import costs; so do the modules of `compiler` and of `distributed`.
+- `settings` sets private options of torch's configuration; `compiler.dynamo` is a placeholder for torch's compiler.
+- `distributed.gloo_workers` waits for threads that torch leaves running when it destroys process groups.
 
 The reference models are on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.
 """

@@ -11,14 +11,14 @@ COMPILATION: Final = (
         path="torch:compile",
         parameters="model",
         why="dynamo cannot trace the simulated device",
-        test="test_compilation.py::test_modules_are_compiled_for_the_simulated_device",
+        test="compiler/test_compilation.py::test_modules_are_compiled_for_the_simulated_device",
     ),
     *(
         Patch(
             path=f"torch.nn.modules.module:{name}",
             kind="mapping",
             why="hooks of all modules would become part of the graph; one of ours notes which module makes a node",
-            test="test_compilation.py::test_kernels_know_their_module",
+            test="compiler/test_compilation.py::test_kernels_know_their_module",
         )
         for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     ),
@@ -26,65 +26,65 @@ COMPILATION: Final = (
         path="torch.fx.traceback:current_meta",
         kind="mapping",
         why="a checkpoint's context tags the nodes of a graph, and does not take its tags back",
-        test="test_compilation.py::test_checkpoints_tag_only_their_own_operators",
+        test="compiler/test_compilation.py::test_checkpoints_tag_only_their_own_operators",
     ),
     Patch(
         path="torch._functorch.partitioners:functionalize_rng_ops",
         parameters="joint_module, fw_module, bw_module, num_sym_nodes",
         why="a recomputed operator that may be random would keep the state of CUDA's generator",
-        test="test_compilation.py::test_random_operators_are_recomputed_without_a_generator",
+        test="compiler/test_compilation.py::test_random_operators_are_recomputed_without_a_generator",
     ),
     Patch(
         path="torch._functorch.partitioners:_size_of",
         parameters="node",
         why="a device mesh that enters a graph over DTensors has no size for it, so that no budget could be kept",
-        test="test_compilation.py::test_device_meshes_have_no_size_within_a_budget",
+        test="compiler/test_compilation.py::test_device_meshes_have_no_size_within_a_budget",
     ),
     Patch(
         path="torch:Tensor.copy_",
         kind="builtin",
         why="inductor's passes try a copy on constants of the device to see whether shapes fit",
-        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
+        test="compiler/test_compilation.py::test_inductor_schedules_without_a_gpu",
     ),
     Patch(
         path="torch._inductor.scheduler:Scheduler.create_backend",
         parameters="self, device",
         why="inductor refuses to schedule for a GPU that is not there",
-        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
+        test="compiler/test_compilation.py::test_inductor_schedules_without_a_gpu",
     ),
     Patch(
         path="torch._inductor.runtime.hints:DeviceProperties.create",
         kind="class method",
         parameters="cls, device",
         why="inductor asks the driver; it is told the properties of the plan's device",
-        test="test_compilation.py::test_inductor_gets_the_properties_of_the_device",
+        test="compiler/test_compilation.py::test_inductor_gets_the_properties_of_the_device",
     ),
     Patch(
         path="torch.distributed:is_nccl_available",
         why="inductor's AsyncTP pass does nothing in a build of torch without NCCL",
-        test="test_compilation.py::test_products_are_fused_with_their_collectives",
+        test="compiler/test_compilation.py::test_products_are_fused_with_their_collectives",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:make_contiguous_for_perm",
         parameters="t, perm",
         why="the pass would copy a tensor of a GPU",
-        test="test_compilation.py::test_products_are_fused_with_their_collectives",
+        test="compiler/test_compilation.py::test_products_are_fused_with_their_collectives",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:enable_symm_mem_for_group",
         parameters="group_name",
         why="exchanges handles of memory with the ranks of a group, of which only one is simulated",
-        test="test_compilation.py::test_symmetric_memory_state_is_reset",
+        test="compiler/test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
     Patch(
         path="torch.distributed._symmetric_memory:_group_name_to_store",
         kind="mapping",
         why="groups of one simulation that have symmetric memory, by which the AsyncTP pass knows them",
-        test="test_compilation.py::test_symmetric_memory_state_is_reset",
+        test="compiler/test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
 )
 
-_SCHEDULER_TEST: Final = "test_overlap_scheduling.py::test_overlap_scheduler_uses_the_given_times"
+_SCHEDULER_TEST: Final = "compiler/test_overlap_scheduling.py::test_overlap_scheduler_uses_the_given_times"
 
 SCHEDULING: Final = (
     Patch(

@@ -11,8 +11,8 @@ _MESH: Final = "torch.distributed.device_mesh:DeviceMesh"
 _RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode would drop"
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
-_STAGES_TEST: Final = "test_pipelines.py::test_every_action_and_transfer_is_recorded"
-_PASSES_TEST: Final = "test_pipelines.py::test_one_rank_represents_an_equal_rank"
+_STAGES_TEST: Final = "distributed/test_pipelines.py::test_every_action_and_transfer_is_recorded"
+_PASSES_TEST: Final = "distributed/test_pipelines.py::test_one_rank_represents_an_equal_rank"
 _ESTIMATOR_TEST: Final = "test_tools.py::test_torch_runtime_estimator_runs_without_a_gpu"
 
 _SIMULATION: Final = (
@@ -135,7 +135,7 @@ _MESHES: Final = (
             kind=kind,
             parameters=parameters,
             why=_RANKS,
-            test="test_meshes.py::test_axes_are_joined_and_split",
+            test="distributed/test_meshes.py::test_axes_are_joined_and_split",
         )
         for name, kind, parameters in _MADE_OF_MESHES
     ),
@@ -143,31 +143,31 @@ _MESHES: Final = (
         path="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
         parameters="reshard_after_forward, mesh_info",
         why=f"the mesh over which `fully_shard` reshards after forward: {_RANKS}",
-        test="test_meshes.py::test_units_reshard_over_some_of_their_ranks",
+        test="distributed/test_meshes.py::test_units_reshard_over_some_of_their_ranks",
     ),
     Patch(
         path="torch.distributed.tensor.placement_types:_StridedShard.local_shard_size_and_offset",
         parameters="self, curr_local_size, num_chunks, rank",
         why="reads the offsets of a strided shard from a tensor, of which fake tensor modes leave no values",
-        test="test_meshes.py::test_strided_shards_are_redistributed",
+        test="distributed/test_meshes.py::test_strided_shards_are_redistributed",
     ),
     Patch(
         path=f"{_MESH}.__eq__",
         parameters="self, other",
         why="compares all ranks of a world each time that DTensor looks a mesh up",
-        test="test_meshes.py::test_ranks_of_equal_meshes_are_compared_once",
+        test="distributed/test_meshes.py::test_ranks_of_equal_meshes_are_compared_once",
     ),
     Patch(
         path="torch.distributed.device_mesh:new_group",
         parameters="ranks",
         why="each rank makes the groups of all others along an axis, and keeps its own",
-        test="test_meshes.py::test_groups_of_other_ranks_are_not_created",
+        test="distributed/test_meshes.py::test_groups_of_other_ranks_are_not_created",
     ),
     Patch(
         path="torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         parameters="tensor, num_chunks, dim",
         why="cuts each parameter into the chunks of all ranks, and keeps its own",
-        test="test_meshes.py::test_units_compute_only_their_own_chunk",
+        test="distributed/test_meshes.py::test_units_compute_only_their_own_chunk",
     ),
 )
 
@@ -189,13 +189,13 @@ _PIPELINES: Final = (
         path=f"{_SCHEDULES}:_batch_p2p",
         parameters="p2p_ops, desc",
         why="transfers in one direction are recorded without the way through all modes",
-        test="test_pipelines.py::test_one_way_transfers_are_not_recorded_as_operators",
+        test="distributed/test_pipelines.py::test_one_way_transfers_are_not_recorded_as_operators",
     ),
     Patch(
         path="torch.distributed:batch_isend_irecv",
         parameters="p2p_op_list",
         why="tells which transfers are one operation of NCCL",
-        test="test_pipelines.py::test_transfers_of_one_operation_are_recorded_as_a_batch",
+        test="distributed/test_pipelines.py::test_transfers_of_one_operation_are_recorded_as_a_batch",
     ),
     *(
         Patch(path=f"{owner}.{name}", parameters=parameters, why=why, test=test)
@@ -247,13 +247,13 @@ _PLACED: Final = (
         path="torch:_dynamo",
         kind="module",
         why="hooks and optimizers would import dynamo only to keep it away; see the module `dynamo` of this folder",
-        test="test_dynamo.py::test_dynamo_state_is_restored_after_simulation",
+        test="compiler/test_dynamo.py::test_dynamo_state_is_restored_after_simulation",
     ),
     Patch(
         path="torch._inductor:config._micro_pipeline_tp",
         kind="setting",
         why="AsyncTP has no public switch; set for a whole run, and reset after a simulation by `settings`",
-        test="test_compilation.py::test_symmetric_memory_state_is_reset",
+        test="compiler/test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
 )
 
@@ -262,13 +262,13 @@ _RUNS: Final = (
         path="torch.distributed.distributed_c10d:_get_default_timeout",
         parameters="backend",
         why="`init_device_mesh` takes no timeout, so that groups of mesh axes would wait 10 or 30 minutes",
-        test="test_process_groups.py::test_groups_of_mesh_axes_have_the_timeout_of_the_run",
+        test="distributed/test_process_groups.py::test_groups_of_mesh_axes_have_the_timeout_of_the_run",
     ),
     Patch(
         path="torch.distributed.elastic.multiprocessing.api:PContext.close",
         parameters="self, death_sig, timeout",
         why="torchrun waits 30 s for ranks that cannot go on, such as one that is stopped, and has no option for it",
-        test="test_process_groups.py::test_ranks_are_killed_soon_after_a_failure",
+        test="distributed/test_process_groups.py::test_ranks_are_killed_soon_after_a_failure",
     ),
 )
 

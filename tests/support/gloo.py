@@ -123,7 +123,7 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from legoai.runtime.torch_internals.fake_world import forget_meshes
+    from legoai.runtime.torch_internals.distributed.fake_world import forget_meshes
 
     forget_meshes()  # in the session that was forked this process may have been rank 0 of such a mesh
     end_with_the_session()

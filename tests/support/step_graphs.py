@@ -7,7 +7,7 @@ import torch.distributed as dist
 from legoai.lowering.graph import rewritten
 from legoai.lowering.graph.contracts import watched
 from legoai.runtime.device import Device
-from legoai.runtime.torch_internals.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 
 BODY = """\
 batch (global = 8, micro = 2, seq_len = 16)

@@ -327,7 +327,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
 
 def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) -> Listed:
     """Actions of each rank under one of torch's schedules, in a pass."""
-    from legoai.runtime.torch_internals.pipelining import computing_schedule
+    from legoai.runtime.torch_internals.distributed.pipelining import computing_schedule
 
     count = sum(map(len, held))
     stages = [

@@ -21,7 +21,7 @@ from legoai.lowering.graph.step.collectives import in_order, is_padding, reducti
 from legoai.lowering.graph.step.operators import SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.step.places import Makes, Place, place_of, set_place
 from legoai.lowering.graph.step.step_graph import StepGraph
-from legoai.runtime.torch_internals.graph_passes import CAST
+from legoai.runtime.torch_internals.compiler.graph_passes import CAST
 
 _MODE: Final = "custom_ops"
 """One operator fills the buffer of a gather, with casts, and one that of a reduction."""
@@ -29,7 +29,7 @@ _MODE: Final = "custom_ops"
 
 def bucket_units(graph: StepGraph) -> None:
     """Merge the collectives of each unit."""
-    from legoai.runtime.torch_internals.buckets import merge_all_gather_bucket, merge_reduce_scatter_bucket
+    from legoai.runtime.torch_internals.compiler.buckets import merge_all_gather_bucket, merge_reduce_scatter_bucket
 
     place = in_order(graph)
     for gathers in list(_gathers(graph)):
@@ -51,7 +51,7 @@ def _fill_at_once(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
 
     Gradients of a stage are sums, which already have the dtype of the buffer.
     """
-    from legoai.runtime.torch_internals.buckets import FILL, FILL_AND_PAD
+    from legoai.runtime.torch_internals.compiler.buckets import FILL, FILL_AND_PAD
 
     found = list(made)
     at = next(index for index, node in enumerate(found) if node.target is FILL)

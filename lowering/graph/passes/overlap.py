@@ -22,7 +22,7 @@ from legoai.lowering.graph.step.operators import GATHERS, SCATTERS, SUM_OVER_REP
 from legoai.lowering.graph.step.places import place_of
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.graph.step.values import shows
-from legoai.runtime.torch_internals.graph_passes import CAST
+from legoai.runtime.torch_internals.compiler.graph_passes import CAST
 from legoai.runtime.torch_internals.operators import OpOverload
 
 

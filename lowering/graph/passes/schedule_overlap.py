@@ -46,7 +46,7 @@ def schedule_overlap(graph: StepGraph, *, milliseconds: Milliseconds) -> None:
         graph: whose parameters are gathered one by one.
         milliseconds: of its nodes; equal on all ranks, which would otherwise deadlock.
     """
-    from legoai.runtime.torch_internals.overlap_scheduling import schedule
+    from legoai.runtime.torch_internals.compiler.overlap_scheduling import schedule
 
     megabytes = _large(graph, milliseconds)
     whole, taken = fx.Graph(), dict[fx.Node, fx.Node]()

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 from legoai.lowering.graph.step.routing import is_reading
 from legoai.lowering.graph.step.sharding import gathered_before, is_of_unit
 from legoai.runtime.recomputation.policies import Contexts, Policy
-from legoai.runtime.torch_internals.graph_passes import disable_proxy_modes_tracing, get_proxy_mode
+from legoai.runtime.torch_internals.compiler.graph_passes import disable_proxy_modes_tracing, get_proxy_mode
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 
 _KEY: Final = "legoai_kept"

@@ -11,7 +11,7 @@ from legoai.lowering.graph.step.operators import CLONE, GATHERS, PAD, SCATTERS, 
 from legoai.lowering.graph.step.places import place_of
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.graph.step.values import shows
-from legoai.runtime.torch_internals.graph_passes import CAST
+from legoai.runtime.torch_internals.compiler.graph_passes import CAST
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from legoai.lowering.graph.step.operators import GATHERS, SLICE
 from legoai.lowering.graph.step.sharding import is_cast_for_sum, is_of_pass, is_of_unit
 from legoai.runtime.initialize import plain_path
-from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
+from legoai.runtime.torch_internals.compiler.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
     OpOverload,
     TorchDispatchMode,

@@ -17,8 +17,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from legoai.lowering.graph.step.places import holds
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.compiler.graph_passes import make_fx
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
-from legoai.runtime.torch_internals.graph_passes import make_fx
 
 Backend = Literal["inductor", "aot_eager"]
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -103,7 +103,7 @@ def compiled(source: Source) -> Run:
     """Compile a region."""
     if source.how.backend == "aot_eager":
         return interpreted(functional(source, {}))
-    from legoai.runtime.torch_internals.regions import (
+    from legoai.runtime.torch_internals.compiler.regions import (
         V,
         compile_fx_inner,
         config,

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from legoai.lowering.graph.step.operators import all_gather, all_reduce, reduce_scatter, wait
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.parallelism.mesh import split_into_parts
-from legoai.runtime.torch_internals.meshes import DTensorSpec, StridedShard, TensorMeta, concatenate
+from legoai.runtime.torch_internals.distributed.meshes import DTensorSpec, StridedShard, TensorMeta, concatenate
 from legoai.runtime.torch_internals.operators import tree_map
 
 

@@ -14,7 +14,7 @@ from legoai.lowering.graph.step.operators import GATHERS, SCATTERS, SUM_OVER_REP
 from legoai.lowering.graph.step.places import place_of
 from legoai.lowering.graph.step.sharding import Unit, padded_shard
 from legoai.runtime.offloading.state_copies import StateCopies
-from legoai.runtime.torch_internals.meshes import DTensorSpec
+from legoai.runtime.torch_internals.distributed.meshes import DTensorSpec
 from legoai.runtime.training.state import Notice
 
 

@@ -22,10 +22,10 @@ from legoai.lowering.graph.step.values import shows
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.loss import LossFunction, local_value
 from legoai.runtime.recomputation.policies import traced_by
+from legoai.runtime.torch_internals.compiler.graph_passes import ShapeEnv, get_proxy_mode, make_fx, rename
+from legoai.runtime.torch_internals.compiler.graphs import reparametrize_module
+from legoai.runtime.torch_internals.distributed.meshes import DTensorSpec
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.graph_passes import ShapeEnv, get_proxy_mode, make_fx, rename
-from legoai.runtime.torch_internals.graphs import reparametrize_module
-from legoai.runtime.torch_internals.meshes import DTensorSpec
 from legoai.runtime.wrapped import local_part
 
 GRADIENT: Final = "gradient"

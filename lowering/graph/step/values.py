@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from legoai.runtime.torch_internals.graph_passes import UNSAFE_VIEW
+from legoai.runtime.torch_internals.compiler.graph_passes import UNSAFE_VIEW
 from legoai.runtime.torch_internals.operators import OpOverload
 
 

@@ -26,7 +26,7 @@ from legoai.cost.trace.records import (
     WaitEvent,
     WaitStream,
 )
-from legoai.runtime.torch_internals.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from support import simulated
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from legoai.runtime import CombinedOptimizer, Muon, ShardedOptimizer
 from legoai.runtime.optimizer import muon as module
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
-from legoai.runtime.torch_internals.meshes import StridedShard
+from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 from support.marks import slow_but
 
 SHAPES = [(8, 6)] * 6 + [(7, 5)] * 3 + [(3, 12)]

@@ -28,7 +28,7 @@ from legoai.cost.trace.records import (
     WaitWork,
 )
 from legoai.runtime.recomputation.policies import keep_outputs
-from legoai.runtime.torch_internals import collectives
+from legoai.runtime.torch_internals.distributed import collectives
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from support import simulated
 

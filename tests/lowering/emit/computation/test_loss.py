@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from legoai.runtime.torch_internals.fake_world import forget_meshes
+from legoai.runtime.torch_internals.distributed.fake_world import forget_meshes
 from legoai.runtime.training import trainer
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered

@@ -18,7 +18,7 @@ from legoai.lowering.graph.step.places import Places
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.recomputation import budget as recompute_budget
 from legoai.runtime.recomputation.policies import keep_outputs, traced_by
-from legoai.runtime.torch_internals.graph_passes import make_fx
+from legoai.runtime.torch_internals.compiler.graph_passes import make_fx
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.simulator import in_the_simulator
 

@@ -17,7 +17,7 @@ from legoai.cost.trace.records import Collective
 from legoai.lowering.graph.step.operators import GATHERS, SCATTERS
 from legoai.lowering.graph.step.places import place_of
 from legoai.runtime.device import Device
-from legoai.runtime.torch_internals.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from support.marks import slow_but
 from support.plans import HEAD, lowered
 from support.simulator import in_the_simulator

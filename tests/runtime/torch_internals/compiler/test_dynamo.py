@@ -15,7 +15,7 @@ import importlib, sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
-from legoai.runtime.torch_internals.dynamo import without_dynamo
+from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
 
 def real():
     found = sys.modules.get("torch._dynamo")
@@ -32,7 +32,7 @@ def works():
     checkpoint(lambda t: t * 2, x, use_reentrant=False).sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
     assert torch._dynamo.config.recompile_limit > 0 and torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
-    assert not any(type(item).__module__ == "legoai.runtime.torch_internals.dynamo" for item in sys.meta_path)
+    assert not any(type(item).__module__ == "legoai.runtime.torch_internals.compiler.dynamo" for item in sys.meta_path)
     assert checkpoint.__wrapped__.__dict__.get("__dynamo_disable") is not checkpoint.__wrapped__
 
 def step():

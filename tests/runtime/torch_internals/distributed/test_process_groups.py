@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from legoai.runtime.device import Device
 from legoai.runtime.parallelism.mesh import join_axes, split_off_experts
 from legoai.runtime.process_group import STARTUP_SECONDS, process_group
-from legoai.runtime.torch_internals.process_groups import grace_after_failure
+from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure
 from support.simulated import in_a_fork
 
 

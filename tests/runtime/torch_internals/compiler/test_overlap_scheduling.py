@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from legoai.runtime.torch_internals.compiler.graph_passes import make_fx
+from legoai.runtime.torch_internals.compiler.overlap_scheduling import schedule
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
-from legoai.runtime.torch_internals.fake_world import FakeStore
-from legoai.runtime.torch_internals.graph_passes import make_fx
-from legoai.runtime.torch_internals.overlap_scheduling import schedule
 from support.simulated import in_a_fork
 
 SIZE = 64

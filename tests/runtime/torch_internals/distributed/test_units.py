@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from legoai.runtime.torch_internals.units import summed_in_other_type, unsharded_gradients
+from legoai.runtime.torch_internals.distributed.units import summed_in_other_type, unsharded_gradients
 from support.simulated import in_a_fork
 
 BF16, FP32 = torch.bfloat16, torch.float32

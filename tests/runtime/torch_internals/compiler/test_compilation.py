@@ -18,8 +18,8 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import HostKernel, Kernel
 from legoai.runtime.compiled import overlap_tensor_parallel
 from legoai.runtime.recomputation.compiled import SIZE, compile_within
-from legoai.runtime.torch_internals.graphs import FakeScriptObject
-from legoai.runtime.torch_internals.inductor import DeviceProperties, config
+from legoai.runtime.torch_internals.compiler.graphs import FakeScriptObject
+from legoai.runtime.torch_internals.compiler.inductor import DeviceProperties, config
 from legoai.runtime.torch_internals.patching import original
 from legoai.specs.cluster import Device, Processor, device, device_names
 from support import programs, simulated
