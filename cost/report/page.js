@@ -4,6 +4,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const canvas = document.getElementById("timeline");
 const tip = document.getElementById("tip");
 const choice = document.getElementById("rank");
+const FONT = "12px system-ui, sans-serif";
+const FAINTEST = 0.15;  // least opacity of a bar, which is the paler, the more of its time is idle
 const ROW = 24, HEAD = 22, MEMORY = 190, GAP = 30, PAD = 10;
 let rank = choice ? Number(choice.value) : 0, from = 0, to = data.seconds, left = 90, drag = null;
 
@@ -23,7 +25,9 @@ function ticks(low, high, wanted) {
 function geometry() {
   const tracks = data.ranks[rank].tracks;
   const width = canvas.clientWidth;
-  left = width < 560 ? 64 : 110;
+  const c = canvas.getContext("2d");
+  c.font = FONT;
+  left = Math.min(Math.max(64, ...tracks.map((track) => c.measureText(track.name).width + 16)), width / 3);
   const memory = HEAD + tracks.length * ROW + GAP;
   return { tracks, width, memory, height: memory + MEMORY + 26, plot: width - left - PAD };
 }
@@ -36,7 +40,7 @@ function draw() {
   canvas.width = Math.round(g.width * scale);
   canvas.height = Math.round(g.height * scale);
   c.setTransform(scale, 0, 0, scale, 0, 0);
-  c.font = "12px system-ui, sans-serif";
+  c.font = FONT;
   c.textBaseline = "middle";
   const ink = color("--ink"), soft = color("--soft"), rule = color("--rule");
   for (const t of ticks(from, to, Math.max(3, g.plot / 130))) {
@@ -61,18 +65,21 @@ function draw() {
 
 function drawBars(c, bars, top, g) {
   let done = -1, look = null;
-  for (let i = 0; i < bars.length; i += 6) {
+  for (let i = 0; i < bars.length; i += 7) {
     const end = bars[i] + bars[i + 1];
     if (end < from) continue;
     if (bars[i] > to) break;
     const a = x(bars[i], g), b = Math.max(x(end, g), a + 0.6);
     if (b < done && look === bars[i + 4]) continue;  // hidden behind what was drawn
+    const share = bars[i + 6] ? bars[i + 6] / bars[i + 1] : 1;
     c.fillStyle = color("--" + data.looks[bars[i + 4]]);
+    c.globalAlpha = Math.max(FAINTEST, share);
     c.fillRect(a, top + 2, b - a > 3 ? b - a - 0.5 : b - a, ROW - 5);
+    c.globalAlpha = 1;
     done = Math.ceil(b * 2) / 2;
     look = bars[i + 4];
-    if (b - a > 46) {
-      c.fillStyle = "#fff";
+    if (b - a > 46 && share > 0.85) {  // on paler bars neither black nor white is easy to read
+      c.fillStyle = "#000";
       const start = Math.max(a, left) + 4;
       c.fillText(fitted(c, data.texts[bars[i + 3]] + " · " + data.texts[bars[i + 2]], b - start - 4), start, top + ROW / 2);
     }
@@ -157,9 +164,11 @@ function hovered(event) {
   const t = timeAt(event);
   if (row >= 0 && row < g.tracks.length) {
     const bars = g.tracks[row].bars, slack = (1.5 / g.plot) * (to - from);
-    for (let i = 0; i < bars.length; i += 6) {
+    for (let i = 0; i < bars.length; i += 7) {
       if (bars[i] - slack <= t && t <= bars[i] + bars[i + 1] + slack) {
-        return [data.texts[bars[i + 3]], data.texts[bars[i + 2]], data.looks[bars[i + 4]] + ", " + seconds(bars[i + 1]),
+        const whole = seconds(bars[i + 1]), busy = bars[i + 6] ? seconds(bars[i + 6]) : whole;
+        return [data.texts[bars[i + 3]], data.texts[bars[i + 2]],
+          data.looks[bars[i + 4]] + ", " + (busy === whole ? whole : busy + " of " + whole),
           "from " + seconds(bars[i]), data.texts[bars[i + 5]]].filter(Boolean);
       }
     }

@@ -330,7 +330,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _data(
     estimate: Estimate, shown: Mapping[int, Sequence[Track]], curves: Mapping[int, Sequence[Point]]
 ) -> dict[str, Any]:
-    """Return what the page's script draws: bars are start, duration, name, module, look and line, six numbers each."""
+    """Return what the page's script draws.
+
+    A bar is seven numbers: start, duration, name, module, look, line, and busy seconds, or 0 where they are all of it.
+    """
     texts: dict[str, int] = {}
 
     def number(text: str) -> int:
@@ -345,7 +348,7 @@ def _data(
                 look = _LOOKS.index(bar.look) if bar.look in _LOOKS else _LOOKS.index("other")
                 flat += [
                     round(bar.start, 8), round(bar.end - bar.start, 9), number(bar.name), number(bar.module), look,
-                    number(bar.line),
+                    number(bar.line), round(bar.busy, 9) if bar.share < 0.999 else 0,
                 ]  # fmt: skip
             tracks.append({"name": track.name, "bars": flat})
         ranks.append({"rank": item.rank, "tracks": tracks, "memory": _curve(curves[item.rank])})

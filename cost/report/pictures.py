@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -23,11 +24,59 @@ _LEFT: Final = 96
 _WIDE: Final = 1100
 _MOST_BARS: Final = 4_000
 _MOST_HOSTS: Final = 64
-_STAGES: Final = ("m0", "m3", "m8", "m10", "m6", "forward", "recompute", "copy")
-"""Colours of the coordinates on `pp`, dark enough for white numbers."""
+_FAINTEST: Final = 0.15
+"""Least opacity of a bar; bars are the paler, the more of their time is idle."""
+_LETTER: Final = 7.2
+"""Pixels of a letter, on average."""
+_STAGES: Final = (
+    "forward", "backward", "copy", "recompute", "m7", "communication", "m2", "optimizer", "m9", "m5", "m11",
+)  # fmt: skip
+"""Colours of the coordinates on `pp`, all of them unlike each other; further coordinates begin with the first again."""
+_PARTS: Final = tuple(
+    (look, look) for look in ("forward", "recompute", "backward", "optimizer", "communication", "copy")
+)
 _MICRO_BATCH: Final = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _LOOKS: Final = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
 _WORDS: Final = {"F": "forward", "B": "backward", "I": "gradients of inputs alone", "W": "gradients of weights alone"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A time axis to the right of the labels of rows.
+
+    Attributes:
+        seconds: that it shows.
+        left: where it begins.
+    """
+
+    seconds: float
+    left: float
+
+    @classmethod
+    def beside(cls, labels: Iterable[str], seconds: float) -> _Axis:
+        """Return an axis that leaves room for labels."""
+        return cls(seconds, max(_LEFT, 18 + max(map(_width, labels))))
+
+    @property
+    def scale(self) -> float:
+        """Pixels of a second."""
+        return (_WIDE - self.left - 8) / self.seconds
+
+    def x(self, seconds: float) -> float:
+        """Return the place of a point in time."""
+        return self.left + seconds * self.scale
+
+    def marks(self, bottom: float) -> Iterator[str]:
+        """Yield time marks along the top."""
+        raw = self.seconds / 8
+        base = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * base for factor in (1, 2, 5, 10) if factor * base >= raw)
+        place = 0
+        while place * step <= self.seconds:
+            x = self.x(place * step)
+            yield f'<line class="rule" x1="{x:.1f}" y1="20" x2="{x:.1f}" y2="{bottom:.0f}"/>'
+            yield _text(min(x + 3, _WIDE - 52), 14, words.seconds(place * step), "soft")
+            place += 1
 
 
 def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
@@ -39,30 +88,30 @@ def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
     """
     ranks = estimate.ranks
     height = 34 + len(ranks) * _ROW + 34
-    scale = (_WIDE - _LEFT - 8) / estimate.step_time
-    parts = [*_axis(estimate.step_time, scale, height - 34)]
+    axis = _Axis.beside((f"rank {item.rank}" for item in ranks), estimate.step_time)
+    parts = [*axis.marks(height - 34)]
     for row, item in enumerate(ranks):
         top = 26 + row * _ROW
         parts.append(_text(6, top + 17, f"rank {item.rank}", "soft"))
-        parts.append(_rect(_LEFT, top + 2, estimate.step_time * scale, _ROW - 4, "idle"))
-        parts += [piece for action in item.actions for piece in _action(action, top, scale)]
+        parts.append(_rect(axis.left, top + 2, estimate.step_time * axis.scale, _ROW - 4, "idle"))
+        parts += [piece for action in item.actions for piece in _action(action, top, axis)]
     kinds = {match[2] for item in ranks for action in item.actions if (match := _MICRO_BATCH.match(action.name))}
-    parts += _legend([(look, _WORDS[kind]) for kind, look in _LOOKS.items() if kind in kinds], height - 12)
+    parts += _legend([(look, _WORDS[kind]) for kind, look in _LOOKS.items() if kind in kinds], axis.left, height - 12)
     return _svg(parts, _WIDE, height, f"Pipeline schedule of {estimate.plan}", alone=alone)
 
 
-def _action(action: ActionTime, top: float, scale: float) -> Iterator[str]:
+def _action(action: ActionTime, top: float, axis: _Axis) -> Iterator[str]:
     match = _MICRO_BATCH.match(action.name)
     kind = match[2] if match is not None else ""
     look = _LOOKS.get(kind)
     if look is None:
         return  # UNSHARD, RESHARD, and overlapped pairs whose parts are drawn themselves
-    wide = (action.end - action.start) * scale
+    wide = (action.end - action.start) * axis.scale
     name = f"{action.name}: {words.seconds(action.end - action.start)} from {words.seconds(action.start)}"
-    yield _rect(_LEFT + action.start * scale, top + 2, max(0.5, wide - 0.6), _ROW - 4, look, name)
+    yield _rect(axis.x(action.start), top + 2, max(0.5, wide - 0.6), _ROW - 4, look, name)
     label = match[3] if match is not None else ""
     if label and wide > 8 * len(label) + 4:
-        yield _text(_LEFT + action.start * scale + wide / 2, top + 17, label, "light")
+        yield _text(axis.x(action.start) + wide / 2, top + 17, label, "number")
 
 
 def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
@@ -70,14 +119,13 @@ def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
     shown = rank_tracks(item, Lines(causes), most=_MOST_BARS)
     total = item.breakdown.seconds
     height = 34 + len(shown) * _ROW + 34
-    scale = (_WIDE - _LEFT - 8) / total
-    parts = [*_axis(total, scale, height - 34)]
+    axis = _Axis.beside((track.name for track in shown), total)
+    parts = [*axis.marks(height - 34)]
     for row, track in enumerate(shown):
         top = 26 + row * _ROW
         parts.append(_text(6, top + 17, track.name, "soft"))
-        parts += [_bar(bar, top, scale) for bar in track.bars]
-    looks = ("forward", "recompute", "backward", "optimizer", "communication", "copy")
-    parts += _legend([(look, look) for look in looks], height - 12)
+        parts += [_bar(bar, top, axis) for bar in track.bars]
+    parts += _legend(_PARTS, axis.left, height - 12)
     return _svg(parts, _WIDE, height, f"A step of {name} on rank {item.rank}", alone=True)
 
 
@@ -93,10 +141,10 @@ def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) 
         name: of the plan.
     """
     total = max(item.estimate.step_time for item in found)
-    scale = (_WIDE - _LEFT - 8) / total
     bands = [(item, _lanes(item.estimate.slowest, causes)) for item in (found[0], found[-1])]
     height = 34 + sum(_ROW * (len(lanes) + 1) + 12 for _, lanes in bands) + 34
-    parts = [*_axis(total, scale, height - 34)]
+    axis = _Axis.beside((lane for _, lanes in bands for lane in lanes), total)
+    parts = [*axis.marks(height - 34)]
     top = 26.0
     for item, lanes in bands:
         title = f"after {item.count} passes" if item.count else item.name
@@ -105,11 +153,10 @@ def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) 
         for lane, bars in lanes.items():
             top += _ROW
             parts.append(_text(6, top + 17, lane, "soft"))
-            parts.append(_rect(_LEFT, top + 2, item.estimate.step_time * scale, _ROW - 4, "idle"))
-            parts += [_bar(bar, top, scale) for bar in bars]
+            parts.append(_rect(axis.left, top + 2, item.estimate.step_time * axis.scale, _ROW - 4, "idle"))
+            parts += [_bar(bar, top, axis) for bar in bars]
         top += _ROW + 12
-    looks = ("forward", "recompute", "backward", "optimizer", "communication", "copy")
-    parts += _legend([(look, look) for look in looks], height - 12)
+    parts += _legend(_PARTS, axis.left, height - 12)
     return _svg(parts, _WIDE, height, f"A step of {name} before and after the passes over its graph", alone=True)
 
 
@@ -125,10 +172,12 @@ def _lanes(item: RankEstimate, causes: Causes) -> dict[str, list[Bar]]:
     return found | ({"copies": copies} if copies else {})
 
 
-def _bar(bar: Bar, top: float, scale: float) -> str:
-    what = f"{bar.module}: {bar.name}, {bar.look}, {words.seconds(bar.end - bar.start)}"
-    wide = max(0.4, (bar.end - bar.start) * scale)
-    return _rect(_LEFT + bar.start * scale, top + 2, wide, _ROW - 4, bar.look, f"{what} {bar.line}".strip())
+def _bar(bar: Bar, top: float, axis: _Axis) -> str:
+    busy, whole = words.seconds(bar.busy), words.seconds(bar.end - bar.start)
+    what = f"{bar.module}: {bar.name}, {bar.look}, {busy}{'' if busy == whole else f' of {whole}'}"
+    wide = max(0.4, (bar.end - bar.start) * axis.scale)
+    opacity = max(_FAINTEST, round(bar.share, 2))
+    return _rect(axis.x(bar.start), top + 2, wide, _ROW - 4, bar.look, f"{what} {bar.line}".strip(), opacity)
 
 
 def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
@@ -153,29 +202,42 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
     for axis in axes:
         parts.append(_text(6, top + 12, _axis_words(mesh, axis, devices_per_host), "soft"))
         top += 20
-    stages = mesh.size("pp")
+    stages, per_stage = mesh.size("pp"), world // mesh.size("pp")
     top += 8
     for host in range(shown):
         left, y = 6 + host % across * (wide + 10), top + host // across * 62
         parts.append(f'<rect class="box" x="{left}" y="{y:.0f}" width="{wide}" height="54" rx="6"/>')
-        parts.append(_text(left + 6, y + 15, f"host {host}", "soft"))
-        for rank in range(host * devices_per_host, min(world, (host + 1) * devices_per_host)):
-            stage = rank // (world // stages)
+        ranks = range(host * devices_per_host, min(world, (host + 1) * devices_per_host))
+        first, last = ranks[0] // per_stage, ranks[-1] // per_stage
+        named = f"host {host}, pp {first}" + (f"–{last}" if last > first else "")
+        fits = stages > 1 and _width(named) <= wide - 12
+        parts.append(_text(left + 6, y + 15, named if fits else f"host {host}", "soft"))
+        for rank in ranks:
+            stage = rank // per_stage
             x = left + 6 + rank % devices_per_host * 30
             parts.append(_rect(x, y + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
             if rank < 10_000:
-                parts.append(_text(x + 13.5, y + 39, str(rank), "light"))
+                parts.append(_text(x + 13.5, y + 39, str(rank), "number"))
     height = top + -(-shown // across) * 62 + 10
     if hosts > shown:
         parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
         height += 22
     if stages > 1:
-        parts.append(_text(6, height + 8, "A colour for each coordinate on pp:", "soft"))
-        for place in range(min(stages, len(_STAGES))):
-            parts.append(_rect(210 + place * 62, height - 3, 13, 13, _STAGES[place]))
-            parts.append(_text(228 + place * 62, height + 8, f"pp {place}", "soft"))
-        height += 24
+        title = "A colour for each coordinate on pp:"
+        parts.append(_text(6, height + 8, title, "soft"))
+        marks = [(look, _of_colour(place, stages)) for place, look in enumerate(_STAGES[:stages])]
+        rows = _rows(marks, 18 + _width(title))
+        for row in rows:
+            parts += _legend(row, 18 + _width(title), height + 8)
+            height += 20
+        height += 4
     return _svg(parts, _WIDE, height, f"Mesh of {name}", alone=True)
+
+
+def _of_colour(place: int, stages: int) -> str:
+    """`pp 0, 11, …`: the coordinates that have one colour."""
+    places = list(map(str, range(place, stages, len(_STAGES))))
+    return f"pp {', '.join(places if len(places) <= 3 else [*places[:2], '…'])}"
 
 
 def _axis_words(mesh: Mesh, axis: str, devices_per_host: int) -> str:
@@ -200,32 +262,38 @@ def _coordinates(mesh: Mesh, rank: int) -> str:
     return f"rank {rank}: {', '.join(reversed(places)) or 'alone'}"
 
 
-def _axis(total: float, scale: float, bottom: float) -> Iterator[str]:
-    """Yield time marks along the top."""
-    raw = total / 8
-    base = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * base for factor in (1, 2, 5, 10) if factor * base >= raw)
-    place = 0
-    while place * step <= total:
-        x = _LEFT + place * step * scale
-        yield f'<line class="rule" x1="{x:.1f}" y1="20" x2="{x:.1f}" y2="{bottom:.0f}"/>'
-        yield _text(min(x + 3, _WIDE - 52), 14, words.seconds(place * step), "soft")
-        place += 1
-
-
-def _legend(marks: Sequence[tuple[str, str]], y: float) -> Iterator[str]:
-    x = float(_LEFT)
+def _legend(marks: Sequence[tuple[str, str]], left: float, y: float) -> Iterator[str]:
+    x = left
     for look, name in marks:
         yield _rect(x, y - 10, 12, 12, look)
         yield _text(x + 17, y, name, "soft")
-        x += 34 + 7.2 * len(name)
+        x += _mark_width(name)
+
+
+def _rows(marks: Sequence[tuple[str, str]], left: float) -> list[list[tuple[str, str]]]:
+    """Return the marks of a legend in rows that are not wider than the picture."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    for mark in marks:
+        if left + sum(_mark_width(name) for _, name in [*rows[-1], mark]) > _WIDE:
+            rows.append([])
+        rows[-1].append(mark)
+    return rows
+
+
+def _mark_width(name: str) -> float:
+    return 34 + _width(name)
+
+
+def _width(text: str) -> float:
+    return _LETTER * len(text)
 
 
 def _rect(  # noqa: PLR0917 - a place, a size and a look
-    x: float, y: float, wide: float, high: float, look: str, title: str = ""
+    x: float, y: float, wide: float, high: float, look: str, title: str = "", opacity: float = 1.0
 ) -> str:
+    style = f"fill:var(--{look})" + (f";opacity:{opacity:.2f}" if opacity < 1 else "")
     inside = f"><title>{escape(title)}</title></rect>" if title else "/>"
-    return f'<rect x="{x:.2f}" y="{y:.0f}" width="{wide:.2f}" height="{high:.0f}" style="fill:var(--{look})"{inside}'
+    return f'<rect x="{x:.2f}" y="{y:.0f}" width="{wide:.2f}" height="{high:.0f}" style="{style}"{inside}'
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
@@ -234,7 +302,7 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 
 _STYLE: Final = (
     "svg text{font:12px system-ui,sans-serif}svg .soft{fill:var(--soft)}svg .ink{fill:var(--ink);font-weight:600}"
-    "svg .light{fill:#fff;text-anchor:middle;font-size:11px}svg .rule{stroke:var(--rule)}"
+    "svg .number{fill:#000;text-anchor:middle;font-size:11px}svg .rule{stroke:var(--rule)}"
     "svg .box{fill:var(--panel);stroke:var(--rule)}"
 )
 

@@ -9,12 +9,15 @@ from legoai.cost.report import words
 from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint.decision import Tried
+from legoai.cost.search.objective import rounded
 from legoai.cost.search.solve import Solution
 from legoai.specs.directives.require import METRICS
 
 FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""
 
+_COLUMNS: Final = ("step_time", "peak_memory", "bubble", "recompute")
+"""Objectives that the table of candidates has a column for in any case."""
 _SMALL: Final = 0.001
 """Share of the step below which a difference is not listed."""
 
@@ -189,6 +192,11 @@ def _head(solution: Solution) -> Iterator[str]:
         so_far = ": the best so far" if found.status in ("time_limit", "interrupted") else ""
         value = words.bound(solution.value, dimension)
         yield f"{objective.metric} {value}{known}{gap} ({STATUSES[found.status]}{so_far})"
+        same = [
+            item for item in found.evaluated if item.feasible and rounded(solution.of(item)) == rounded(solution.value)
+        ]
+        if len(same) > 1:
+            yield f"{len(same):,} candidates have this {objective.metric}: none of them reserves less memory"
     refused = sum(found.refused.values())
     yield (
         f"{words.counted(found.total, 'way')} to fill {words.counted(len(solution.plan.holes), 'hole')}: "
@@ -220,10 +228,11 @@ def _table(solution: Solution, top: int) -> Iterator[str]:
     shown = [(f"{place}", item, "") for place, item in enumerate(solution.ranked()[:top], start=1)]
     baselines = [(item.name, item.found, item.note) for item in solution.baselines]
     named = [hole for hole in solution.plan.holes if hole.line is None]  # styles are many, and are listed above
-    rows = [("", *(hole.what for hole in named), "step", "memory", "exposed", "bubble", "recompute", "")]
+    extra = _extra(solution)
+    rows = [("", *(hole.what for hole in named), "step", "memory", "exposed", "bubble", "recompute", *extra, "")]
     for name, one, note in [*shown, *baselines]:
         if one is None:
-            rows.append((name, *("" for _ in named), "", "", "", "", "", note))
+            rows.append((name, *("" for _ in named), "", "", "", "", "", *("" for _ in extra), note))
         else:
             rows.append((name, *_row(solution, one)))
     if len(rows) == 1:
@@ -265,12 +274,26 @@ def _row(solution: Solution, item: Evaluated) -> Sequence[str]:
         ", ".join(exposed) or "none",
         words.share(figures.bubble),
         words.share(figures.recompute / figures.step_time),
+        *(_figure(solution, item) for _ in _extra(solution)),
         _why(solution, item),
     )
 
 
+def _extra(solution: Solution) -> Sequence[str]:
+    """Return the heading of the objective's column, where the table has none for it otherwise."""
+    metric = solution.objective.metric
+    return () if metric in _COLUMNS else (metric,)
+
+
+def _figure(solution: Solution, item: Evaluated) -> str:
+    return words.bound(solution.of(item), METRICS[solution.objective.metric].dimensions[0])
+
+
 def _why(solution: Solution, item: Evaluated) -> str:
-    """Return why a candidate loses against the best: its violation, or the part of its step that grows most."""
+    """Return why a candidate loses against the best: its violation, its objective, or the part of its step that grows.
+
+    Steps are compared under any objective, and explained where they are longer.
+    """
     best = solution.best
     if best is None or not item.feasible:
         return verdict(item)
@@ -281,8 +304,19 @@ def _why(solution: Solution, item: Evaluated) -> str:
     slower = item.figures.step_time - best.figures.step_time
     name, most = max(parts.items(), key=lambda pair: pair[1])
     relative = slower / best.figures.step_time
-    by = f"{'+' if slower >= 0 else ''}{100 * relative:.1f}% step"
-    return by if most <= _SMALL * best.figures.step_time else f"{by}: {words.seconds(most)} more {name}"
+    by = f"{_objective(solution, item)}{100 * relative:+.1f}% step"
+    return by if slower < 0 or most <= _SMALL * best.figures.step_time else f"{by}: {words.seconds(most)} more {name}"
+
+
+def _objective(solution: Solution, item: Evaluated) -> str:
+    """Return a candidate's objective beside the best one's, unless that is the step."""
+    metric, value, best = solution.objective.metric, solution.of(item), solution.value
+    if metric == "step_time" or best is None:
+        return ""
+    if rounded(value) == rounded(best):
+        return f"same {metric}; "
+    shown = _figure(solution, item)
+    return f"{100 * (value / best - 1):+.1f}% {metric} ({shown}); " if best else f"{metric} {shown}; "
 
 
 def _parts(item: Evaluated) -> dict[str, float]:

@@ -34,15 +34,20 @@ def flops_per_token(manifest: Manifest, seq_len: int) -> int:
 
 def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
     """Operations of one token's forward through a decoder, two for a multiply-add."""
-    total = 0
-    for module in manifest.modules.values():
+    return sum(forward_flops_of_modules(manifest, seq_len).values())
+
+
+def forward_flops_of_modules(manifest: Manifest, seq_len: int) -> dict[str, int]:
+    """Operations of one token's forward through each module of a decoder that has some of its own, by path."""
+    found = {}
+    for path, module in manifest.modules.items():
         if module.kind == "linear":
-            total += 2 * int(module.attributes["in_features"]) * int(module.attributes["out_features"])
+            found[path] = 2 * int(module.attributes["in_features"]) * int(module.attributes["out_features"])
         elif module.kind == "attention":
-            total += 2 * int(module.attributes["n_heads"]) * sum(head_widths(module)) * seq_len
+            found[path] = 2 * int(module.attributes["n_heads"]) * sum(head_widths(module)) * seq_len
         elif module.kind == "experts":
-            total += 2 * routed_elements(manifest, module)
-    return total
+            found[path] = 2 * routed_elements(manifest, module)
+    return found
 
 
 def head_widths(attention: ModuleInfo) -> tuple[int, int]:

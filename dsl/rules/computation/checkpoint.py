@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.computation.attention import attention_modules, takes_widths
 from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
+from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
@@ -100,7 +102,8 @@ class EveryOfFew(Check):
 class KeepsNothing(Check):
     """A selective rule that keeps nothing, because the modules contain none of the listed operators.
 
-    It has the same effect as `full`, at the price of checking every operator.
+    It has the same effect as `full`, at the price of checking every operator. There is no operator of attention either
+    where the device computes it from products, as a CPU does for heads whose values have another width than their keys.
 
     ## Example
     ```
@@ -143,6 +146,15 @@ class KeepsNothing(Check):
                         others=[Label(analysis.span_of(analysis.plan.attention, "kernel"), "this kernel")],
                         help=["keep `matmul`, or use another kernel"],
                     )
+                elif word == "attention" and (widths := _widths_without_kernel(analysis, paths)) is not None:
+                    yield self.at(
+                        place,
+                        f"`attention` keeps nothing: a CPU has no kernel for keys of {widths[0]} features with values "
+                        f"of {widths[1]}, and computes it from products and a softmax",
+                        label="no such operator",
+                        others=[Label(analysis.span_of(analysis.plan.cluster, "device"), "the device")],
+                        help=["keep `matmul`, or write `full`"],
+                    )
                 elif word in OPERATOR_WORDS and manifest.flow_error is None:
                     ops, kinds = OPERATOR_WORDS[word]
                     if not any(has_operator(manifest, path, ops, kinds) for path in paths):
@@ -152,6 +164,24 @@ class KeepsNothing(Check):
                             label=f"no {word.removeprefix('alternate_')} in these modules",
                             help=["write `full`, or list what these modules compute"],
                         )
+
+
+def _widths_without_kernel(analysis: Analysis, paths: Iterable[str]) -> tuple[int, int] | None:
+    """Return the widths of keys and values for which the device, a CPU, has no kernel, so that it computes products.
+
+    Its one kernel is `flash`. The widths are those of the first attention within ``paths``; None where the device has a
+    kernel for any of them, or widths are not known.
+    """
+    if analysis.device_kind != "cpu":
+        return None
+    assert analysis.manifest is not None
+    modules, above = analysis.manifest.modules, set(paths)
+    within = [modules[path] for path in attention_modules(analysis) if not above.isdisjoint((path, *holders(path)))]
+    if not all("head_dim" in module.attributes for module in within):
+        return None
+    widths = list(map(head_widths, within))
+    taken = any(takes_widths("flash", found, capability=None) for found in widths)
+    return widths[0] if widths and not taken else None
 
 
 class BudgetBeyondReason(Check):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
+from legoai.dsl.analysis.magnitudes.stage_loads import loads_of_ranks, loads_of_starts, most_even
 from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
     split_points,
     stage_count,
     stage_of,
-    stages_of_ranks,
 )
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _COMMON_IDLENESS = 0.25
 """The share of a step that is worth a word: a quarter of the machines would be idle."""
+_WORTH_MOVING = 0.05
+"""The share of the longest rank's work that another split must save to be advised."""
 
 
 class UnknownSplit(Check):
@@ -302,7 +304,9 @@ class IdleWeights(Check):
 class UnevenStages(Check):
     """Stages so uneven that the ranks wait for the longest for more than a quarter of the step.
 
-    Every rank waits for the one with the most blocks. Embedding and loss are worth a block or two, not half a model.
+    Every rank waits for the one that computes most. Of decoders the operations of forward are counted, those of the
+    output layer too, which may be worth several blocks; of other models the blocks. A split that `legoai solve` found
+    is not reported: it is fastest among those that fit, by the times of a simulation.
 
     ## Example
     ```
@@ -323,23 +327,40 @@ class UnevenStages(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, points = analysis.plan.pipeline, first_modules(analysis)
-        if pipeline is None or points is None or isinstance(pipeline.split, str | Even):
+        if pipeline is None or points is None or _is_solved(analysis, pipeline):
             return
-        known, ranks = split_points(analysis), analysis.plan.mesh.pp
-        blocks = set(known.blocks)
-        counts = [len(blocks.intersection(stage)) for stage in known.stages(points, len(points) + 1)]
-        held = [sum(counts[stage] for stage in stages) for stages in stages_of_ranks(analysis)]
-        most, total = max(held, default=0), len(blocks)
-        if most <= -(-total // ranks) or 1 - total / (ranks * most) <= _COMMON_IDLENESS:
+        loads, count = loads_of_ranks(analysis, points), len(points) + 1
+        if count % analysis.plan.mesh.pp:
+            return  # another rule reports it
+        total, most = sum(loads), max(loads, default=0.0)
+        waited = 1 - total / (len(loads) * most) if most else 0.0
+        if waited <= _COMMON_IDLENESS or count > len(split_points(analysis).blocks):
             return
+        text, least = most_even(analysis, count)
+        if least > (1 - _WORTH_MOVING) * most:
+            return
+        *others, last = (f"{load:.3g}" for load in loads)
+        beside = loads_of_starts(analysis)[split_points(analysis).starts[-1]]
+        head = f", and its last layer is worth {beside:.2g}" if 0 < beside != 1 else ""
         yield self.at(
             analysis.span_of(pipeline, "split"),
-            f"the ranks of `pp` hold {', '.join(map(str, held[:-1]))} and {held[-1]} of {total} blocks, and all wait "
-            "for the longest",
-            label=f"{1 - total / (ranks * most):.0%} of the step is waited for",
-            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"has {total} blocks")],
-            help=["write `split = even`, or move the split points"],
+            f"the ranks of `pp` compute as much as {', '.join(others)} and {last} blocks, and all wait for the longest",
+            label=f"{waited:.0%} of the step is waited for",
+            others=[
+                Label(
+                    analysis.span_of(analysis.plan.model, "family"),
+                    f"has {len(split_points(analysis).blocks)} blocks{head}",
+                )
+            ],
+            help=[f"write `split = {text}`: the longest rank then computes {least:.3g} instead of {most:.3g}"],
         )
+
+
+def _is_solved(analysis: Analysis, pipeline: Pipeline) -> bool:
+    """Whether the split or a part of it is an answer of `legoai solve`."""
+    place, resolution = analysis.span_of(pipeline, "split"), analysis.resolution
+    holes = () if resolution is None else resolution.scope.asked
+    return pipeline.origin("split").decider == "solver" or any(hole.is_inside(place) for hole in holes)
 
 
 def _named_split(analysis: Analysis) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:

@@ -407,7 +407,7 @@ def test_page_is_self_contained_and_links_to_plan_lines(reported: dict):
     assert targets and targets <= set(re.findall(r'id="([^"]+)"', text))
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     bars = sum(len(track["bars"]) for track in data["ranks"][0]["tracks"])
-    assert bars == 6 * reported["intervals"][0]
+    assert bars == 7 * reported["intervals"][0]
     assert max(data["ranks"][0]["memory"]["total"]) == reported["peak"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.report.solution import terminal
 from legoai.cost.search.branch_and_bound.nodes import Nodes
 from legoai.cost.search.evaluation.evaluator import Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
@@ -14,6 +15,7 @@ from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.directives.require import Objective
 from legoai.specs.span import Span
 from support.drawn_figures import Drawn, figures
 from support.searched import TEXT, opened
@@ -202,3 +204,33 @@ def test_of_equal_candidates_the_one_of_least_memory_is_the_best():
     assert solution.best is not None and solution.result.status == "optimal" and evaluator.asked == 3
     assert solution.best.figures.reserved == min(item.figures.reserved for item in solution.result.evaluated)
     assert solution.result.bound == 0.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "heading", "found"),
+    [
+        ("step_time", "recompute", "+20.0% step: 200 ms more recomputation"),
+        ("peak_memory", "recompute", "+100.0% peak_memory (19.1 MiB); -14.3% step"),
+        (
+            "reserved_memory",
+            "recompute  reserved_memory",
+            "19.1 MiB         +100.0% reserved_memory (19.1 MiB); -14.3% step",
+        ),
+        ("recompute", "recompute", "recompute 16.7%; +20.0% step: 200 ms more recomputation"),
+    ],
+)
+def test_candidates_are_compared_by_the_objective(objective: str, heading: str, found: str):
+    solution = solve(opened(priced("")), Priced(1))  # in which no candidate is excluded by a bound
+    solution.objective = Objective(direction="minimize", metric=objective)
+    solution.result.best = solution.ranked()[0]
+    text = terminal(solution)
+    second = next(line for line in text.splitlines() if line.startswith("2  "))
+    assert second.endswith(found)
+    assert next(line for line in text.splitlines() if " step " in line and " bubble " in line).endswith(heading)
+    assert "candidates have this" not in text
+
+
+def test_a_tie_of_the_objective_is_stated():
+    text = terminal(solve(opened(priced("minimize recompute\n")), Equal(1)))
+    assert "3 candidates have this recompute: none of them reserves less memory" in text
+    assert "same recompute; " in text

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.analysis.magnitudes.bounds import idle_share, logits_bytes, shortest_step
 from legoai.dsl.lint import lint
-from support.rule_plans import BASE, codes, message
+from support.rule_plans import BASE, codes, diagnostics, message
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
 LARGE = BASE.replace('llama3("tiny")', 'llama3("8b")')
@@ -133,10 +133,34 @@ def test_stages_of_very_different_lengths_are_warned_of(split: str, uneven: bool
 
 
 def test_most_even_possible_split_is_clean():
-    text = "mesh (pp = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)\n"
+    text = "mesh (pp = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16, split = even(loss = 1))\n"
     assert "LP829" not in codes(text, base=LARGE)
     three = "cluster h100_sxm(devices = 3)\nmesh (pp = 3)\npipeline on pp (split = [layers.2, layers.3])\n"
     assert "LP829" not in codes(three)
+
+
+@pytest.mark.parametrize(
+    ("split", "uneven"),
+    [
+        ("even", True),
+        ("[2, 2, 2, 2]", True),
+        ("[1, 2, 2, 3]", True),
+        ("[2, 3, 2, 1]", False),
+        ("even(loss = 1)", False),
+        ("even(loss = 4)", False),
+        ("auto -> [1, 2, 2, 3]", False),
+        ("[auto -> 1, auto -> 2, 2, 3]", False),
+    ],
+)
+def test_output_layer_counts_with_its_operations(split: str, uneven: bool):
+    """A head over a large vocabulary is worth 3.8 blocks, so that the last of four ranks is better left with one."""
+    model = 'llama3("1b", n_layers = 8, tie_embeddings = false)'
+    base = BASE.replace('llama3("tiny")', model)
+    batch = "batch (global = 64, micro = 1, seq_len = 2048)\n"
+    text = f"{batch}mesh (pp = 4, dp_shard = 2)\npipeline on pp (split = {split})\n"
+    assert ("LP829" in codes(text, base=base)) is uneven
+    found = [help for item in diagnostics(text, base=base) if item.code == "LP829" for help in item.help]
+    assert all("write `split = even(loss = 1)`" in help for help in found)
 
 
 def test_stages_of_one_rank_are_summed():
@@ -144,4 +168,4 @@ def test_stages_of_one_rank_are_summed():
     text += "pipeline on pp (schedule = ZBVZeroBubble, split = [SPLIT])\n"
     assert "LP829" not in codes(text.replace("SPLIT", "layers.10, layers.16, layers.26"), base=LARGE)
     found = message(text.replace("SPLIT", "layers.2, layers.16, layers.30"), "LP829", base=LARGE)
-    assert "hold 4 and 28 of 32 blocks" in found
+    assert "as much as 6.39 and 28 blocks" in found

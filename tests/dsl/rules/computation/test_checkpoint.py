@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -155,6 +156,19 @@ def test_selective_attention_is_without_effect_for_math_attention() -> None:
     checkpoint = "checkpoint { layers.* = selective([attention]) }"
     assert "`attention` keeps nothing" in message(f"attention math\n{checkpoint}", "LP654")
     assert "LP654" not in codes(f"attention flash\n{checkpoint}")
+
+
+@pytest.mark.parametrize(
+    ("value", "cluster", "found"), [(16, "cpu", True), (24, "cpu", False), (16, "h100_sxm", False)]
+)
+def test_selective_attention_is_without_effect_where_a_cpu_has_no_kernel(value: int, cluster: str, found: bool) -> None:
+    """PyTorch computes attention on a CPU from products where values have another width than keys."""
+    model = f'deepseek("v2_lite", n_layers = 2, nope_head_dim = 16, rope_head_dim = 8, v_head_dim = {value})'
+    base = BASE.replace('llama3("tiny")', model).replace("cluster h100_sxm", f"cluster {cluster}")
+    assert ("LP654" in codes("checkpoint { layers.* = selective([attention, matmul]) }", base=base)) is found
+    query, key, values = (torch.zeros(1, 1, 2, width, requires_grad=True) for width in (24, 24, value))
+    on_cpu = SDPBackend.MATH if value == 16 else SDPBackend.FLASH_ATTENTION
+    assert torch._fused_sdp_choice(query, key, values, is_causal=True) == on_cpu.value
 
 
 @pytest.mark.parametrize(
