@@ -40,7 +40,7 @@ from benchmarks.real_run import RandomBatches
 import legoai
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device, processor_name
-from legoai.runtime.metrics.profile import profiled
+from legoai.runtime.metrics.profile import profiled, write_trace
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 
@@ -166,8 +166,9 @@ def _steps(plan: GpuPlan, trainer: Any, device: Device, name: str, traces: Path 
             seconds.append(take())
     folder = Path(tempfile.gettempdir()) / "legoai-trace" if traces is None else traces / _file_name(name)
     path = folder / "profile" / f"step-{taken}-rank-0.json"
-    with profiled(path, device):
+    with profiled(device) as found:
         take()
+    write_trace(found, path)
     return {
         "first_step_s": round(first, 3),
         "unwatched_step_s": [round(one, 6) for one in unwatched],

@@ -12,6 +12,7 @@ from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.unparse import value_on_one_line
+from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, same
@@ -296,6 +297,8 @@ def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[
 
 def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     """Return why a hole cannot be searched whatever its domain."""
+    if span.file.startswith(OF_SETTING):
+        return "`--set` gives a value: write `auto` in the plan to have it searched"
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
     if any(span.is_inside(other) for other in found.scope.asked if other != span):

@@ -111,9 +111,9 @@ def text_of(own: Device, *, name: str, description: str, devices_per_host: int, 
         capacity_bytes: of its memory; None leaves that of ``own``.
     """
     lines = [
-        f"name = {_written(name)}",
-        f"description = {_written(description)}",
-        f"kind = {_written(own.kind)}",
+        f"name = {toml_value(name)}",
+        f"description = {toml_value(description)}",
+        f"kind = {toml_value(own.kind)}",
         f"devices_per_host = {devices_per_host}",
     ]
     for section in Device.fields_:
@@ -124,10 +124,10 @@ def text_of(own: Device, *, name: str, description: str, devices_per_host: int, 
         if section == "memory" and capacity_bytes is not None:
             values["capacity_bytes"] = capacity_bytes
         lines += ["", f"[{section}]"]
-        lines += [f"{field} = {_written(value)}" for field, value in values.items() if value is not None]
+        lines += [f"{field} = {toml_value(value)}" for field, value in values.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 
-def _written(value: object) -> str:
+def toml_value(value: object) -> str:
     """A TOML value; JSON's strings and numbers are TOML's."""
     return json.dumps(value, ensure_ascii=False)

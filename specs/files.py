@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ def replace_file(path: Path, text: str | bytes) -> None:
         _write_into(path, data)
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{get_ident()}.tmp")
+    temporary = _beside(target)
     try:
         temporary.write_bytes(data)
         if target.exists():
@@ -32,6 +33,29 @@ def replace_file(path: Path, text: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def try_to_replace(path: Path) -> None:
+    """Fail as :func:`replace_file` would, where that does not depend on the content; writes nothing.
+
+    Raises:
+        OSError: there is no such directory, or the directory or the file cannot be written.
+    """
+    if is_stream(path):
+        return
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    temporary = _beside(target)
+    try:
+        temporary.touch()
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _beside(target: Path) -> Path:
+    """Return the name under which a file is written before it replaces ``target``."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{get_ident()}.tmp")
 
 
 def is_stream(path: Path) -> bool:

@@ -14,14 +14,14 @@ from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCo
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times
 from legoai.cost.calibration.observed.run_folder import RunFolder, RunFolderError, run_folder
 from legoai.cost.calibration.observed.trace_files import TraceFile
+from legoai.cost.calibration.output import check_output, write_output
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.collective_time import Network, network_of
-from legoai.cost.measurements.file import ProfileError, read_document, write_document
+from legoai.cost.measurements.file import ProfileError, read_document
 from legoai.cost.profiles import Profile, load, profile_names, shipped_file
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, profile_path
 from legoai.specs.device_file import load_device, text_of
-from legoai.specs.files import replace_file
 
 _SHOWN: Final = 6
 
@@ -66,8 +66,9 @@ def calibrate_from(
         RunFolderError: a folder has nothing to calibrate from, or does not fit the base.
         ProfileError: the base has no readable profile.
         CatalogueError: the base is no device.
-        OSError: a file cannot be written.
+        OutputError: a file cannot be written.
     """
+    check_output(path)
     runs = [run_folder(folder) for folder in folders]
     found = read_base(base or _named_base(runs[0]))
     kernels, collectives, seen = KernelTimes(), CollectiveTimes(), _Seen()
@@ -95,8 +96,7 @@ def calibrate_from(
         raise RunFolderError(f"the traces of {runs[0].path} contain no operator that profiles cover")
     _sign(document, path.stem, found, parts, seen, collectives)
     checked(document)
-    write_document(profile_path(path), document)
-    replace_file(path, _device_text(path.stem, found.device, runs, seen))
+    write_output(path, _device_text(path.stem, found.device, runs, seen), document)
     notes = (*_notes(kernels, collectives, seen), *_another(found, seen), *_untouched(found, document, parts))
     return Calibrated(base=found.profile.name, parts=tuple(parts), notes=notes)
 

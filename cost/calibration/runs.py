@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from legoai.cost.calibration.calls import call_constants
+from legoai.cost.calibration.output import check_output, write_output
 from legoai.cost.calibration.profile import SHARE_OF_CALLS, calibrate
 from legoai.cost.profiles import read_document, write_document
 from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
 from legoai.runtime.launching.torchrun import threads_per_process
-from legoai.specs.cluster import profile_path
-from legoai.specs.files import replace_file
+from legoai.specs.device_file import toml_value
 
 
 class NoDeviceError(ValueError):
@@ -47,31 +47,33 @@ def calibrate_machine(
 
     Raises:
         NoDeviceError: there is no such device here, or fewer than processes.
-        OSError: a file cannot be written.
+        OutputError: a file cannot be written.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and torch.cuda.device_count() < processes:
         raise NoDeviceError(f"{processes} processes need {processes} gpus, and there are {torch.cuda.device_count()}")
-    target = profile_path(path)
+    check_output(path)
     if device == "cpu":
         keep_freed_memory()
     if processes == 1:
         document = calibrate(device=device, name=path.stem, seconds=seconds, progress=progress)
-        write_document(target, document)
     else:
-        _in_processes(target, device, path.stem, seconds, processes)
-        document, _ = read_document(target)
-    replace_file(path, device_file(path.stem, device, document, processes))
+        document = _in_processes(device, path.stem, seconds, processes)
+    write_output(path, device_file(path.stem, device, document, processes), document)
     return document["held_out"]  # type: ignore[no-any-return]
 
 
-def _in_processes(target: Path, device: str, name: str, seconds: float, processes: int) -> None:
+def _in_processes(device: str, name: str, seconds: float, processes: int) -> dict[str, Any]:
+    """Measure in several processes of this machine, and return the profile's document."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        arguments = (processes, str(store), str(target), device, name, seconds)
+        target = Path(folder) / "profile.json"
+        arguments = (processes, str(Path(folder) / "store"), str(target), device, name, seconds)
         # A forked process need not import torch again; CUDA forbids forking once it is used.
         method = "fork" if device == "cpu" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        start_processes(_member, arguments, nprocs=processes, start_method=method)  # type: ignore[no-untyped-call]
+        # Daemons end with this process, as after an interrupt that only it receives.
+        start_processes(_member, arguments, nprocs=processes, daemon=True, start_method=method)  # type: ignore[no-untyped-call]
+        document, _ = read_document(target)
+    return document
 
 
 def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> None:
@@ -116,7 +118,7 @@ def _silent(text: str) -> None:
 def device_file(name: str, device: str, document: Mapping[str, Any], processes: int) -> str:
     """Return the device in the catalogue's schema, with its measured rates."""
     source = document["sources"][0]
-    said = f"{source['from']}, {source['dated']}, torch {source['torch']}".replace('"', "'").replace("\\", "/")
+    said = f"{source['from']}, {source['dated']}, torch {source['torch']}"
     rates = {rate: model["curve"]["peak"] for rate, model in sorted(document["products"].items()) if "curve" in model}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.device("cuda"))
@@ -124,27 +126,26 @@ def device_file(name: str, device: str, document: Mapping[str, Any], processes: 
         capability = (properties.major, properties.minor)
     else:
         capacity, described, capability = _host_memory(), processor_name(), (0, 0)
-    described = described.replace('"', "'").replace("\\", "/")
     lines = [
-        f'name = "{name}"',
-        f'description = "{described}"',
-        f'kind = "{device}"',
+        f"name = {toml_value(name)}",
+        f"description = {toml_value(described)}",
+        f"kind = {toml_value(device)}",
         f"devices_per_host = {processes}",
         "",
         "[memory]",
         f"capacity_bytes = {capacity}",
         f"bandwidth_bytes_per_second = {document['movement']['elementwise']['rate']:.4g}",
-        f'source = "{said}"',
+        f"source = {toml_value(said)}",
         "",
         "[peak_flops_per_second]",
         *(f"{rate} = {value:.4g}" for rate, value in rates.items()),
-        f'source = "The best of the products that were measured: {said}"',
+        f"source = {toml_value(f'The best of the products that were measured: {said}')}",
         "",
         "[features]",
         f"symmetric_memory = {str(capability >= (9, 0)).lower()}",
         f"float8 = {str(capability >= (8, 9)).lower()}",
         f"mxfp8 = {str(capability >= (10, 0)).lower()}",
-        f'source = "From the compute capability, {capability[0]}.{capability[1]}"',
+        f"source = {toml_value(f'From the compute capability, {capability[0]}.{capability[1]}')}",
     ]
     return "\n".join(lines) + "\n"
 

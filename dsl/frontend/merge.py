@@ -36,6 +36,8 @@ from legoai.specs.span import Span
 Reads = Callable[[Path], str]
 """Reads the text of a base plan."""
 
+OF_SETTING: Final = "--set "
+"""How the name of the text begins in which the value of a `let` from the command line stands."""
 UNSET: Final = "unset"
 """The value of a rule that removes the rule of the same path."""
 _NAMED: Final = ("let", "variant", "require")
@@ -409,7 +411,7 @@ def definitions_of(body: Iterable[AnyStatement], settings: Mapping[str, str], lo
     definitions = {item.name.text: Definition(item, "human") for item in body if isinstance(item, Let)}
     for name, text in settings.items():
         line = f"let {name} = {text}".replace("\n", " ")  # one value, and no further statement
-        for statement in loader.parse(line, f"--set {name}").statements:
+        for statement in loader.parse(line, f"{OF_SETTING}{name}").statements:
             if not isinstance(statement, Let):
                 continue
             if name not in definitions:

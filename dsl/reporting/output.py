@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
+from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
 from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible
@@ -124,7 +125,7 @@ def _place(span: Span) -> dict[str, Any]:
     }
 
 
-_IN_NO_FILE: Final = ("--set ", "<stdin>")
+_IN_NO_FILE: Final = (OF_SETTING, "<stdin>")
 """How the names begin of what is no file: a value from the command line, and standard input."""
 
 _GITHUB: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "advice": "notice"}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from lsprotocol import types
 
+from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.expand import written_out
+from legoai.dsl.formatting.unparse import value_on_one_line
 from legoai.dsl.frontend.ranges import resolved_path
 from legoai.dsl.frontend.suppress import suppressions
-from legoai.dsl.frontend.syntax import Let, PathText, Statement
+from legoai.dsl.frontend.syntax import Let, ListValue, PathText, PlanFile, Range, Statement
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.explain import explain
 from legoai.dsl.rules import rule_of
@@ -27,6 +30,8 @@ _SHOWN: Final = 6
 """Modules that are listed."""
 _CHOICES: Final = 24
 """Values of a hole that are listed."""
+_SOUGHT: Final = "a value that `legoai solve` finds"
+"""What a hole is, where nothing more is known of it."""
 
 
 def hover(checked: Checked, offset: int, checking: Checking) -> types.Hover | None:
@@ -119,15 +124,32 @@ def _hole(checked: Checked, offset: int, place: Place, checking: Checking) -> st
     document, linted = checked.document, checked.linted
     hole = next((item for item in holes(document.file) if item.span.start <= offset <= item.span.end), None)
     legal = f"Legal values: {place.kind.describe()}." if place.kind is not None else ""
+    if hole is None or linted is None:
+        return f"`auto`: {_SOUGHT}. {legal}\n"
+    refused = [item for item in linted.diagnostics if item.code == HoleNotSearched.code]
     # Without an analysis the open plan would look at the model, and maybe run its factory.
-    if hole is None or linted is None or linted.has_errors or linted.analysis is None:
-        return f"`auto`: a value that `legoai solve` finds. {legal}\n"
-    opened = OpenPlan(linted, directory=document.named_directory, read=checking.read)
-    known = next((item for item in opened.holes if item.span == hole.span), None)
-    if known is None:
-        refused = [item.message for item in opened.refused if item.label.span == hole.span]
-        return f"`auto`: {refused[0] if refused else 'a value that `legoai solve` finds'}. {legal}\n"
-    choices = [f"`{choice}`" for choice in known.choices[:_CHOICES]]
-    more = f" and {len(known.choices) - _CHOICES} more" if len(known.choices) > _CHOICES else ""
-    answer = f"\n\nIts answer is `{known.answer}`." if known.answer is not None else ""
-    return f"`auto`: {known.what}\n\n`legoai solve` chooses among {', '.join(choices)}{more}.{answer}\n"
+    if not linted.has_errors and linted.analysis is not None:
+        opened = OpenPlan(linted, directory=document.named_directory, read=checking.read)
+        known = next((item for item in opened.holes if item.span == hole.span), None)
+        if known is not None:
+            return f"`auto`: {known.what}\n\n{_choice(known.choices, known.answer)}\n"
+        refused = opened.refused
+    problem = next((item.message for item in refused if item.label.span == hole.span), None)
+    if problem is None and hole.domain is not None:
+        answer = None if hole.answer is None else value_on_one_line(document.file, hole.answer)
+        return f"`auto`: {_SOUGHT}.\n\n{_choice(_listed(hole.domain, document.file), answer)}\n"
+    return f"`auto`: {problem or _SOUGHT}. {legal}\n"
+
+
+def _choice(values: Sequence[str], answer: str | None) -> str:
+    """The values that a hole may take, and the answer that it has."""
+    more = f" and {len(values) - _CHOICES} more" if len(values) > _CHOICES else ""
+    answered = f"\n\nIts answer is `{answer}`." if answer is not None else ""
+    return f"`legoai solve` chooses among {', '.join(f'`{value}`' for value in values[:_CHOICES])}{more}.{answered}"
+
+
+def _listed(domain: ListValue | Range, file: PlanFile) -> list[str]:
+    """A domain as it is written: in a plan with errors, the ends of a range may have no value."""
+    if isinstance(domain, ListValue):
+        return [value_on_one_line(file, item) for item in domain.items]
+    return [file.text[domain.span.start : domain.span.end]]

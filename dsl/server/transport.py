@@ -11,7 +11,10 @@ import sys
 import threading
 from typing import Final
 
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
 from pygls.io_ import run_async
+from pygls.protocol import json_rpc
 
 from legoai.dsl.server.server import PlanServer
 
@@ -44,6 +47,7 @@ def serve(server: PlanServer) -> int:
         KeyboardInterrupt: the process was interrupted.
     """
     logging.getLogger("pygls").setLevel(logging.ERROR)  # of requests that were cancelled too late, and the like
+    json_rpc.logger.addFilter(_is_failure)
     output = os.dup(1)
     with contextlib.suppress(OSError):  # there may be no standard error
         os.dup2(2, 1)
@@ -62,6 +66,12 @@ def serve(server: PlanServer) -> int:
             os.dup2(output, 1)
         os.close(output)
     return 0
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether a record is not about a request that a handler refused: its client has the reason as the answer."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, JsonRpcException) and error.code == types.LSPErrorCodes.RequestFailed)
 
 
 async def _serve(server: PlanServer, output: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from legoai.lowering.launch import launch_path
 from legoai.lowering.launch.job import ENVIRONMENT, GRACE_SECONDS, Job
 
 
 def text(job: Job) -> str:
-    """Return the script, to be submitted from the folder relative to which the program is named.
+    """Return the script, to be submitted from the folder where the plan was lowered: paths are relative to it.
 
     One task on each host starts torchrun, whose agents rendezvous on the first host. Arguments after the script's name
     on the command line of `sbatch` are passed to the trainer. Account, partition and time limit are options of `sbatch`
@@ -23,11 +24,14 @@ def text(job: Job) -> str:
     return f"""\
 #!/bin/bash
 # {job.title()}
-# Submit it from this folder: sbatch SCRIPT [OPTION OF THE TRAINER ...]
+# Submit it from the folder where `legoai lower` ran:
+#   sbatch {shlex.quote(str(launch_path("slurm", job.program)))} [OPTION OF THE TRAINER ...]
 #SBATCH --job-name={job.name}
 #SBATCH --nodes={job.hosts}
 #SBATCH --ntasks-per-node=1{gpus}
+# --exclusive gives a job all cores of its hosts, but only the memory that it asks for; 0 asks for all of it.
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --signal=TERM@{GRACE_SECONDS}
 
 set -euo pipefail

@@ -20,7 +20,8 @@ def text(job: Job) -> str:
     return f'''\
 """{job.title()}
 
-A component of TorchX. Start it from this folder, with a scheduler of TorchX and options of the trainer behind `--`:
+A component of TorchX. Start it from the folder where `legoai lower` ran, with a scheduler of TorchX, and options of the
+trainer behind `--`:
 
     torchx run -s SCHEDULER {component} --image IMAGE -- --steps 1000
 

@@ -136,8 +136,14 @@ class MetricsLog:
 
     def say(self, line: str) -> None:
         """Show a line on the terminal; a terminal or pipe that is closed ends the lines, and not the training."""
-        if self._silent:
-            return
+        if not self._silent:
+            self._print(line)
+
+    def warn(self, line: str) -> None:
+        """Show a warning that concerns this rank alone, also on ranks that are silent."""
+        self._print(f"warning: {line}")
+
+    def _print(self, line: str) -> None:
         try:
             print(line, file=self._stream, flush=True)
         except OSError:

@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from legoai.runtime.device import Device
 
+_PROBE_BYTES: Final = 1 << 16
+
 
 @contextlib.contextmanager
-def profiled(path: Path, device: Device) -> Iterator[None]:
-    """Profile what runs while entered, with the shapes of operands, and write the trace atomically.
+def profiled(device: Device) -> Iterator[profile]:
+    """Profile what runs while entered, with the shapes of operands.
 
     Args:
-        path: of the Chrome trace, which <https://ui.perfetto.dev> opens.
         device: whose kernels are profiled, besides the host's operators.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True) as found:
-        yield
+        yield found
         device.synchronize()
-    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def write_trace(found: profile, path: Path) -> None:
+    """Write a profile atomically as a Chrome trace, which <https://ui.perfetto.dev> opens.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     draft = path.with_suffix(".tmp")
-    found.export_chrome_trace(str(draft))
-    draft.rename(path)
+    drafts = (draft, draft.with_suffix(".tmp.tmp"))  # torch's own draft stays where it cannot be written to its end
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(draft))
+        if not draft.exists():
+            # torch logs that its file could not be written, and raises nothing: another file shows the reason.
+            draft.write_bytes(bytes(_PROBE_BYTES))
+            raise OSError(errno.EIO, "torch wrote no trace", str(draft))
+        draft.rename(path)
+    except OSError:
+        for file in drafts:
+            with contextlib.suppress(OSError):
+                file.unlink()
+        raise
 
 
 def trace_path(out: Path, step: int) -> Path:

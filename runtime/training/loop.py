@@ -25,7 +25,7 @@ from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.launching.patience import patiently_on_first_rank
 from legoai.runtime.launching.signals import StopRequest
 from legoai.runtime.metrics.log import METRICS, MetricsLog, StepRecord, is_validated
-from legoai.runtime.metrics.profile import profiled, trace_path
+from legoai.runtime.metrics.profile import profiled, trace_path, write_trace
 from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
 from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, set_schedule_step
 from legoai.runtime.parallelism.mesh import coordinate_along
@@ -178,13 +178,18 @@ class TrainingLoop:
 
     @contextlib.contextmanager
     def _profiled(self, log: MetricsLog) -> Iterator[None]:
-        """Profile the step, if it is the one to be profiled."""
+        """Profile the step, if it is the one to be profiled. A rank that cannot write its trace says so by itself."""
         if self.options.out is None or self.step + 1 != self.options.profile_step:
             yield
             return
         path = trace_path(self.options.out, self.step + 1)
-        with profiled(path, self.device):
+        with profiled(self.device) as found:
             yield
+        try:
+            write_trace(found, path)
+        except OSError as error:
+            log.warn(f"step {self.step + 1} could not be profiled into {path}: {error.strerror}; the training goes on")
+            return
         log.event("profile", step=self.step + 1, path=str(path))
         log.say(f"step {self.step + 1} is profiled, and slower for it: {path}")
 

@@ -171,6 +171,15 @@ def test_a_hole_of_a_base_plan_is_refused(learned: bool):
     assert OpenPlan(linted, directory=Path(), read=lambda _: base).refused == [refused]
 
 
+@pytest.mark.parametrize("hole", ["auto", "auto in [2, 4]"])
+def test_a_hole_of_the_command_line_is_refused(hole: str):
+    text = f"{HEAD}let d = 4\n{BATCH}mesh (dp_shard = d)\nfsdp blocks on dp_shard\n"
+    linted = lint(text, "t.plan", directory=Path(), settings={"d": hole})
+    [refused] = [item for item in linted.diagnostics if item.severity == "error"]
+    assert refused.code == "LP012"
+    assert refused.message == "`--set` gives a value: write `auto` in the plan to have it searched"
+
+
 def test_a_hole_of_a_solved_base_plan_keeps_its_answer():
     base = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4] -> 4)\nfsdp blocks on dp_shard\n"
     text = 'plan derived\nextends "base.plan"\nloss auto\n'

@@ -112,6 +112,13 @@ def test_folder_as_output_file_is_refused_before_any_work(arguments: list[str], 
     assert "`folder` is a folder: name a file in it" in err
 
 
+@pytest.mark.parametrize("options", [[], ["--from", "missing"]], ids=" ".join)
+def test_files_of_a_calibration_are_tried_before_it_measures(options: list[str], capsys: pytest.CaptureFixture[str]):
+    Path("ours.json.gz").mkdir()
+    status, out, err = called(capsys, "calibrate", "-o", "ours.toml", *options)
+    assert (status, out, err) == (2, "", "legoai: ours.json.gz cannot be written: Is a directory\n")
+
+
 @pytest.mark.parametrize("arguments", [["lint", "--help"], ["help", "lint"], ["--version"]], ids=" ".join)
 def test_help_that_cannot_be_written_is_a_failure(arguments: list[str]):
     with Path("/dev/full").open("w", encoding="utf-8") as full:

@@ -59,10 +59,13 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output
     if path.suffix != ".toml":
         raise WrongUsage(f"--output names the device file, which ends in .toml, not `{path}`")
+    if not path.stem.isprintable():
+        raise WrongUsage(f"{str(path)!r} has characters that the name of a device cannot have: choose another name")
     if arguments.runs:
         return _from_runs(path, arguments)
     if arguments.base is not None:
         raise WrongUsage("--base names what --from RUN updates, and there is no --from")
+    from legoai.cost.calibration.output import OutputError
     from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 
     try:
@@ -73,7 +76,7 @@ def run(arguments: Namespace) -> int:
             processes=arguments.processes or 1,
             progress=announce,
         )
-    except NoDeviceError as error:
+    except (NoDeviceError, OutputError) as error:
         raise WrongUsage(str(error)) from error
     for label, left_out in errors.items():
         if left_out.get("rows"):
@@ -90,12 +93,13 @@ def _from_runs(path: Path, arguments: Namespace) -> int:
             raise WrongUsage(f"--{option} says how to measure this machine, and --from measures nothing here")
     from legoai.cost.calibration.from_run import calibrate_from
     from legoai.cost.calibration.observed.run_folder import RunFolderError
+    from legoai.cost.calibration.output import OutputError
     from legoai.cost.profiles import ProfileError
     from legoai.specs.cluster import CatalogueError
 
     try:
         found = calibrate_from(path, arguments.runs, base=arguments.base, progress=announce)
-    except (RunFolderError, ProfileError, CatalogueError) as error:
+    except (RunFolderError, ProfileError, CatalogueError, OutputError) as error:
         raise WrongUsage(str(error)) from error
     print(f"{'':48} {'seen':>4} {'held out':>8} {f'error of {found.base}':>20} {'new':>7}")
     for part in found.parts:

@@ -22,7 +22,7 @@ from legoai.commands.shared import (
 )
 from legoai.lowering.file_names import is_beside, needed_module
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
-from legoai.specs.files import replace_file
+from legoai.specs.files import is_stream, replace_file
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -109,7 +109,7 @@ def run(arguments: Namespace) -> int:
         if lacks_graph(linted):
             return 1
         _dump(linted, program, arguments.dump_graphs)
-    if arguments.output == STANDARD_OUTPUT:
+    if arguments.output == STANDARD_OUTPUT or is_stream(arguments.output):
         if arguments.launch is not None:
             raise WrongUsage("--launch starts a program that is in a file: name it with -o")
         write(arguments.output, program.text)

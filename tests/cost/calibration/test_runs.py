@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from legoai.cost.calibration import runs
 from legoai.cost.calibration.movement import three_segments
+from legoai.cost.calibration.output import OutputError
 from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
@@ -87,7 +91,9 @@ def test_more_processes_than_gpus_are_refused(tmp_path: Path) -> None:
         calibrate_machine(tmp_path / "x.toml", device="cuda", seconds=1, processes=count, progress=lambda text: None)
 
 
-@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--processes", "none"], ["-o", "x.json"]])
+@pytest.mark.parametrize(
+    "arguments", [["--seconds", "0"], ["--processes", "none"], ["-o", "x.json"], ["-o", "x\x7f.toml"]]
+)
 def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "legoai", "calibrate", *arguments],
@@ -95,6 +101,43 @@ def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("taken", ["ours.toml", "ours.json.gz"])
+def test_files_that_cannot_be_written_are_refused_before_measuring(taken: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "calibrate", None)
+    (tmp_path / taken).mkdir()
+    for processes in (1, 2):
+        with pytest.raises(OutputError, match=f"{taken} cannot be written: Is a directory"):
+            calibrate_machine(
+                tmp_path / "ours.toml", device="cpu", seconds=1, processes=processes, progress=lambda text: None
+            )
+    assert [path.name for path in tmp_path.iterdir()] == [taken]
+
+
+def test_device_file_may_have_any_name(tmp_path: Path) -> None:
+    document = {
+        "sources": [{"from": 'a "CPU"', "dated": "2026-01-01", "torch": "2.13"}],
+        "products": {"fp32": {"curve": {"peak": 1e12}}},
+        "movement": {"elementwise": {"rate": 1e10}},
+    }
+    path = tmp_path / 'my"gpu\\é.toml'
+    path.write_text(runs.device_file(path.stem, "cpu", document, 1), encoding="utf-8")
+    assert load_device(path).name == path.stem
+
+
+@pytest.mark.slow
+def test_interrupt_of_the_first_process_ends_a_calibration_of_several(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "legoai", "calibrate", "--device", "cpu", "--processes", "2", "--seconds", "600"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "legoai: host time of calls\n"
+        time.sleep(1)  # the other process starts meanwhile
+        process.send_signal(signal.SIGINT)
+        # Its children share the pipe, which ends with the last of them.
+        process.communicate(timeout=60)
+    assert process.returncode == 130
     assert not list(tmp_path.iterdir())
 
 

@@ -46,6 +46,16 @@ def test_server_exits_on_end_of_input_and_exit_notification(tmp_path: Path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+def test_refused_rename_is_no_failure_of_the_server(tmp_path: Path):
+    with client(tmp_path) as server:
+        text = GOOD.replace("micro = 4", "micro = n") + "let n = 4\n"
+        assert server.open("a.plan", text) == []
+        with pytest.raises(AssertionError, match="a name of the language, or no name"):
+            server.at("rename", "a.plan", text.replace("let n", "let |n"), newName="unit")
+        assert server.leave() == 0
+        assert server.errors() == ""
+
+
 def test_every_request_is_answered(tmp_path: Path):
     place = {"textDocument": {"uri": "file:///x.plan"}, "position": {"line": 0, "character": 0}}
 

@@ -264,6 +264,15 @@ def test_hover_over_a_hole_lists_its_values(editor: tuple[Client, str]):
     assert "chooses among `1`, `2`, `4`, `8`, `16`" in found["contents"]["value"]
 
 
+def test_hover_over_a_hole_in_a_plan_with_errors(editor: tuple[Client, str]):
+    server, name = editor
+    text = GOOD.replace("micro = 4", "micro = auto in [2, 4]") + "optimizer adamw(lr = auto)\n"
+    found = server.at("hover", name, text.replace("lr = auto", "lr = au|to"))
+    assert "`optimizer` decides what is learned or written, not what a step costs. Legal" in found["contents"]["value"]
+    found = server.at("hover", name, text.replace("micro = auto", "micro = au|to"))
+    assert found["contents"]["value"].endswith("\n`legoai solve` chooses among `2`, `4`.\n")
+
+
 def test_hover_over_a_suppression_shows_the_rule_page(editor: tuple[Client, str]):
     server, name = editor
     found = server.at("hover", name, GOOD + "let hosts = 4  # legoai: ignore[LP9|01]\n")

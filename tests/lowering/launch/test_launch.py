@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_launch_without_output_or_writable_file_is_wrong_usage(kind: str, capsys
     Path(file).mkdir()
     assert main(["lower", "small.plan", "-o", "there/small.py", "--launch", kind]) == 2
     assert f"{file} cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/null", "pipe.py"])
+def test_launch_of_a_program_in_no_file_is_wrong_usage(kind: str, name: str, capsys: pytest.CaptureFixture[str]):
+    os.mkfifo("pipe.py")
+    assert main(["lower", "small.plan", "-o", name, "--launch", kind]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "--launch starts a program that is in a file: name it with -o" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [("slurm", "sbatch there/small.sbatch"), ("torchx", "torchx run -s SCHEDULER there/small_torchx.py:train")],
+)
+def test_launch_file_says_from_which_folder_it_is_started(kind: str, command: str):
+    assert main(["lower", "small.plan", "-o", "there/small.py", "--launch", kind]) == 0
+    text = Path(f"there/small{KINDS[kind]}").read_text(encoding="utf-8")
+    assert "from the folder where `legoai lower` ran" in text and command in text
 
 
 def test_launch_refuses_name_clashes_and_unknown_kinds(capsys: pytest.CaptureFixture[str]):

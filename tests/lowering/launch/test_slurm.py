@@ -51,7 +51,7 @@ def script(cluster: str, ranks: int) -> str:
 
 def test_script_has_hosts_gpus_and_processes_of_the_plan():
     text = script("h100_sxm(hosts = 4, fabric = infiniband_ndr)", 32)
-    for line in ("--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--job-name=small"):
+    for line in ("--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--job-name=small", "--exclusive", "--mem=0"):
         assert f"#SBATCH {line}\n" in text
     assert "--nnodes=4 --nproc-per-node=8" in text
     assert "--gpus-per-node" not in script("cpu(devices = 2)", 2)
