@@ -20,7 +20,6 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.devices.profile import without_figures
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
@@ -72,18 +71,16 @@ def lint(
     read: Reads | None = None,
     variants: bool = True,
     factories: Factories = True,
-    other_devices: bool = False,
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
     With ``variant`` only that variant is linted; without, the plan itself and, unless ``variants`` is false, each
     variant. ``announce`` is called before a model factory of the plan runs, in a process of its own. Unless
-    ``factories`` allows it, none runs, and checks that need such a model are skipped. With ``other_devices`` figures
-    are not those of the plan's own devices, which need no profile then.
+    ``factories`` allows it, none runs, and checks that need such a model are skipped.
     """
     resolving = partial(resolve, text, name, directory=directory, settings=settings, read=read)
     base = resolving(variant=variant)
-    examine = partial(_examine, resolving=resolving, announce=announce, factories=factories, measured=not other_devices)
+    examine = partial(_examine, resolving=resolving, announce=announce, factories=factories)
     analysis, found = examine(base)
     used = _used_lets(base)
     files = dict(base.files)
@@ -215,12 +212,11 @@ def _examine(
     announce: Announce | None,
     base: Analysis | None = None,
     factories: Factories,
-    measured: bool,
 ) -> tuple[Analysis | None, list[Diagnostic]]:
     """Return the checks' diagnostics for one resolution, after those of reading it.
 
     ``resolving`` resolves the same text with other answers; ``base`` is the analysis of the plan of which this is a
-    variant, which usually has the same model. ``measured`` is whether the plan's devices need figures.
+    variant, which usually has the same model.
     """
     directory = resolution.directory
     found = list(resolution.diagnostics)
@@ -253,8 +249,6 @@ def _examine(
         found = _slips(found, analysis, again)
         found.extend(_domains(analysis, found))
         found.extend(_not_searched(analysis, found, again))
-    if measured:
-        found.extend(without_figures(analysis))
     found = [_own_fix(item, resolution) for item in found]
     remaining = set(suppress.split(found, resolution.files.values())[0])
     accepted = {item for item in found if item not in remaining}

@@ -24,7 +24,6 @@ def with_open_rules(
     settings: Mapping[str, str] | None = None,
     read: Reads | None = None,
     announce: Announce | None = None,
-    other_devices: bool = False,
 ) -> Linted:
     """Return the plan with a rule `PATH = auto` for each module that `shard auto on tp` covers.
 
@@ -44,7 +43,7 @@ def with_open_rules(
         return linted
     return lint(
         text, file.name, directory=directory, settings=settings, variant=linted.resolution.variant, announce=announce,
-        read=read, variants=False, other_devices=other_devices,
+        read=read, variants=False,
     )  # fmt: skip
 
 

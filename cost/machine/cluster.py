@@ -11,7 +11,16 @@ from legoai.cost.network.topology import World
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timing.timeline import Host, call_constant
 from legoai.cost.trace.records import CALLS, Call
-from legoai.specs.cluster import PROFILE_SUFFIX, CatalogueError, Cluster, Device, device, fabric, profile_path
+from legoai.specs.cluster import (
+    PROFILE_SUFFIX,
+    CatalogueError,
+    Cluster,
+    Device,
+    device,
+    fabric,
+    profile_fault,
+    profile_path,
+)
 from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
 
@@ -98,7 +107,7 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
         CatalogueError: a device is unknown or incomplete.
     """
     cluster = cluster_of(use, world, directory=directory, override=override)
-    found = _profile_of(use, directory) if override is None else _overriding_profile(override)
+    found = profile_of(use, directory) if override is None else _overriding_profile(override)
     return Machine(cluster=cluster, profile=found, network=network_of(cluster, profile=found))
 
 
@@ -119,7 +128,8 @@ def _device_of(use: ClusterUse, directory: Path) -> Device:
     return load_device(directory / use.profile)
 
 
-def _profile_of(use: ClusterUse, directory: Path) -> Profile:
+def profile_of(use: ClusterUse, directory: Path) -> Profile:
+    """Return the profile of the devices that a `cluster` statement names. Errors are those of :func:`machine_of`."""
     if use.device != "profile":
         return profile(use.device)
     assert use.profile is not None, "a diagnostic of lint"
@@ -135,8 +145,7 @@ def _profile_of_file(path: Path) -> Profile:
     if name in profile_names():
         return profile(name)
     raise ProfileError(
-        f"{path.name} describes the device, but its profile {measured.name} is missing beside it; "
-        "`legoai calibrate` writes both"
+        f"{profile_fault(path, name)}; `legoai calibrate -o {path.name}`, on a machine with the device, writes both"
     )
 
 

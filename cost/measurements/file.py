@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.specs.cluster import GZIP
 from legoai.specs.files import replace_file
 
 FORMAT: Final = 1
@@ -27,7 +28,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], str]:
     """
     try:
         raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        text = gzip.decompress(raw) if raw.startswith(GZIP) else raw
         document = json.loads(text)
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from error

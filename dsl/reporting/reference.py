@@ -269,7 +269,7 @@ def rules_document() -> str:
     parts = [
         "# Diagnostics\n\nEvery diagnostic has a stable code. `legoai explain CODE` prints its page. "
         "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the diagnostic there. "
-        f"What leaves no plan cannot be\naccepted: {', '.join(NEVER_ACCEPTED)}.\n"
+        f"What leaves no plan, or no figures\nto check, cannot be accepted: {', '.join(NEVER_ACCEPTED)}.\n"
     ]
     for prefix, title in GROUPS.items():
         codes = sorted(code for code in pages if code.startswith(prefix))

@@ -324,7 +324,7 @@ class UnusedSuppression(Rule):
                 help = suggestion(item.code.replace("O", "0"), codes) or suggestion(item.code.lower(), slugs)
                 message = f"there is no rule `{item.code}`"
             elif rule.code.startswith(NEVER_ACCEPTED):
-                message, help = f"`{item.code}` cannot be suppressed", ["it leaves no plan to accept: correct it"]
+                message, help = f"`{item.code}` cannot be suppressed", ["it leaves nothing to accept: correct it"]
             elif muted:
                 continue
             else:

@@ -95,12 +95,13 @@ def estimate(
             is simulated.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or cannot be lowered.
-        legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or its devices have no profile.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered, or its device file has no profile.
+        legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or ``profile`` names none.
     """
     from legoai.cost.estimate import estimate as estimate_program
 
-    program, plan, linted = _lowered(path, settings, variant, profile)
+    program, plan, linted = _lowered(path, settings, variant)
+    _check_figures(linted, profile)
     assert linted.analysis is not None
     assert linted.analysis.manifest is not None
     return estimate_program(
@@ -136,23 +137,23 @@ def solve(
         refresh: repeat the search and its simulations although their results are cached.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or has holes that are not searched.
-        legoai.cost.search.solve.CannotSolveError: the plan has no holes, or its devices have no profile.
+        PlanError: the plan has errors, cannot be read, or has holes that are not searched, or its device file has no
+            profile.
+        legoai.cost.search.solve.CannotSolveError: the plan has no holes, or ``profile`` names none.
     """
     from legoai.cost.search.solve import CannotSolveError
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
 
-    _, linted = _checked(path, settings, variant, profile)
+    _, linted = _checked(path, settings, variant)
     directory = read_source(os.fspath(path)).directory
-    linted = with_open_rules(
-        linted, directory=directory, settings=settings, read=read_base, other_devices=profile is not None
-    )
+    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base)
     opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
     if opened.refused:
         raise PlanError(tuple(opened.refused), linted.files)
     if not opened.holes:
         raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
+    _check_figures(linted, profile)
     return solved(opened, profile=profile, time_limit=time_limit, gap=gap, refresh=refresh)
 
 
@@ -272,13 +273,41 @@ def verify(
     )
 
 
-def _lowered(
-    path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None = None
-) -> tuple[Program, Plan, Linted]:
+def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
+    """The error of costing a plan whose device file has no profile that can be read, unless other devices are named.
+
+    Lint looks at the profile's first bytes only, and warns; here the whole is read.
+    """
+    from legoai.cost.machine.cluster import profile_of
+    from legoai.cost.profiles import ProfileError
+    from legoai.dsl.rules.devices.profile import FiguresWithoutProfile, cures
+    from legoai.specs.cluster import CatalogueError, profile_fault
+
+    assert linted.plan is not None
+    use, resolution = linted.plan.cluster, linted.resolution
+    if profile is not None or use.device != "profile":
+        return None
+    try:
+        profile_of(use, resolution.directory)
+    except (ProfileError, CatalogueError) as error:
+        place = use.span_of("profile") or resolution.start
+        device = None if linted.analysis is None else linted.analysis.device
+        fault = None if device is None else profile_fault(resolution.directory / str(use.profile), device.name)
+        return FiguresWithoutProfile.at(place, fault or str(error), label="not measured", help=cures(use))
+    return None
+
+
+def _check_figures(linted: Linted, profile: str | None) -> None:
+    found = without_figures(linted, profile)
+    if found is not None:
+        raise PlanError((found,), linted.files)
+
+
+def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Program, Plan, Linted]:
     from legoai.lowering.program import LoweringError
     from legoai.lowering.program import lower as lower_plan
 
-    plan, linted = _checked(path, settings, variant, profile)
+    plan, linted = _checked(path, settings, variant)
     assert linted.analysis is not None
     try:
         program = lower_plan(linted.analysis, suppressed=linted.suppressed)
@@ -293,7 +322,6 @@ def _linted(
     variant: str | None,
     *,
     variants: bool,
-    profile: str | None = None,
 ) -> Linted:
     source = read_source(os.fspath(path))
     return lint_text(
@@ -304,15 +332,12 @@ def _linted(
         variant=variant,
         read=read_base,
         variants=variants,
-        other_devices=profile is not None,
     )
 
 
-def _checked(
-    path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None = None
-) -> tuple[Plan, Linted]:
+def _checked(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Plan, Linted]:
     try:
-        linted = _linted(path, settings, variant, variants=False, profile=profile)
+        linted = _linted(path, settings, variant, variants=False)
     except UnreadableError as error:
         raise PlanError((error.diagnostic,), {error.file.name: error.file} if error.file else {}) from error
     errors = tuple(item for item in linted.diagnostics if item.severity == "error")

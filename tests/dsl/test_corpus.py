@@ -40,6 +40,7 @@ ELSEWHERE = {
     "LP230": "every built-in model returns what its loss takes",
     "LP311": "every built-in model takes positions",
     "LP313": "needs a device's file",
+    "LP315": "found when a plan is costed",
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",
     "LP519": "no built-in model has a parameter without dims",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+from legoai.specs.cluster import catalogue
 from support import ROOT
 
 TINY = ROOT / "plans" / "tiny.plan"
@@ -42,6 +43,23 @@ def test_plan_error_carries_diagnostics_and_prints_like_lint(tmp_path: Path):
     assert "LP209" in codes
     assert set(codes) <= {item.code for item in legoai.lint(path)}
     assert "2 | mesh (tp = y)" in str(caught.value)
+
+
+def test_figures_of_devices_without_a_profile_are_a_plan_error(tmp_path: Path):
+    device = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8").replace('"h100_sxm"', '"ours"')
+    (tmp_path / "ours.toml").write_text(device, encoding="utf-8")
+    path = tmp_path / "x.plan"
+    path.write_text(
+        'plan x\nmodel llama3("tiny")\ncluster profile("ours.toml", devices = 1)\n'
+        "batch (global = 8, micro = auto in [1, 2] -> 1, seq_len = 64)\nminimize step_time\n",
+        encoding="utf-8",
+    )
+    for command in (legoai.estimate, legoai.solve):
+        with pytest.raises(legoai.PlanError, match=r"x\.plan:3:17") as caught:
+            command(path)
+        assert [item.code for item in caught.value.diagnostics] == ["LP315"]
+    assert [item.code for item in legoai.lint(path)] == ["LP314"]
+    assert legoai.lower(path).text
 
 
 def test_missing_file_is_an_error_with_a_code(tmp_path: Path):

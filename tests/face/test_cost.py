@@ -147,15 +147,66 @@ def test_cost_error_is_status_2_with_a_reason(capsys: pytest.CaptureFixture[str]
     assert (status, "no rank 8" in err) == (2, True)
 
 
-def test_devices_without_a_profile_are_an_error_of_the_plan(capsys: pytest.CaptureFixture[str]):
+UNMEASURED = PLAN.replace("cluster h100_sxm", 'cluster profile("ours.toml")')
+
+
+@pytest.fixture
+def unmeasured(here: Path) -> Path:
+    """A plan whose device file has no profile: the profile's path."""
     device = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8").replace('"h100_sxm"', '"ours"')
     Path("ours.toml").write_text(device, encoding="utf-8")
-    plan = PLAN.partition("require")[0].replace("cluster h100_sxm", 'cluster profile("ours.toml")')
-    Path("ours.plan").write_text(plan, encoding="utf-8")
-    for command in (("cost",), ("check",), ("graph", "--what", "timeline")):
-        status, out, err = called(capsys, *command, "ours.plan")
-        assert (status, "error[LP315]" in out + err, "ours.json.gz" in out + err) == (1, True, True), command
+    Path("ours.plan").write_text(UNMEASURED, encoding="utf-8")
+    return here / "ours.json.gz"
+
+
+FIGURES = (
+    ("cost", "ours.plan"),
+    ("check", "ours.plan"),
+    ("solve", "hole.plan"),
+    ("graph", "--what", "timeline", "ours.plan"),
+)
+
+
+def test_figures_of_devices_without_a_profile_are_an_error(unmeasured: Path, capsys: pytest.CaptureFixture[str]):
+    Path("hole.plan").write_text(UNMEASURED.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    contents = {
+        None: "is missing beside ours.toml",
+        b"junk": "is neither compressed nor JSON",
+        b'{"format": 1}': "is no complete profile",
+    }
+    for content, message in contents.items():
+        if content is not None:
+            unmeasured.write_bytes(content)
+        for command in FIGURES:
+            status, out, err = called(capsys, *command)
+            shown = out if command[0] == "check" else err
+            assert (status, shown.count("error[LP315]"), message in shown) == (1, 1, True), (command, shown)
+            assert ".plan:4:17" in shown and "`legoai calibrate -o ours.toml`" in shown
+            assert "LP314" not in out + err
+
+
+def test_check_reports_missing_figures_whatever_is_suppressed(unmeasured: Path, capsys: pytest.CaptureFixture[str]):
+    text = UNMEASURED.replace('.toml")', '.toml")  # legoai: ignore[LP315, LP314]')
+    Path("ours.plan").write_text(text, encoding="utf-8")
+    Path("pyproject.toml").write_text('[tool.legoai]\nignore = ["LP3"]\nselect = ["LP7"]\n', encoding="utf-8")
+    for more in ((), ("--ignore", "LP315"), ("--select", "LP7")):
+        status, out, _ = called(capsys, "check", "ours.plan", *more)
+        assert (status, "error[LP315]" in out) == (1, True), more
+
+
+def test_plans_without_figures_are_lowered_and_drawn(unmeasured: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "lint", "ours.plan", "--select", "LP3")
+    assert (status, "warning[LP314]" in out, "LP315" in out) == (0, True, False)
     assert called(capsys, "lower", "ours.plan")[0] == 0
+    assert called(capsys, "graph", "ours.plan")[0] == 0
+    status, out, err = called(capsys, "cost", "ours.plan", "--profile", "ours.toml")
+    assert (status, "ours.json.gz, is missing beside ours.toml" in err) == (2, True)
+
+
+def test_other_devices_need_no_profile_of_the_plan(unmeasured: Path):
+    found = started("check", "ours.plan", "--profile", "h100_sxm", "--ignore", "LP711")
+    assert (found.returncode, "LP31" in found.stdout) == (0, False), found.stdout
+    assert "ours.plan: step " in found.stderr
 
 
 def test_check_continues_after_an_unreadable_file(capsys: pytest.CaptureFixture[str]):

@@ -11,6 +11,7 @@ import pytest
 
 from legoai.runtime.errors import RunError
 from legoai.runtime.launching.lock import locked
+from legoai.specs.cluster import catalogue
 from support.command_line import (
     GOOD,
     called,
@@ -132,6 +133,20 @@ def test_run_prints_prediction_and_measurement(capsys: pytest.CaptureFixture[str
     added = json.loads(Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert added["event"] == "prediction" and added["measured"]["step_time_s"] == 0.5
     assert "predicted" not in called(capsys, "run", "good.plan", "--", "--device", "cuda")[2]
+
+
+def test_run_of_devices_without_a_profile_predicts_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(import_module("legoai.runtime.launching.torchrun"), "launch", lambda program, **_: 0)
+    device = (catalogue() / "cpu.toml").read_text(encoding="utf-8").replace('"cpu"', '"ours"', 1)
+    Path("ours.toml").write_text(device, encoding="utf-8")
+    text = GOOD.replace("cluster cpu(", 'cluster profile("ours.toml", ') + "require step_time <= 1us\n"
+    Path("ours.plan").write_text(text, encoding="utf-8")
+    status, _, err = called(capfd, "run", "ours.plan")
+    assert status == 0
+    assert "legoai: nothing is predicted: the profile of `ours`, ours.json.gz, is missing beside ours.toml" in err
+    assert called(capfd, "run", "ours.plan", "--no-prediction")[0] == 0
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -1,8 +1,4 @@
-"""`cluster profile`: rules about a device file without the profile that `legoai calibrate` writes beside it.
-
-A plan's command line may name other devices, and a candidate of `legoai solve` has the devices of its plan: these rules
-are no checks of every resolved plan, but of the plan that a command reads.
-"""
+"""`cluster profile`: rules about a device file without the profile that `legoai calibrate` writes beside it."""
 
 from __future__ import annotations
 
@@ -11,82 +7,63 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
-from legoai.specs.span import Span
+from legoai.dsl.rules.base import Check
+from legoai.specs.directives.cluster import ClusterUse
 
 
-class DeviceWithoutProfile(Rule):
+class DeviceWithoutProfile(Check):
     """A device file without measured figures.
 
     The file describes a device; how long kernels and collectives take on it is in its profile, which has the file's
-    name with `.json.gz` and which `legoai calibrate` writes beside it. Without one, and where the catalogue has no
-    device of the file's `name`, the plan can be lowered and run, and `legoai cost`, `check` and `solve` need
-    `--profile DEVICE`.
+    name with `.json.gz` and stands beside it; without one, the catalogue's device of the file's `name` stands in. A
+    plan with neither, or with a profile that cannot be read, can be lowered and run. It is not costed: `require` lines
+    are not tested, and holes are not filled. `legoai calibrate -o our_gpu.toml`, on a machine with the device, measures
+    it and writes `our_gpu.toml` and `our_gpu.json.gz`. `legoai cost`, `check`, `solve` and `graph` can be given other
+    devices by `--profile DEVICE`, and give LP315 without.
     """
 
     code = "LP314"
     slug = "device-without-profile"
     severity = "warning"
 
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        from legoai.specs.cluster import profile_fault
+
+        use, device = analysis.plan.cluster, analysis.device
+        if use.device != "profile" or device is None or not isinstance(use.profile, str):
+            return
+        fault = profile_fault(analysis.directory / use.profile, device.name)
+        if fault is None:
+            return
+        plan, resolution = analysis.plan, analysis.resolution
+        asked = () if resolution is None else resolution.scope.asked.values()
+        holes = [Label(hole.span, "cannot be filled") for hole, _ in asked if hole.answer is None][:1]
+        others = [Label(item.origin.written, "is not tested") for item in plan.require[:1]]
+        if plan.objective is not None:
+            others.append(Label(plan.objective.origin.written, "cannot be solved for"))
+        rest = "can be lowered and run, and not costed" if not holes else "can be neither costed nor solved"
+        yield self.at(
+            analysis.span_of(use, "profile"), f"{fault}: the plan {rest}", label="not measured",
+            others=[*others, *holes], help=cures(use),
+        )  # fmt: skip
+
 
 class FiguresWithoutProfile(Rule):
-    """A plan that asks for figures of a device of which none were measured.
+    """A command that needs figures of devices of which none were measured.
 
-    `require`, `minimize`, `maximize` and holes without an answer need a simulated step, which needs the profile that
-    `legoai calibrate` writes beside the device file. `--profile DEVICE` names other devices for one command.
+    `legoai cost`, `check` and `solve`, pictures of a step or a pipeline by `legoai graph`, and `legoai.estimate` and
+    `legoai.solve` simulate a step. Where the plan names a device file, this takes the device's profile, which
+    `legoai calibrate -o our_gpu.toml` measures and writes beside the file; `--profile DEVICE` names other devices for
+    one command. `legoai lint` does not give this error. It warns of such a plan by LP314, as it can be lowered and run.
     """
 
     code = "LP315"
     slug = "figures-without-profile"
 
 
-def without_figures(analysis: Analysis) -> Iterator[Diagnostic]:
-    """Yield the diagnostic of a plan whose devices have no profile: an error where the plan asks for figures."""
-    found = _lacking(analysis)
-    if found is None:
-        return
-    span, message = found
-    asking = _asking(analysis)
-    if asking is None:
-        yield DeviceWithoutProfile.at(
-            span, f"{message}: the plan can be lowered and run, and not costed", label="not measured", help=_HELP
-        )
-    else:
-        yield FiguresWithoutProfile.at(span, message, label="not measured", others=[asking], help=_HELP)
-
-
-def cannot_be_costed(analysis: Analysis) -> Diagnostic | None:
-    """Return the error of costing a plan whose devices have no profile; None where they have one."""
-    found = _lacking(analysis)
-    return None if found is None else FiguresWithoutProfile.at(*found, label="not measured", help=_HELP)
-
-
-_HELP = (
-    "`legoai calibrate` measures the device, and writes both",
-    "`--profile DEVICE` costs the plan on other devices",
-)
-
-
-def _lacking(analysis: Analysis) -> tuple[Span, str] | None:
-    """The place of a device file without a profile, and a message."""
-    from legoai.specs.cluster import device_names, profile_path
-
-    use, device = analysis.plan.cluster, analysis.device
-    if use.device != "profile" or device is None or not isinstance(use.profile, str):
-        return None
-    beside = profile_path(analysis.directory / use.profile)
-    if beside.exists() or device.name in device_names():
-        return None
-    return analysis.span_of(
-        use, "profile"
-    ), f"the profile of `{device.name}`, {beside.name}, is missing beside its file"
-
-
-def _asking(analysis: Analysis) -> Label | None:
-    """The first place that needs figures."""
-    plan, resolution = analysis.plan, analysis.resolution
-    if plan.require:
-        return Label(plan.require[0].origin.written, "needs its figures")
-    if plan.objective is not None:
-        return Label(plan.objective.origin.written, "needs its figures")
-    holes = () if resolution is None else (hole for hole, _ in resolution.scope.asked.values() if hole.answer is None)
-    return next((Label(hole.span, "is filled by its figures") for hole in holes), None)
+def cures(use: ClusterUse) -> list[str]:
+    """Help for a plan whose device file has no profile."""
+    return [
+        f"`legoai calibrate -o {use.profile}`, on a machine with the device, measures it and writes both files",
+        "`--profile DEVICE` makes `cost`, `check`, `solve` and `graph` simulate other devices",
+    ]

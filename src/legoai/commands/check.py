@@ -15,6 +15,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
+from legoai.dsl.rules.devices.profile import DeviceWithoutProfile
 from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.specs.record import replace
 
@@ -54,13 +55,13 @@ def run(arguments: Namespace) -> int:
     for name in names:
         try:
             source = read_source(name, arguments.stdin_filename)
-            linted = examine(
-                source, settings_of(arguments), arguments.variant, factories=arguments.factories,
-                profile=arguments.profile,
-            )  # fmt: skip
+            linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
             files |= linted.files
-            found += linted.diagnostics
-            if not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None:
+            simulates = not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None
+            # Other devices have figures; otherwise simulating the plan gives the error.
+            warned = simulates or arguments.profile is not None
+            found += [item for item in linted.diagnostics if not warned or item.code != DeviceWithoutProfile.code]
+            if simulates:
                 found += _simulated(source, linted, arguments)
         except UnreadableError as error:
             found.append(error.diagnostic)
@@ -84,10 +85,7 @@ def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Dia
     for variant in chosen:
         one = linted
         if variant is not None:
-            one = examine(
-                source, settings_of(arguments), variant, variants=False, factories=arguments.factories,
-                profile=arguments.profile,
-            )  # fmt: skip
+            one = examine(source, settings_of(arguments), variant, variants=False, factories=arguments.factories)
         if one.analysis is None or one.analysis.manifest is None:
             continue  # a factory that is not run
         for item in _findings(one, arguments):
@@ -106,20 +104,21 @@ def _in_variant(item: Diagnostic, variant: str) -> Diagnostic:
 
 def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     """Findings from simulating one resolution of a plan; one that cannot be lowered is a finding too."""
-    from legoai.dsl.rules.devices.profile import cannot_be_costed
+    from legoai.api import without_figures
     from legoai.lowering.program import LoweringError, lower
 
     assert linted.plan is not None
     assert linted.analysis is not None
     name = linted.resolution.file.name
+    unmeasured = without_figures(linted, arguments.profile)
+    if unmeasured is not None:
+        yield unmeasured
     try:
         program = lower(linted.analysis, suppressed=linted.suppressed)
     except LoweringError as error:
         yield from error.diagnostics
         return
-    unmeasured = cannot_be_costed(linted.analysis) if arguments.profile is None else None
     if unmeasured is not None:
-        yield unmeasured
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 

@@ -182,7 +182,6 @@ def _linted(
         announce=announce,
         read=read,
         factories=arguments.factories,
-        other_devices=True,  # without figures plans are compared as well
     )
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors or linted.plan is None or linted.analysis is None:

@@ -62,7 +62,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Draw; returns 1 where the plan has errors."""
-    done = lowered(arguments, "drawn", profile=arguments.profile)
+    done = lowered(arguments, "drawn")
     if done is None:
         return 1
     linted, program = done

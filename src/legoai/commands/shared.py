@@ -145,11 +145,10 @@ def lacks_graph(linted: Linted) -> bool:
 
 
 def lacks_figures(linted: Linted, profile: str | None) -> bool:
-    """Whether nothing is known of the speed of a plan's devices, and no other ones are named; shows that then."""
-    from legoai.dsl.rules.devices.profile import cannot_be_costed
+    """Whether the device file of a plan has no profile, and no other devices are named; shows the diagnostic then."""
+    from legoai.api import without_figures
 
-    assert linted.analysis is not None
-    found = cannot_be_costed(linted.analysis) if profile is None else None
+    found = without_figures(linted, profile)
     if found is not None:
         show([found], linted.files, stream=sys.stderr)
     return found is not None
@@ -211,12 +210,8 @@ def examine(
     *,
     variants: bool = True,
     factories: bool = True,
-    profile: str | None = None,
 ) -> Linted:
-    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``.
-
-    With ``profile`` figures are those of other devices than the plan's.
-    """
+    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``."""
     return lint(
         source.text,
         source.name,
@@ -227,7 +222,6 @@ def examine(
         read=read_base,
         variants=variants,
         factories=factories,
-        other_devices=profile is not None,
     )
 
 
@@ -251,17 +245,13 @@ def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mappi
     print(f"legoai: {name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
 
 
-def sound(source: Source, arguments: Namespace, done: str, *, profile: str | None = None) -> Linted | None:
+def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
     """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
 
     ``done`` is what the command does not do then, such as `costed`. A project's `select` and `ignore` apply to reports
-    only: an error of any code stops the command, unless the plan itself suppresses it. ``profile`` names other devices
-    than the plan's.
+    only: an error of any code stops the command, unless the plan itself suppresses it.
     """
-    linted = examine(
-        source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories,
-        profile=profile,
-    )  # fmt: skip
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, done, errors, linted.files)
@@ -269,12 +259,10 @@ def sound(source: Source, arguments: Namespace, done: str, *, profile: str | Non
     return None if lacks_factory(linted, arguments, done) else linted
 
 
-def lowered(
-    arguments: Namespace, done: str = "lowered", *, profile: str | None = None
-) -> tuple[Linted, Program] | None:
+def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None, after its errors, as by :func:`sound`."""
     source = source_of(arguments.file)
-    linted = None if source is None else sound(source, arguments, done, profile=profile)
+    linted = None if source is None else sound(source, arguments, done)
     if source is None or linted is None:
         return None
     from legoai.lowering.program import LoweringError, lower

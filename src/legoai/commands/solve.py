@@ -17,6 +17,7 @@ from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
     announce,
+    lacks_figures,
     output_file,
     refuse,
     settings_of,
@@ -111,14 +112,11 @@ def run(arguments: Namespace) -> int:
         return 1
     if arguments.in_place and source.rewritable is None:
         raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
-    linted = sound(source, arguments, "solved", profile=arguments.profile)
+    linted = sound(source, arguments, "solved")
     if linted is None:
         return 1
     settings = settings_of(arguments)
-    linted = with_open_rules(
-        linted, directory=source.directory, settings=settings, read=read_base, announce=announce,
-        other_devices=arguments.profile is not None,
-    )  # fmt: skip
+    linted = with_open_rules(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, "solved", errors, linted.files)
@@ -129,6 +127,8 @@ def run(arguments: Namespace) -> int:
         return 1
     if not opened.holes:
         raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")
+    if lacks_figures(linted, arguments.profile):
+        return 1
     if arguments.output is not None:
         _check_place(opened, source, arguments)
     solution, estimate = _solved(opened, arguments)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.profiles import profile_names
+from legoai.cost.profiles import profile_names, shipped_file
 from legoai.dsl.lint import lint
 from legoai.specs.cluster import catalogue, device_names
 from support.rule_plans import codes, diagnostics, message, place
@@ -127,38 +127,53 @@ def test_inductor_asks_for_the_processor(stated: str, missing: str | None, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("statement", "code"),
+    ("statement", "labels", "rest"),
     [
-        ("", "LP314"),
-        ("require step_time <= 1s", "LP315"),
-        ("minimize step_time", "LP315"),
-        ("checkpoint { layers.* = auto in [none, full] }", "LP315"),
-        ("checkpoint { layers.* = auto in [none, full] -> full }", "LP314"),
+        ("", [], "the plan can be lowered and run, and not costed"),
+        ("require step_time <= 1s", ["is not tested"], "the plan can be lowered and run, and not costed"),
+        ("minimize step_time", ["cannot be solved for"], "the plan can be lowered and run, and not costed"),
+        (
+            "checkpoint { layers.* = auto in [none, full] }",
+            ["cannot be filled"],
+            "the plan can be neither costed nor solved",
+        ),
+        (
+            "checkpoint { layers.* = auto in [none, full] -> full }",
+            [],
+            "the plan can be lowered and run, and not costed",
+        ),
     ],
 )
-def test_device_file_needs_its_profile_for_figures(statement: str, code: str, tmp_path: Path) -> None:
+def test_device_file_without_profile_is_a_warning(statement: str, labels: list[str], rest: str, tmp_path: Path) -> None:
     text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
     (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', 'name = "ours"'), encoding="utf-8")
     plan = f'cluster profile("ours.toml", devices = 2)\n{statement}'
-
-    def found() -> set[str]:
-        return codes(plan, tmp_path) & {"LP314", "LP315"}
-
-    assert found() == {code}
-    (tmp_path / "ours.json.gz").touch()
-    assert found() == set()
-    (tmp_path / "ours.json.gz").unlink()
+    [found] = [item for item in diagnostics(plan, tmp_path) if item.code in ("LP314", "LP315")]
+    assert (found.code, found.severity) == ("LP314", "warning")
+    assert found.message == f"the profile of `ours`, ours.json.gz, is missing beside ours.toml: {rest}"
+    assert [label.text for label in found.others] == labels
+    assert "`legoai calibrate -o ours.toml`" in found.help[0]
     (tmp_path / "ours.toml").write_text(text, encoding="utf-8")
-    assert found() == set(), "the catalogue's device of that name has a profile"
+    assert "LP314" not in codes(plan, tmp_path), "the catalogue's device of that name has a profile"
 
 
-def test_other_devices_need_no_profile_of_the_plan(tmp_path: Path) -> None:
-    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
-    (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', 'name = "ours"'), encoding="utf-8")
-    plan = 'plan x\nmodel llama3("tiny")\ncluster profile("ours.toml", devices = 1)\n'
-    plan += "batch (global = 8, micro = 1, seq_len = 64)\nrequire step_time <= 1s\n"
-    linted = lint(plan, "x.plan", directory=tmp_path, other_devices=True)
-    assert not linted.has_errors, linted.diagnostics
+def test_profile_is_looked_at_as_far_as_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "ours.toml").write_bytes((catalogue() / "h100_sxm.toml").read_bytes())
+    profile = tmp_path / "ours.json.gz"
+
+    def fault() -> str | None:
+        found = diagnostics('cluster profile("ours.toml")', tmp_path)
+        return next((item.message for item in found if item.code == "LP314"), None)
+
+    for content in (b"", b"junk", b"\x1f"):
+        profile.write_bytes(content)
+        assert "ours.json.gz, is neither compressed nor JSON" in str(fault()), content
+    for content in (shipped_file("h100_sxm").read_bytes(), b' {"format": 1}'):
+        profile.write_bytes(content)
+        assert fault() is None, content[:9]
+    profile.unlink()
+    profile.mkdir()
+    assert "ours.json.gz, is no file" in str(fault())
 
 
 def test_catalogued_devices_have_profiles() -> None:
