@@ -131,6 +131,15 @@ def test_a_plan_with_errors_is_neither_costed_nor_checked(capsys: pytest.Capture
         assert "step " not in err
 
 
+def test_no_choice_of_codes_lets_check_pass_a_plan_that_it_does_not_simulate(capsys: pytest.CaptureFixture[str]):
+    Path("odd.plan").write_text(PLAN.replace("mesh    (", "mesh    (tp = 3, "), encoding="utf-8")
+    assert called(capsys, "lint", "odd.plan", "--select", "LP9")[0] == 0
+    for chosen in (["--select", "LP9"], ["--ignore", "LP"]):
+        status, out, err = called(capsys, "check", "odd.plan", *chosen)
+        assert (status, "step " in err) == (1, False)
+        assert "error[LP3" in out
+
+
 def test_cost_and_check_report_open_holes(capsys: pytest.CaptureFixture[str]):
     Path("hole.plan").write_text(PLAN.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
     for command in ("cost", "check"):

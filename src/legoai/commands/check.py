@@ -10,6 +10,7 @@ from legoai.commands.cost import add_profile, estimated
 from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
 from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, settings_of
+from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
@@ -49,6 +50,7 @@ def run(arguments: Namespace) -> int:
     """Check; returns 1 where something is wrong with a plan, 2 where one cannot be costed."""
     choice = choice_of(arguments)
     found: list[Diagnostic] = []
+    shown: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
     failed: list[str] = []
     names = plans_of(arguments, choice)
@@ -63,6 +65,9 @@ def run(arguments: Namespace) -> int:
             found += [item for item in linted.diagnostics if not warned or item.code != DeviceWithoutProfile.code]
             if simulates:
                 found += _simulated(source, linted, arguments)
+            errors = [item for item in linted.diagnostics if item.severity == "error"]
+            if not any(reported(item, choice) for item in errors):
+                shown += errors  # nothing was simulated, which no choice of codes may hide
         except UnreadableError as error:
             found.append(error.diagnostic)
             files |= files_of(error)
@@ -70,7 +75,7 @@ def run(arguments: Namespace) -> int:
             raise
         except Exception as error:  # the other plans are reported nevertheless
             failed.append(failure(error, name))
-    return report(found, files, len(names), arguments, choice, failed=failed)
+    return report(found, files, len(names), arguments, choice, shown=shown, failed=failed)
 
 
 def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:

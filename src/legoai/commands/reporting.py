@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from legoai.commands import WrongUsage
@@ -103,13 +103,16 @@ def report(
     arguments: Namespace,
     choice: Configuration,
     *,
+    shown: Collection[Diagnostic] = (),
     failed: Sequence[str] = (),
 ) -> int:
     """Write the diagnostics of ``count`` plans, and sum them up on standard error; the result is the exit status.
 
-    ``failed`` are messages, as they are printed, about plans on which the command could not do its work.
+    ``shown`` are those that no choice of codes hides, ``failed`` messages, as they are printed, about plans on which
+    the command could not do its work.
     """
-    kept = [item for item in dict.fromkeys(found) if reported(item, choice)]  # two plans may extend one base
+    distinct = dict.fromkeys(found)  # two plans may extend one base
+    kept = [item for item in distinct if item in shown or reported(item, choice)]
     show(kept, files, format=choice.format or "full", color=arguments.color)
     for message in failed:
         print(message, file=sys.stderr)
