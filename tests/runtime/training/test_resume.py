@@ -184,17 +184,24 @@ def fit_other_model(model: type[torch.nn.Module], **options) -> str:
     """What a run of another model says."""
     program = dataclasses.replace(programs.trainer(dtype=torch.float32), build_model=model)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        program.fit(RunOptions(device="cpu", log_every=0, resume_other_plan=True, **options))
+        program.fit(RunOptions(**{"device": "cpu", "log_every": 0, "resume_other_plan": True} | options))
     return said.getvalue()
 
 
 def test_checkpoint_without_any_tensor_of_the_model_is_refused(gloo, data, tmp_path):
     pool, first = gloo(1), tmp_path / "first"
     pool(fit, steps=1, data=data, out=first)
-    for given in ({"load_weights": first}, {"resume": str(first)}):
+    for given, otherwise in (
+        ({"load_weights": first}, "leave --load-weights out"),
+        ({"resume": str(first)}, "choose another --out to start afresh"),
+    ):
         with pytest.raises(RunError, match="none of the tensors of the plan's model by name and shape") as caught:
             pool(fit_other_model, OtherNames, steps=2, data=data, **given)
         assert caught.value.code == RunErrorCode.CHECKPOINT_OTHER_MODEL
+        assert caught.value.help == f"take a checkpoint of such a model, or {otherwise}"
+        with pytest.raises(RunError, match="is of another model") as caught:
+            pool(fit_other_model, OtherNames, steps=2, data=data, resume_other_plan=False, **given)
+        assert caught.value.help.endswith(f"has the same name and shape, or {otherwise}")
 
 
 def test_tensors_that_start_afresh_are_counted_and_named(gloo, data, tmp_path):
