@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,20 @@ def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     meta.write_text(json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != "seq_len"}))
     [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
     assert old == 3 and "another position" not in said
+
+
+def test_a_run_notes_why_it_validates_the_step_of_its_checkpoint(gloo, data, tmp_path):
+    pool, first, alone = gloo(1), tmp_path / "first", tmp_path / "elsewhere" / "step-2"
+    pool(fit, steps=2, data=data, out=first)
+    shutil.copytree(first / "checkpoints" / "step-2", alone)
+    validating = {"steps": 2, "data": data, "evaluate_every": 2, "evaluate_batches": 1}
+    notes = {
+        alone: "note: no record says that step 2 was validated: it is now\n",
+        first: "note: step 2 was not validated before the run ended, and is now\n",
+    }
+    for resume, note in notes.items():
+        [(_, said)] = pool(fit_and_read, 8, resume=str(resume), **validating)
+        assert note in said and "step 2: validation loss" in said
 
 
 class WithUnusedLayer(programs.TinyLlama):
