@@ -51,5 +51,25 @@ def format_fraction(fraction: float) -> str:
     return f"{_plain(fraction * 100)}%"
 
 
+_LARGEST_FIRST: Final[dict[Dimension, tuple[str, ...]]] = {
+    "bytes": ("TiB", "GiB", "MiB", "KiB", "B"),
+    "seconds": ("s", "ms", "us"),
+    "fraction": ("%",),
+}
+
+
+def format_exactly(value: float, dimension: Dimension) -> str:
+    """Format a value with all its digits, so that a plan in which it is written means the same value."""
+    from decimal import Decimal  # takes milliseconds
+
+    units = _LARGEST_FIRST.get(dimension, ())
+    unit = next((unit for unit in units if abs(value) >= UNITS[unit][1]), units[-1] if units else "")
+    number = Decimal(repr(value))
+    scaled = number / Decimal(repr(UNITS[unit][1])) if unit else number
+    if dimension == "bytes" and len(scaled.normalize().as_tuple().digits) > 6:
+        unit, scaled = "B", number
+    return f"{scaled.normalize():f}{unit}"
+
+
 def _plain(value: float) -> str:
     return f"{value:.6g}"

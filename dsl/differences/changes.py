@@ -16,7 +16,7 @@ from legoai.specs.directives.require import Objective, Requirement
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
-from legoai.specs.units import format_bytes, format_fraction, format_seconds
+from legoai.specs.units import format_exactly
 
 Presence = Literal["added", "removed", "changed"]
 Part = Literal["name", "statement", "axes", "option", "argument", "rule", "require", "objective", "file"]
@@ -256,18 +256,13 @@ def rules_by_path(directive: Directive) -> dict[tuple[str, int], PathRule[Any]]:
 
 
 def _requirements(before: Sequence[Requirement], after: Sequence[Requirement]) -> Iterator[Change]:
-    old, new = ({_place(item): item for item in items} for items in (before, after))
+    old, new = ({item.key: item for item in items} for items in (before, after))
     for place in dict.fromkeys((*old, *new)):
         items = old.get(place), new.get(place)
         texts = [None if item is None else requirement_text(item) for item in items]
         if texts[0] != texts[1]:
             spans = [None if item is None else item.origin.span for item in items]
             yield _either(Key("require", "require", names=place), "require", place[0], texts, (spans[0], spans[1]))
-
-
-def _place(item: Requirement) -> tuple[str, ...]:
-    """What of two requirements is equal of which the later replaces the earlier."""
-    return item.metric, item.comparison[0], item.dimension
 
 
 def _objectives(before: Objective | None, after: Objective | None) -> Iterator[Change]:
@@ -279,9 +274,7 @@ def _objectives(before: Objective | None, after: Objective | None) -> Iterator[C
 
 def requirement_text(item: Requirement) -> str:
     """The bound of a requirement as a plan writes it: `<= 72GiB`."""
-    formats = {"bytes": format_bytes, "seconds": format_seconds, "fraction": format_fraction}
-    shown = formats[item.dimension](item.bound) if item.dimension in formats else f"{item.bound:g}"
-    return f"{item.comparison} {shown}"
+    return f"{item.comparison} {format_exactly(item.bound, item.dimension)}"
 
 
 def text_of(value: Any, kind: Kind) -> str:
@@ -387,7 +380,7 @@ def _applied_requirements(
     before: Sequence[Requirement], after: Sequence[Requirement], places: set[tuple[str, ...]]
 ) -> tuple[Requirement, ...]:
     def changed(item: Requirement) -> bool:
-        return _place(item) in places
+        return item.key in places
 
     return (*(item for item in before if not changed(item)), *(item for item in after if changed(item)))
 

@@ -13,9 +13,9 @@ from legoai.dsl.diagnostics.codes import statements as rules
 from legoai.dsl.diagnostics.codes.names import UnknownLet
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.likeness import likeness, names_of
+from legoai.dsl.frontend.likeness import likeness, with_dimensions
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Definition, Scope
+from legoai.dsl.frontend.scope import Definition
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Arguments,
@@ -88,6 +88,8 @@ class Loader:
                 own.append(self._variant(statement))
             else:
                 own.append(statement)
+        below = [statement for _, statements in bases for statement in statements]
+        own = list(with_dimensions(own, below, file.text))
         return [*self._joined(bases, own), *own]
 
     def _joined(
@@ -95,12 +97,11 @@ class Loader:
     ) -> Iterator[AnyStatement]:
         """Merge the statements of several bases, of which the last wins; where they disagree, the file must decide."""
         held: dict[tuple[str, ...], AnyStatement] = {}
-        names = names_of(*(statements for _, statements in bases), own)
         for extends, statements in bases:
             for statement in statements:
-                key = likeness(statement, names)
+                key = likeness(statement)
                 first = held.get(key)
-                if first is not None and not same(first, statement) and not _decided(key, first, own, names):
+                if first is not None and not same(first, statement) and not _decided(key, first, own):
                     self.diagnostics.append(_disagreement(extends, first, statement))
                 held[key] = statement
         yield from held.values()
@@ -160,16 +161,15 @@ def head_of(statement: AnyStatement) -> Span:
     return statement.name.span if isinstance(statement, Variant) else statement.span
 
 
-def override(statements: Sequence[AnyStatement], diagnostics: list[Diagnostic]) -> list[AnyStatement]:
+def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) -> list[AnyStatement]:
     """Replace earlier statements by later ones with equal keys, in place; two in the same file are an error."""
     held: dict[tuple[str, ...], AnyStatement] = {}
-    names = names_of(statements)
     for statement in statements:
         file = head_of(statement).file
         if isinstance(statement, Unset):
             _take_away(statement, held, partial(_is_in, file), diagnostics)
             continue
-        key = likeness(statement, names)
+        key = likeness(statement)
         first = held.get(key)
         if first is not None and _is_in(file, first):
             diagnostics.append(_twice(statement, first))
@@ -182,11 +182,9 @@ def _is_in(file: str, statement: AnyStatement) -> bool:
     return head_of(statement).file == file
 
 
-def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement], names: Scope) -> bool:
+def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:
     """Whether a file itself replaces a statement of its bases with this key, or removes it."""
-    return any(
-        _means(item, key, statement) if isinstance(item, Unset) else likeness(item, names) == key for item in own
-    )
+    return any(_means(item, key, statement) if isinstance(item, Unset) else likeness(item) == key for item in own)
 
 
 def _disagreement(extends: Statement, first: AnyStatement, second: AnyStatement) -> Diagnostic:
@@ -323,14 +321,13 @@ def apply_variant(
             )
         )
         return body
-    names = names_of(body, chosen.statements)
-    held = {likeness(statement, names): statement for statement in body}
+    held = {likeness(statement): statement for statement in body}
     own: dict[tuple[str, ...], AnyStatement] = {}
     for statement in chosen.statements:
         if isinstance(statement, Unset):
-            _take_away(statement, held, lambda item: own.get(likeness(item, names)) is item, diagnostics)
+            _take_away(statement, held, lambda item: own.get(likeness(item)) is item, diagnostics)
             continue
-        key = likeness(statement, names)
+        key = likeness(statement)
         if key in own:
             diagnostics.append(_twice(statement, own[key]))
             continue

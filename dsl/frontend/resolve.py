@@ -24,6 +24,7 @@ from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.effective_statements import merged
 from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.layouts import layout_named, with_rules
+from legoai.dsl.frontend.likeness import bounded_twice
 from legoai.dsl.frontend.merge import Reads, head_of, read_text
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
@@ -183,6 +184,7 @@ class _Resolver:
         for keyword in DEFAULTED:
             if keyword not in self.found:
                 self.found[keyword] = self._once(("default", keyword), family(keyword))
+        self.diagnostics.extend(bounded_twice(self.requirements))
         fields: dict[str, Any] = {**self.found, "shard": tuple(self.shards)}
         return Plan(
             name=self.name,
@@ -414,17 +416,15 @@ class _Resolver:
         if isinstance(quantity, Diagnostic):
             self.diagnostics.append(quantity)
             return None
-        value, dimension = quantity
-        legal = METRICS[metric].dimensions
-        if dimension == "number" and "fraction" in legal and 0 <= value <= 1:
-            dimension = "fraction"
-        if dimension not in legal:
+        value, given = quantity
+        legal, dimension = METRICS[metric].dimensions, METRICS[metric].dimension_of(value, given)
+        if dimension is None:
             units = {"bytes": "`72GiB`", "seconds": "`1.5s`", "fraction": "`10%`", "number": "`9000`"}
-            percent = "fraction" in legal and dimension == "number" and value <= 100
+            percent = "fraction" in legal and given == "number" and value <= 100
             self.diagnostics.append(
                 rules.WrongValue.at(
                     statement.bound.span,
-                    f"`{metric}` takes {' or '.join(MEASURES[item] for item in legal)}, not {MEASURES[dimension]}",
+                    f"`{metric}` takes {' or '.join(MEASURES[item] for item in legal)}, not {MEASURES[given]}",
                     label=f"expected a value such as {' or '.join(units[item] for item in legal)}",
                     help=[f"did you mean `{value:g}%`?"] if percent else [],
                 )
@@ -434,7 +434,7 @@ class _Resolver:
             metric=metric,
             comparison=statement.comparison,
             bound=value,
-            dimension=next(item for item in legal if item == dimension),
+            dimension=dimension,
             origin=Origin(decider, statement.span),
         )
 

@@ -153,12 +153,16 @@ class Let(Record):
 
 
 class Require(Record):
-    """`require metric <= bound`."""
+    """`require metric <= bound`.
+
+    ``dimension`` is the one of the bound where it is written, as `merge` finds it; empty in the tree of a file.
+    """
 
     metric: Name
     comparison: str
     bound: Value
     span: Span
+    dimension: str = ""
 
 
 class SolvedLine(Record):

@@ -54,7 +54,10 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "require": (
         "require FIGURE <= VALUE",
         "A bound that the plan keeps. Comparisons are `<= < >= > ==`. A figure may be bounded once from each side,\n"
-        "and as a share of the step beside a time: `require recompute <= 2%` and `require recompute <= 40ms`.",
+        "and as a share of the step beside a time: `require recompute <= 2%` and `require recompute <= 40ms`.\n"
+        "Which of the two a bound is follows from the `let` names of its own file and of that file's bases. Where a\n"
+        "variant, an extending plan or `--set` makes it the other one, it replaces the same as before, and two bounds\n"
+        "of one kind are an error.",
     ),
     "minimize": ("minimize FIGURE", "The figure that solving makes smallest. Figures are those of `require`."),
     "maximize": ("maximize FIGURE", "The figure that solving makes largest. Figures are those of `require`."),

@@ -14,7 +14,7 @@ from legoai.specs.directives.checkpoint import KeepAll
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.require import METRICS, Objective, Requirement
-from legoai.specs.units import format_bytes, format_fraction, format_seconds
+from legoai.specs.units import format_bytes, format_exactly
 
 _MEMORY: Final = ("peak_memory", "reserved_memory")
 _UPPER: Final = ("<=", "<", "==")
@@ -26,12 +26,8 @@ def _limit(item: Requirement) -> str:
 
 
 def _bound(item: Requirement) -> str:
-    """The bound as a plan writes it."""
-    if item.dimension == "bytes":
-        return format_bytes(item.bound)
-    if item.dimension == "seconds":
-        return format_seconds(item.bound)
-    return format_fraction(item.bound) if item.dimension == "fraction" else f"{item.bound:g}"
+    """The bound as a plan writes it; whoever follows an advice wants no other one."""
+    return format_exactly(item.bound, item.dimension)
 
 
 class BudgetsAgree(Check):
@@ -432,11 +428,10 @@ class ExactBudget(Check):
         for item in analysis.plan.require:
             if item.comparison == "==" and item.bound != 0:
                 comparison = "<=" if METRICS[item.metric].better == "less" else ">="
-                bound = f"{item.bound:.0f}B" if item.dimension == "bytes" else _bound(item)  # no byte is rounded off
                 yield self.at(
                     item.origin.written,
-                    f"`{item.metric}` passes only if it is exactly {bound}: any change of the plan, of torch or of "
-                    "LegoAI may change it",
+                    f"`{item.metric}` passes only if it is exactly {_bound(item)}: any change of the plan, of torch or "
+                    "of LegoAI may change it",
                     label="no other figure passes",
-                    help=[f"write `{item.metric} {comparison} {bound}`"],
+                    help=[f"write `{item.metric} {comparison} {_bound(item)}`"],
                 )

@@ -58,12 +58,15 @@ METRICS: Final = "metrics.jsonl"
 """The file of the records in a run's folder."""
 
 
-def is_validated(folder: Path, step: int) -> bool:
-    """Whether the run in a folder has validated a step since it has taken it, the last time if it went back."""
-    found = False
+def is_validated(folder: Path, step: int) -> bool | None:
+    """Whether the run in a folder has validated a step since it has taken it, the last time if it went back.
+
+    None where no record says that it has taken the step, as beside a checkpoint that was copied alone.
+    """
+    found = None
     for record in read_records(folder / METRICS):
-        if record.get("step") == step:
-            found = record.get("event") == "validation" or (found and record.get("event") != "step")
+        if record.get("step") == step and record.get("event") in ("step", "validation"):
+            found = record["event"] == "validation"
     return found
 
 

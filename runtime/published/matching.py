@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -48,7 +49,7 @@ def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, li
     for name in [name for name, pieces in found.items() if any(piece.name in wrong for piece in pieces)]:
         missing[name] = found.pop(name)[0].name
     _check_dtypes(found, folder, whole.integers)
-    _check_any(missing, found, folder)
+    _check_any(missing, found, whole, folder)
     if not others:
         _check_missing(missing, whole, folder)
         _check_left(found, whole, folder)
@@ -154,18 +155,28 @@ def _first(name: str) -> str:
 
 
 class _Prefix(NamedTuple):
-    """The beginning of names in a folder of a larger model, and the one that the same names have in one of its part."""
+    """The beginning of names in a folder of a larger model, and the one that the same names have in one of its part.
+
+    `tensors` is the number of the model's tensors that the folder has only so.
+    """
 
     there: str
     usual: str
+    tensors: int
 
 
-def _prefix(missing: Mapping[str, str], found: Match, folder: Folder) -> _Prefix | None:
-    """Find another beginning of names with which the folder has all tensors that are missing, if these are most."""
-    if len(missing) <= len(found):
+_FEW: Final = 3
+"""So many tensors may have equal names and shapes under another beginning by chance."""
+
+
+def _prefix(missing: Mapping[str, str], found: Match, whole: WholeModel, folder: Folder) -> _Prefix | None:
+    """Find another beginning of names with which the folder has what it lacks, if this is most of the model."""
+    absent = {own: name for own, name in missing.items() if name not in folder.tensors}
+    least = max((len(missing) + len(found)) // 2, _FEW) + 1
+    if len(absent) < least:
         return None
-    one, *others = missing.values()
-    bases = {_first(name) for name in (one, *others)}
+    one, *others = absent.values()
+    bases = {_first(name) for name in absent.values()}
     for usual in ("", *(bases if len(bases) == 1 else ())):
         end = one.removeprefix(usual)
         for name in folder.tensors:
@@ -173,20 +184,34 @@ def _prefix(missing: Mapping[str, str], found: Match, folder: Folder) -> _Prefix
             if name.endswith(f".{end}") and all(
                 f"{there}{each.removeprefix(usual)}" in folder.tensors for each in others
             ):
-                return _Prefix(there, usual)
+                count = len(_found_under(there, usual, absent, whole, folder))
+                if count >= least:
+                    return _Prefix(there, usual, count)
     return None
 
 
-def _check_any(missing: Mapping[str, str], found: Match, folder: Folder) -> None:
+def _found_under(there: str, usual: str, names: Iterable[str], whole: WholeModel, folder: Folder) -> set[str]:
+    """Return which of a model's tensors a folder has, in their shapes, under names with another beginning."""
+    renamed = {
+        usual + name.removeprefix(there): stored for name, stored in folder.tensors.items() if name.startswith(there)
+    }
+    part = replace(folder, tensors=renamed)
+    alike = {name: _published_in(whole, name, whole.shapes[name], part) for name in names}
+    found = {name: pieces for name, pieces in alike.items() if not isinstance(pieces, str)}
+    wrong = _wrong_shapes(found, part, refuse=False)
+    return {name for name, pieces in found.items() if not any(piece.name in wrong for piece in pieces)}
+
+
+def _check_any(missing: Mapping[str, str], found: Match, whole: WholeModel, folder: Folder) -> None:
     """Check that some tensors are read, even where others may be missing, and that most are not under other names."""
-    prefix = _prefix(missing, found, folder)
+    prefix = _prefix(missing, found, whole, folder)
     if prefix is not None:
         names = (
             f"with names that begin with `{prefix.usual}`" if prefix.usual else f"with names without `{prefix.there}`"
         )
         raise RunError(
             RunErrorCode.WEIGHTS_OTHER_MODEL,
-            f"{folder.path} has {len(missing)} of the {len(missing) + len(found)} tensors of the plan's model only "
+            f"{folder.path} has {prefix.tensors} of the {len(missing) + len(found)} tensors of the plan's model only "
             f"under names that begin with `{prefix.there}`, as those of one part of a larger model",
             help=f"write that part into a folder of its own, {names}",
         )

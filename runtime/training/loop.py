@@ -254,8 +254,11 @@ class TrainingLoop:
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
         run = path.resolve().parent.parent
-        if self._due(self.options.evaluate_every) and not on_first_rank(lambda: is_validated(run, self.step)):
-            log.say(f"note: step {self.step} was not validated before the run ended, and is now")
+        validated = not self._due(self.options.evaluate_every) or on_first_rank(lambda: is_validated(run, self.step))
+        if not validated:
+            known = f"step {self.step} was not validated before the run ended, and"
+            unknown = f"no record says that step {self.step} was validated: it"
+            log.say(f"note: {unknown if validated is None else known} is now")
             self._validate(log)
         return self.step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -28,6 +29,10 @@ from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.published.folder import listed
 from legoai.runtime.training.state import Training
+
+_AFRESH: Final = "choose another --out to start afresh"
+_DRAWN: Final = "leave --load-weights out"
+"""What helps against a checkpoint of another model: to resume none, or to take no weights of it."""
 
 
 def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
@@ -102,7 +107,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
     Raises:
         RunError: it is of another model or another optimizer, and `other_plan` does not allow that.
     """
-    _check_model(path, meta, training, other_plan=other_plan)
+    _check_model(path, meta, training, other_plan=other_plan, otherwise=_AFRESH)
     state = training_state(training.model, training.optimizer)
     names, kept = set().union(*gather_objects(_of_optimizer(state))), _of_optimizer(saved_names(path))
     own, saved = optimizer_state_kinds(names), optimizer_state_kinds(kept)
@@ -126,7 +131,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             "go on from its step with a fresh optimizer",
         )
     other = meta.model != training.digest or own != saved or not names <= kept
-    return _left_out(path, state, other_model=other)
+    return _left_out(path, state, other_model=other, otherwise=_AFRESH)
 
 
 def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
@@ -135,12 +140,19 @@ def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_
     Raises:
         RunError: it is of another model, and `other_plan` does not allow that.
     """
-    _check_model(path, meta, training, other_plan=other_plan)
-    return _left_out(path, weights(training.model), other_model=meta.model != training.digest)
+    _check_model(path, meta, training, other_plan=other_plan, otherwise=_DRAWN)
+    other = meta.model != training.digest
+    return _left_out(path, weights(training.model), other_model=other, otherwise=_DRAWN)
 
 
-def _left_out(path: Path, state: State, *, other_model: bool) -> list[str]:
+def _left_out(path: Path, state: State, *, other_model: bool, otherwise: str) -> list[str]:
     """Load a checkpoint; return the names of tensors that it lacks, of all ranks.
+
+    Args:
+        path: of the checkpoint.
+        state: to load into.
+        other_model: whether it is of another model, and may lack tensors.
+        otherwise: what helps where it has no weight of the model, apart from another checkpoint.
 
     Raises:
         RunError: it has no weight of the model.
@@ -153,7 +165,7 @@ def _left_out(path: Path, state: State, *, other_model: bool) -> list[str]:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
             f"checkpoint {path} has none of the tensors of the plan's model by name and shape",
-            help="take a checkpoint of such a model, or choose another --out to start afresh",
+            help=f"take a checkpoint of such a model, or {otherwise}",
         )
     return left_out
 
@@ -166,12 +178,12 @@ def _parameter(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> None:
+def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool, otherwise: str) -> None:
     if meta.model != training.digest and not other_plan:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
             f"checkpoint {path} is of another model (plan {meta.plan}): its tensors have other names or shapes",
-            help="pass --resume-other-plan to load what has the same name and shape, or choose another --out",
+            help=f"pass --resume-other-plan to load what has the same name and shape, or {otherwise}",
         )
 
 

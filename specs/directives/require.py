@@ -16,6 +16,12 @@ class Metric(Record):
     doc: str
     better: Literal["less", "more"]
 
+    def dimension_of(self, bound: float, dimension: str) -> Dimension | None:
+        """Return the dimension of a bound; None where the figure has no such. A plain number up to 1 is a fraction."""
+        if dimension == "number" and 0 <= bound <= 1 and "fraction" in self.dimensions:
+            return "fraction"
+        return next((legal for legal in self.dimensions if legal == dimension), None)
+
 
 METRICS: Final[dict[str, Metric]] = {
     "peak_memory": Metric(("bytes",), "Peak active memory of the fullest device.", "less"),
@@ -48,6 +54,11 @@ class Requirement(Record, kw_only=True):
     bound: float
     dimension: Dimension
     origin: Origin = DEFAULT
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it bounds: a figure, from one side and in one dimension. A plan has at most one requirement of a key."""
+        return self.metric, self.comparison[0], self.dimension
 
 
 class Objective(Record, kw_only=True):

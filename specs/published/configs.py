@@ -326,9 +326,11 @@ def ties_embeddings(published: Mapping[str, Any]) -> bool | None:
 def part_of_type(kind: object, published: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a published config for a model of a type, which may be one of several parts of the published one.
 
-    Fields that the part omits are those of the whole. A config without such a part stays as it is.
+    Fields that the part omits are those of the whole. A config without such a part stays as it is, and so does any for
+    a model of unknown type.
     """
-    if _alike(kind, published.get("model_type")):
+    whole = published.get("model_type")
+    if not isinstance(kind, str) or (isinstance(whole, str) and _alike(kind, whole)):
         return published
     for value in published.values():
         if isinstance(value, Mapping):

@@ -121,6 +121,7 @@ DIFFERENT = [
      ["optimizer: adamw(lr = 0.003, weight_decay = 0.1) → sgd(lr = 0.003)"], "training"),
     ([("warmup = 20, ", "warmup = 10, ")], ["schedule warmup: 20 → 10"], "training"),
     ([("<= 1s", "<= 2s")], ["require step_time: <= 1s → <= 2s"], "none"),
+    ([("<= 1s", "<= 1.0000001s")], ["require step_time: <= 1s → <= 1.0000001s"], "none"),
     ([("require step_time <= 1s", "require exposed_comm <= 5%\nrequire exposed_comm <= 1ms")],
      ["require step_time: removed, <= 1s", "require exposed_comm: added, <= 5%",
       "require exposed_comm: added, <= 1ms"], "none"),

@@ -46,7 +46,8 @@ class DuplicateStatement(Rule):
     """Two statements that decide the same thing in one file.
 
     A decision is stated once. A plan that `extends` another and a `variant` may replace a statement; within one
-    file the second of two would silently override the first. `shard` may occur once for each axis.
+    file the second of two would silently override the first. `shard` may occur once for each axis. A figure has one
+    bound from each side, in each dimension; a `let` with another value may give two bounds the same dimension.
 
     ## Example
     ```

@@ -111,6 +111,44 @@ class TestExtends:
         assert bounds() == [("recompute", pytest.approx(1e-3), "seconds"), *others]
         assert bounds(variant="v") == [("recompute", pytest.approx(3e-3), "seconds"), *others]
 
+    @pytest.mark.parametrize("order", [1, -1])
+    @pytest.mark.parametrize("how", ["variant", "extends", "settings"])
+    def test_bound_that_a_let_gives_the_dimension_of_another_is_not_lost(self, tmp_path: Path, how: str, order: int):
+        bounds = ["require recompute <= 1%\n", "require recompute <= most\n"][::order]
+        text = HEAD + "let most = 1ms\n" + "".join(bounds)
+        options: dict[str, object] = {}
+        self.write(tmp_path, a=text)
+        if how == "variant":
+            text, options = text + "variant v { let most = 90% }\n", {"variant": "v"}
+        elif how == "extends":
+            text = 'plan x\nextends "a.plan"\nlet most = 90%\n'
+        else:
+            options = {"settings": {"most": "90%"}}
+        [found] = resolution(text, tmp_path, **options).diagnostics
+        message = "`require recompute` is decided twice: both bounds are a fraction here"
+        assert (found.code, found.message) == ("LP203", message)
+        before = HEAD.count("\n") + 1
+        assert [found.label.span.line - before, found.others[0].span.line - before] == [2, 1]
+
+    def test_bound_replaces_what_has_its_dimension_where_it_is_written(self, tmp_path: Path):
+        base = HEAD + "let most = 1ms\nrequire recompute <= 1%\nvariant v { require recompute <= most }\n"
+        self.write(tmp_path, a=base, b=HEAD + "let most = 1ms\nrequire recompute <= most\n")
+        assert [item.bound for item in plan_of(base, tmp_path, variant="v").require] == [0.01, 1e-3]
+        text = 'plan x\nextends "a.plan"\nlet most = 90%\n'
+        assert codes(text, tmp_path, variant="v") == ["LP203"]
+        text = 'plan x\nextends "b.plan"\nlet most = 90%\nrequire recompute <= 2ms\n'
+        assert [item.bound for item in plan_of(text, tmp_path).require] == [2e-3]
+
+    def test_bound_without_a_dimension_is_like_an_equal_one_only(self, tmp_path: Path):
+        self.write(tmp_path, a=HEAD + "require recompute <= most\n", b=HEAD + "require recompute <= most\n")
+        both = 'plan x\nextends "a.plan"\nextends "b.plan"\n'
+        plan = plan_of(both + "let most = 2ms\nrequire recompute <= 1%\n", tmp_path)
+        assert [item.bound for item in plan.require] == [2e-3, 0.01]
+        assert codes(both + "let most = 2%\nrequire recompute <= 1%\n", tmp_path) == ["LP203"]
+        seconds = "let seconds = nope\nrequire recompute <= seconds\nrequire recompute <= 2s\n"
+        assert codes(HEAD + seconds, tmp_path) == ["LP209"]
+        assert codes(HEAD + "require recompute <= 2GiB\nrequire recompute <= 2%\n", tmp_path) == ["LP207"]
+
     def test_unset_statement_settles_disagreeing_bases(self, tmp_path: Path):
         self.write(tmp_path, a=HEAD + "clip (norm = 1)\n", b="plan b\nclip (norm = 2)\n")
         plan = plan_of('plan x\nextends "a.plan"\nextends "b.plan"\nunset clip\n', tmp_path)

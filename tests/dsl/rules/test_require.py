@@ -198,9 +198,30 @@ def test_budget_values_are_checked(budget: str, expected: set[str]) -> None:
     assert {code for code in found if code.startswith("LP7")} == expected
 
 
-def test_an_exact_budget_is_written_to_the_byte() -> None:
-    found = message("require peak_memory == 23586816B", "LP710")
-    assert found.startswith("`peak_memory` passes only if it is exactly 23586816B: any change of the plan, of torch")
+@pytest.mark.parametrize(
+    ("metric", "bound"),
+    [
+        ("peak_memory", "23586816B"),
+        ("peak_memory", "72GiB"),
+        ("step_time", "59.31174953446257ms"),
+        ("step_time", "12.3456789us"),
+        ("recompute", "1.23456789%"),
+        ("tokens_per_s", "1234567.5"),
+    ],
+)
+def test_an_exact_budget_is_written_with_all_its_digits(metric: str, bound: str) -> None:
+    found = lint(
+        f'plan test\nextends "base.plan"\nrequire {metric} == {bound}\n', "test.plan", directory=Path(),
+        read=lambda _: BASE,
+    )  # fmt: skip
+    [exact] = [item for item in found.diagnostics if item.code == "LP710"]
+    start = f"`{metric}` passes only if it is exactly {bound}: any change of the plan, of torch"
+    assert exact.message.startswith(start)
+    assert exact.help == (f"write `{metric} {'>=' if metric == 'tokens_per_s' else '<='} {bound}`",)
+
+
+def test_advice_on_the_other_direction_has_all_digits_of_the_budget() -> None:
+    assert message("require step_time >= 1.23456789s", "LP706").startswith("`step_time >= 1.23456789s` forbids")
 
 
 def test_always_satisfied_share_is_reported() -> None:

@@ -152,13 +152,14 @@ def test_board_that_takes_no_figures_is_left(tmp_path):
 
 
 def test_validation_counts_since_its_step_was_last_taken(tmp_path: Path):
-    assert not is_validated(tmp_path, 2)
+    assert is_validated(tmp_path, 2) is None
     seen = []
-    for event, step in [("step", 2), ("validation", 2), ("checkpoint", 2), ("step", 3), ("step", 2), ("resume", 2)]:
+    events = ["start", "step", "validation", "checkpoint", "step", "step", "resume"]
+    for event, step in zip(events, [None, 2, 2, 2, 3, 2, 2], strict=True):
         with (tmp_path / METRICS).open("a") as file:
             file.write(json.dumps({"event": event, "step": step}) + "\n")
         seen.append(is_validated(tmp_path, 2))
-    assert seen == [False, True, True, True, False, False]
+    assert seen == [None, False, True, True, True, False, False]
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"event": "validation", "step": 2, "lo')
-    assert not is_validated(tmp_path, 2), "it was written in part"
+    assert is_validated(tmp_path, 2) is False, "it was written in part"

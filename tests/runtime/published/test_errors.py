@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -182,6 +183,50 @@ def test_part_of_a_larger_model_is_named_by_its_prefix(
         read(hub, others=others)
     assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
     assert names in caught.value.help and "--resume-other-plan" not in caught.value.help
+
+
+def of_other_shape(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor])
+
+
+def rewritten(hub: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]]) -> None:
+    """Put other tensors in the place of each tensor of a folder, in one file."""
+    held = tensors_of(hub)
+    for file in hub.glob("*.safetensors*"):
+        file.unlink()
+    tensors = {other: value for name, tensor in held.items() for other, value in change(name, tensor).items()}
+    save_file(tensors, hub / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, tensor: {name: of_other_shape(tensor), f"ema.{name}": tensor.clone()},
+        lambda name, tensor: {f"language_model.{name}": of_other_shape(tensor)},
+    ],
+    ids=["names without the prefix exist", "other shapes under the prefix"],
+)
+def test_prefix_is_not_that_of_a_part(hub: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]]):
+    rewritten(hub, change)
+    with pytest.raises(RunError, match="none of the tensors of the plan's model by name and shape"):
+        read(hub, others=True)
+
+
+def test_ending_of_few_names_is_not_that_of_a_part(hub: Path):
+    rewritten(hub, lambda name, tensor: {f"other.{name}": tensor.clone()} if name == "model.norm.weight" else {})
+    model = CASE.own()
+    whole = dataclasses.replace(WholeModel.of(model), shapes={"norm.weight": (32,)})
+    state = {"norm.weight": weights(model)["model.norm.weight"]}
+    with pytest.raises(RunError, match="none of the tensors of the plan's model by name and shape"):
+        load_published(hub, state, whole, others=True, warn=lambda text: None)
+
+
+def test_part_with_some_tensors_of_other_shapes_is_named(hub: Path):
+    rewritten(hub, lambda name, tensor: {
+        f"language_model.{name}": of_other_shape(tensor) if "embed" in name else tensor.clone()
+    })  # fmt: skip
+    with pytest.raises(RunError, match=r"has 20 of the 21 tensors .* only under names that begin with `language_mod"):
+        read(hub, others=True)
 
 
 @pytest.mark.parametrize("others", [False, True])

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,20 @@ def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     meta.write_text(json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != "seq_len"}))
     [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
     assert old == 3 and "another position" not in said
+
+
+def test_a_run_notes_why_it_validates_the_step_of_its_checkpoint(gloo, data, tmp_path):
+    pool, first, alone = gloo(1), tmp_path / "first", tmp_path / "elsewhere" / "step-2"
+    pool(fit, steps=2, data=data, out=first)
+    shutil.copytree(first / "checkpoints" / "step-2", alone)
+    validating = {"steps": 2, "data": data, "evaluate_every": 2, "evaluate_batches": 1}
+    notes = {
+        alone: "note: no record says that step 2 was validated: it is now\n",
+        first: "note: step 2 was not validated before the run ended, and is now\n",
+    }
+    for resume, note in notes.items():
+        [(_, said)] = pool(fit_and_read, 8, resume=str(resume), **validating)
+        assert note in said and "step 2: validation loss" in said
 
 
 class WithUnusedLayer(programs.TinyLlama):
@@ -184,17 +199,24 @@ def fit_other_model(model: type[torch.nn.Module], **options) -> str:
     """What a run of another model says."""
     program = dataclasses.replace(programs.trainer(dtype=torch.float32), build_model=model)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        program.fit(RunOptions(device="cpu", log_every=0, resume_other_plan=True, **options))
+        program.fit(RunOptions(**{"device": "cpu", "log_every": 0, "resume_other_plan": True} | options))
     return said.getvalue()
 
 
 def test_checkpoint_without_any_tensor_of_the_model_is_refused(gloo, data, tmp_path):
     pool, first = gloo(1), tmp_path / "first"
     pool(fit, steps=1, data=data, out=first)
-    for given in ({"load_weights": first}, {"resume": str(first)}):
+    for given, otherwise in (
+        ({"load_weights": first}, "leave --load-weights out"),
+        ({"resume": str(first)}, "choose another --out to start afresh"),
+    ):
         with pytest.raises(RunError, match="none of the tensors of the plan's model by name and shape") as caught:
             pool(fit_other_model, OtherNames, steps=2, data=data, **given)
         assert caught.value.code == RunErrorCode.CHECKPOINT_OTHER_MODEL
+        assert caught.value.help == f"take a checkpoint of such a model, or {otherwise}"
+        with pytest.raises(RunError, match="is of another model") as caught:
+            pool(fit_other_model, OtherNames, steps=2, data=data, resume_other_plan=False, **given)
+        assert caught.value.help.endswith(f"has the same name and shape, or {otherwise}")
 
 
 def test_tensors_that_start_afresh_are_counted_and_named(gloo, data, tmp_path):

@@ -136,6 +136,9 @@ FULL = {"layer_types": ["full_attention"] * 2}
         ({**MISTRAL, "model_type": "granite"}, {"model_type": True}),
         ({**MISTRAL, "model_type": "vision", "text_config": {"model_type": "llama"}, **FULL, "num_key_value_heads": 8},
          {}),
+        ({"text_config": {**MISTRAL, **FULL, "model_type": "llama", "num_key_value_heads": 8}}, {}),
+        ({"model_type": "omni", "thinker_config": {"text_config": {**MISTRAL, "sliding_window": None}}}, {}),
+        ({**MISTRAL, "model_type": None, **FULL, "num_key_value_heads": 8, "vision_config": {"model_type": "vit"}}, {}),
     ],
 )  # fmt: skip
 def test_types_have_their_own_defaults(fields: dict[str, Any], which: dict[str, bool]):
