@@ -316,13 +316,7 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
     return program, plan, linted
 
 
-def _linted(
-    path: PathLike,
-    settings: Mapping[str, str] | None,
-    variant: str | None,
-    *,
-    variants: bool,
-) -> Linted:
+def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, variants: bool) -> Linted:
     source = read_source(os.fspath(path))
     return lint_text(
         source.text,

@@ -118,12 +118,11 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     unmeasured = without_figures(linted, arguments.profile)
     if unmeasured is not None:
         yield unmeasured
+        return
     try:
         program = lower(linted.analysis, suppressed=linted.suppressed)
     except LoweringError as error:
         yield from error.diagnostics
-        return
-    if unmeasured is not None:
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 
