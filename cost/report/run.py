@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, Final
 from legoai.cost.estimate import Estimate
 from legoai.cost.profiles import profile as shipped
 from legoai.cost.report import words
-from legoai.runtime.metrics.records import RecordFile
+from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.specs.directives.cluster import ClusterUse
 
 _CPU: Final = "cpu"
@@ -128,16 +127,8 @@ def measured(metrics: Path, *, before: int = 0, predicted: Predicted | None = No
 
 def _steps(metrics: Path, before: int) -> list[Mapping[str, Any]]:
     """Return the records of the last run's steps."""
-    try:
-        lines = metrics.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
     found: list[Mapping[str, Any]] = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # a killed run may have left an incomplete line
-            continue
+    for event in read_records(metrics, behind=before):
         if event.get("event") == "start":
             found = []
         elif event.get("event") == "step":

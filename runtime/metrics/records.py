@@ -54,13 +54,19 @@ class RecordFile:
         self._file.close()
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, but for those that were written in part; none where there is no such file."""
+def read_records(path: Path, *, behind: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, but for those that were written in part; none where there is no such file.
+
+    Args:
+        path: of the file.
+        behind: bytes at its beginning that are not read.
+    """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
+            file.seek(behind)
             for line in file:
                 with contextlib.suppress(ValueError):
-                    record = json.loads(line)
+                    record = json.loads(line.decode("utf-8", errors="replace"))
                     if isinstance(record, dict):
                         yield record
     except OSError:

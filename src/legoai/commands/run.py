@@ -71,12 +71,13 @@ def run(arguments: Namespace) -> int:
 
     from legoai.lowering.start import start
     from legoai.runtime.errors import RunError, RunErrorCode
+    from legoai.runtime.metrics.log import METRICS
 
     predictions: list[tuple[Predicted, Path, int]] = []
 
     def begin(options: RunOptions) -> None:
         assert options.out is not None
-        metrics = options.out / "metrics.jsonl"
+        metrics = options.out / METRICS
         before = metrics.stat().st_size if metrics.exists() else 0
         _note_cluster(linted, metrics)
         found = _prediction(linted, program, options, arguments) if arguments.predicts else None
