@@ -21,9 +21,10 @@ _LATENT_CAPABILITIES: Final = ("9.0", "10.0", "10.3")
 
 
 def takes_widths(kernel: str, widths: tuple[int, int], *, capability: str | None) -> bool:
-    """Whether a kernel of `KERNELS` on a CUDA device takes heads whose values have another width than their keys.
+    """Whether a kernel of `KERNELS` takes heads whose values have another width than their keys.
 
-    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, for bf16 and fp16.
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, for bf16 and fp16; that of
+    `flash` is a CPU's too.
 
     Args:
         kernel: its name.
