@@ -109,6 +109,10 @@ class Blocks:
     presence: str | None = None
     """The condition under which a stage of the model holds the block; None where it always does."""
 
+    def path(self, relative: str) -> str:
+        """The path of a member, from its path inside of the block, which is empty for the block itself."""
+        return f"{self.base}.{relative}" if self.base and relative else self.base or relative
+
     def loop(self, body: Sequence[Statement]) -> list[Statement]:
         """The body, once for each block."""
         body = [*(() if self.binding is None else (self.binding,)), *body]

@@ -73,7 +73,7 @@ def _wrap(lowering: Lowering, group: BlockGroup[Wrapper]) -> list[Statement]:
     blocks = blocks_of(lowering, group, replace=replaces_blocks)
     body: list[Statement] = []
     for relative, wrapper in group.members:
-        path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+        path = blocks.path(relative)
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
         place = module if relative else blocks.place
         made = call("checkpoint_wrapper", module, **dict(wrapper.options))

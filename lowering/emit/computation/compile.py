@@ -148,7 +148,7 @@ def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: boo
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, compiled in group.members:
-        path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+        path = blocks.path(relative)
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
         if of_regions:
             value = call("compile_module", module, *compiled.options)
@@ -172,7 +172,7 @@ def _waits(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]
         blocks = blocks_of(lowering, group)
         lines: list[Statement] = []
         for relative, wait in group.members:
-            path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+            path = blocks.path(relative)
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
             calls = [Line(call(name, module), "", wait.note) for name in wait.functions]
             lines += where_held(lowering, group, path, *calls)

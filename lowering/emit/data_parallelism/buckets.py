@@ -24,7 +24,7 @@ def statements(lowering: Lowering, buckets: Sequence[ModuleBucket], make: Make) 
         blocks = blocks_of(lowering, group)
         lines: list[Statement] = []
         for relative, note in group.members:
-            path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+            path = blocks.path(relative)
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
             lines += where_held(lowering, group, path, Line(make(module), "", note))
         body += blocks.loop(lines)

@@ -156,7 +156,7 @@ def _shard(lowering: Lowering, group: BlockGroup[Sharded]) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, unit in group.members:
-        path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+        path = blocks.path(relative)
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
         for statement in _calls(module, unit):
             body += where_held(lowering, group, path, statement)

@@ -26,7 +26,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         blocks = blocks_of(lowering, group)
         calls: list[Statement] = []
         for relative, line in group.members:
-            path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+            path = blocks.path(relative)
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
             made = call("context_parallel_attention", module, "mesh", **options)
             calls += where_held(lowering, group, path, Line(made, "", line))

@@ -55,7 +55,7 @@ def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, bool, Note
         blocks = blocks_of(lowering, group)
         calls: list[Statement] = []
         for relative, (capacity, routed, note) in group.members:
-            path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+            path = blocks.path(relative)
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
             factor = None if capacity is None else literal(capacity)
             if lowering.plan.mesh.ep == 1:
