@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from legoai.cost.memory.effects import MemoryEffects, bytes_of
 from legoai.cost.memory.following import Followed, change
-from legoai.cost.trace.numbers import KINDS
+from legoai.cost.memory.makers import makers
+from legoai.cost.trace.numbers import KINDS, NONE
 from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Phase, Resize
 from legoai.cost.trace.segments import Instance, Item, slot_inside
 from legoai.cost.trace.trace import Trace
@@ -23,13 +24,14 @@ _STORAGE: Final = KINDS.index("storage")
 
 @dataclass(frozen=True, slots=True)
 class LiveStorage:
-    """A storage at the peak, in bytes as the allocator rounds them."""
+    """A storage at the peak, in bytes as the allocator rounds them; ``op`` is the operator that allocated it."""
 
     storage: int
     bytes: int
     category: Category
     module: str
     phase: Phase
+    op: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +123,12 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
 
 
 class _Alive(NamedTuple):
-    """A storage at the peak: its allocation, its bytes, and the instance that allocated it, if any."""
+    """A storage at the peak: its allocation, its bytes, and the instance that allocated it, if any, with its slot."""
 
     made: Allocate
     bytes: int
     by: Instance | None
+    slot: int
 
 
 def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> dict[int, _Alive]:
@@ -138,7 +141,7 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
         within: the record's index in an instance.
     """
     one, held = followed.seen[at], followed.held_before(at)
-    made: dict[int, tuple[Allocate, Instance | None]] = {}
+    made: dict[int, tuple[Allocate, Instance | None, int]] = {}
     by = one.item if isinstance(one.item, Instance) else None
     records = ((one.item, None),) if by is None else zip(by.segment.records, by.segment.slots, strict=True)
     for record, slot in itertools.islice(records, within + 1):
@@ -146,7 +149,7 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
             number = record.storage if by is None or slot is None else by.number(slot)
             change(held, record, number)
             if isinstance(record, Allocate):
-                made[number] = record, by
+                made[number] = record, by, NONE if slot is None else slot
     numbers = sorted(number for number, block in held.items() if bytes_of(block) and number not in made)
     wanted = frozenset(numbers)
     for item in itertools.islice(items, one.place):
@@ -155,12 +158,15 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
                 slot = slot_inside(_STORAGE, item.own[_STORAGE].index(number))
                 allocated, _ = item.segment.summary(MemoryEffects).survivors.get(slot, (None, 0))
                 if allocated is not None:
-                    made[number] = allocated, item
+                    made[number] = allocated, item, slot
         elif isinstance(item, Allocate) and item.storage in wanted:
-            made[item.storage] = item, None
-    return {
-        number: _Alive(made[number][0], size, made[number][1]) for number in held if (size := bytes_of(held[number]))
-    }
+            made[item.storage] = item, None, NONE
+    found = {}
+    for number, block in held.items():
+        if size := bytes_of(block):
+            record, by, slot = made[number]
+            found[number] = _Alive(record, size, by, slot)
+    return found
 
 
 def _made_by(item: Instance, numbers: Sequence[int], wanted: AbstractSet[int]) -> Sequence[int]:
@@ -221,6 +227,7 @@ def _live(
 ) -> tuple[LiveStorage, ...]:
     """Return the storages at the peak, largest first, with their final categories."""
     translation = trace.translation
+    operators = makers(trace, [(number, one.by, one.slot) for number, one in alive.items() if one.by is not None])
     found = [
         LiveStorage(
             storage=number,
@@ -228,6 +235,7 @@ def _live(
             category=held.get(number, one.made.category),
             module=path if translation is None else translation.path(path),
             phase=one.made.phase,
+            op=operators.get(number, ""),
         )
         for number, one in alive.items()
         for path in (modules[number] if number in modules else _maker(one),)

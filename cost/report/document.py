@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.holders import holders
 from legoai.cost.requirements import RequirementResult
 
@@ -71,6 +72,18 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
             }
             for item in one.modules[:MOST_EXPENSIVE]
         ],
+        "recomputed": [
+            {
+                "module": item.pattern,
+                "modules": item.modules,
+                "operator": item.op,
+                "calls": item.calls,
+                "forward_calls": item.of,
+                "seconds": item.seconds,
+                "cause": _cause(item.cause),
+            }
+            for item in recomputed_calls(estimate.slowest, causes)[:MOST_EXPENSIVE]
+        ],
         "collectives": [
             {
                 "kind": item.kind,
@@ -110,6 +123,16 @@ def _memory(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "causes": [_cause(causes.of_memory(category, item.first)) for category in item.by_category],
             }
             for item in holders(fullest.memory)[:MOST_EXPENSIVE]
+        ],
+        "saved": [
+            {
+                "module": item.pattern,
+                "modules": item.modules,
+                "operator": item.op,
+                "bytes": item.bytes,
+                "cause": _cause(item.cause),
+            }
+            for item in saved_outputs(fullest, causes)[:MOST_EXPENSIVE]
         ],
         "by_rank": [_rank(item) for item in estimate.ranks],
     }

@@ -12,6 +12,7 @@ from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
 from legoai.cost.report.bars import MOST, Track, rank_tracks
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
 from legoai.cost.report.holders import holders
@@ -38,7 +39,9 @@ def page(estimate: Estimate, causes: Causes) -> str:
         *_pipeline(estimate),
         *_memory(estimate, causes),
         *_holders(estimate, causes),
+        *_saved(estimate, causes),
         *_modules(estimate, causes),
+        *_recomputed(estimate, causes),
         *_collectives(estimate, causes),
         *_requirements(estimate),
         *_basis(estimate),
@@ -203,6 +206,23 @@ def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield from _table(("module", "n:bytes", "n:of the peak", "of it", "cause"), rows)
 
 
+def _saved(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    found = saved_outputs(estimate.fullest, causes)
+    if found:
+        yield "<h2>Most memory of saved outputs at the peak</h2>"
+        rows = [
+            (
+                _alike(item.pattern, item.modules),
+                _operator(item.op),
+                words.size(item.bytes),
+                words.share(item.bytes / estimate.fullest.memory.peak),
+                _link(item.cause),
+            )
+            for item in found[:_SHOWN]
+        ]
+        yield from _table(("module", "operator", "n:bytes", "n:of the peak", "cause"), rows)
+
+
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield "<h2>Most expensive modules</h2>"
     total = estimate.step_time
@@ -212,12 +232,29 @@ def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
             words.seconds(item.seconds),
             words.share(item.seconds / total),
             words.seconds(item.recompute) if item.recompute else "",
-            f"<code>{escape(item.op.removeprefix('aten.'))}</code>",
+            _operator(item.op),
             "; ".join(dict.fromkeys(map(_link, causes.of_module(item)))),
         )
         for item in estimate.slowest.breakdown.modules[:_SHOWN]
     ]
     yield from _table(("module", "n:seconds", "n:of the step", "n:recomputed", "longest operator", "cause"), rows)
+
+
+def _recomputed(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    found = recomputed_calls(estimate.slowest, causes)
+    if found:
+        yield "<h2>Most expensive recomputation</h2>"
+        rows = [
+            (
+                _alike(item.pattern, item.modules),
+                _operator(item.op),
+                words.seconds(item.seconds),
+                words.calls(item.calls, item.of),
+                _link(item.cause),
+            )
+            for item in found[:_SHOWN]
+        ]
+        yield from _table(("module", "operator", "n:seconds", "n:recomputed", "cause"), rows)
 
 
 def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
@@ -297,6 +334,10 @@ def _category(category: Category) -> str:
 def _alike(pattern: str, modules: int) -> str:
     """Return the path of equal modules, and their number."""
     return f"<code>{escape(words.path(pattern))}</code>" + (f" × {modules}" if modules > 1 else "")
+
+
+def _operator(op: str) -> str:
+    return f"<code>{escape(words.operator(op))}</code>"
 
 
 def _link(cause: Cause) -> str:

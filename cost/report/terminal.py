@@ -10,6 +10,7 @@ from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
+from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.holders import holders
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
@@ -32,7 +33,9 @@ def terminal(estimate: Estimate, causes: Causes) -> str:
         _where(estimate),
         _memory(estimate, causes),
         _holders(estimate, causes),
+        _saved(estimate, causes),
         _modules(estimate, causes),
+        _recomputed(estimate, causes),
         _collectives(estimate, causes),
         _requirements(estimate),
         _basis(estimate),
@@ -143,7 +146,7 @@ def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield "modules with the most memory at the peak"
     rows = []
     for item in holders(estimate.fullest.memory)[:_SHOWN]:
-        name = words.path(item.pattern) + (f" ({item.modules})" if item.modules > 1 else "")
+        name = _alike(item.pattern, item.modules)
         two = itertools.islice(item.by_category.items(), 2)
         main = [(words.CATEGORIES[category], size) for category, size in two if size > _PART * item.bytes]
         parts = ", ".join(f"{words.size(size)} {what}" if len(main) > 1 else what for what, size in main)
@@ -152,16 +155,58 @@ def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield from _table(rows, right=(1,))
 
 
+def _saved(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    found = saved_outputs(estimate.fullest, causes)
+    if found:
+        yield "most memory of saved outputs at the peak"
+        yield from _table(
+            [
+                (
+                    f"  {_alike(item.pattern, item.modules)}",
+                    words.operator(item.op),
+                    words.size(item.bytes),
+                    item.cause.place,
+                )
+                for item in found[:_SHOWN]
+            ],
+            right=(2,),
+        )
+
+
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
     one = estimate.slowest.breakdown
     yield "most expensive modules"
     rows = []
     for item in one.modules[:_SHOWN]:
-        name = words.path(item.pattern) + (f" ({item.modules})" if item.modules > 1 else "")
+        name = _alike(item.pattern, item.modules)
         recomputed = f"{words.seconds(item.recompute)} recomputed" if item.recompute else ""
         why = ", ".join(dict.fromkeys(cause.place for cause in causes.of_module(item)))
         rows.append((f"  {name}", words.seconds(item.seconds), recomputed, why))
     yield from _table(rows, right=(1,))
+
+
+def _recomputed(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    found = recomputed_calls(estimate.slowest, causes)
+    if found:
+        yield "most expensive recomputation"
+        yield from _table(
+            [
+                (
+                    f"  {_alike(item.pattern, item.modules)}",
+                    words.operator(item.op),
+                    words.seconds(item.seconds),
+                    words.calls(item.calls, item.of),
+                    item.cause.place,
+                )
+                for item in found[:_SHOWN]
+            ],
+            right=(2, 3),
+        )
+
+
+def _alike(pattern: str, modules: int) -> str:
+    """Return the path of equal modules, and their number."""
+    return words.path(pattern) + (f" ({modules})" if modules > 1 else "")
 
 
 def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:

@@ -42,12 +42,14 @@ KINDS: Final = {
 }
 
 _NANOSECOND: Final = 1e-9
+_ROUNDED: Final = 0.9995
+"""Of a unit, what three digits show as one: 999.6 ms is 1.00 s."""
 
 
 def seconds(value: float) -> str:
     """Three digits: `9.30 s`, `280 ms`, `13.9 us`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if abs(value) >= size:
+        if abs(value) >= _ROUNDED * size:
             return f"{_three(value / size)} {unit}"
     return f"{_three(value / 1e-6)} us" if value else "0 s"
 
@@ -73,6 +75,16 @@ def share(value: float) -> str:
 def path(pattern: str) -> str:
     """Return the displayed path of a module; the model itself is `root`."""
     return pattern or "root"
+
+
+def operator(op: str) -> str:
+    """Return the displayed name of an operator: without `aten`, in which most of them are."""
+    return op.removeprefix("aten.")
+
+
+def calls(count: int, of: int) -> str:
+    """Return how many of an operator's calls are meant: `64 calls`, `8 of 64 calls`."""
+    return counted(count, "call") if count == of else f"{count:,} of {counted(of, 'call')}"
 
 
 def bound(value: float, dimension: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeVar
@@ -21,6 +21,16 @@ _Key = TypeVar("_Key")
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Calls of an operator that are recomputed: of all of a step's forward, and seconds of the recomputation."""
+
+    op: str
+    calls: int
+    of: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
     """Time of the kernels of equal modules.
@@ -33,6 +43,7 @@ class ModuleCost:
         recompute: part of the seconds in recomputation.
         op: the operator with the largest share.
         phase: of the step, in which that operator takes longest.
+        recomputed: the operators that are recomputed, longest first.
     """
 
     pattern: str
@@ -42,6 +53,7 @@ class ModuleCost:
     recompute: float
     op: str
     phase: Phase
+    recomputed: tuple[Recomputed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +141,7 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
     kinds: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[Phase, float] = defaultdict(float)
     models: defaultdict[str, float] = defaultdict(float)
-    modules: defaultdict[str, list[tuple[Kernel, float]]] = defaultdict(list)
+    modules: defaultdict[str, list[tuple[Kernel, float, int]]] = defaultdict(list)
     compute = slowed = communication = 0.0
     for segment, times in uses.values():
         for item in segment.intervals:
@@ -142,7 +154,7 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
             if isinstance(item.record, Kernel):
                 kinds[_kind(item.record.op)] += took
                 phases[item.record.phase] += took
-                modules[pattern_of(item.record.module)].append((item.record, took))
+                modules[pattern_of(item.record.module)].append((item.record, took, times))
             elif isinstance(item.record, Copy):
                 if item.cost.resource == "compute":
                     kinds["copy"] += took
@@ -199,13 +211,13 @@ def _sorted(seconds: Mapping[_Key, float]) -> dict[_Key, float]:
 
 
 def _modules(
-    found: Mapping[str, Sequence[tuple[Kernel, float]]], meant: Callable[[str], str]
+    found: Mapping[str, Sequence[tuple[Kernel, float, int]]], meant: Callable[[str], str]
 ) -> tuple[ModuleCost, ...]:
     costs = []
     for pattern, kernels in found.items():
         ops: defaultdict[str, float] = defaultdict(float)
         phases: defaultdict[tuple[str, Phase], float] = defaultdict(float)
-        for kernel, took in kernels:
+        for kernel, took, _ in kernels:
             ops[kernel.op] += took
             phases[kernel.op, kernel.phase] += took
         op = max(ops, key=lambda op: ops[op])
@@ -214,14 +226,27 @@ def _modules(
             ModuleCost(
                 pattern=pattern,
                 first=meant(kernels[0][0].module),
-                modules=len({kernel.module for kernel, _ in kernels}),
+                modules=len({kernel.module for kernel, *_ in kernels}),
                 seconds=sum(ops.values()),
-                recompute=sum(took for kernel, took in kernels if kernel.phase == "recompute"),
+                recompute=sum(took for kernel, took, _ in kernels if kernel.phase == "recompute"),
                 op=op,
                 phase=phase,
+                recomputed=tuple(_recomputed(kernels)),
             )
         )
     return tuple(sorted(costs, key=lambda item: (-item.seconds, item.pattern)))
+
+
+def _recomputed(kernels: Sequence[tuple[Kernel, float, int]]) -> Iterator[Recomputed]:
+    """Yield the operators of equal modules that are recomputed, longest first."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    calls: Counter[tuple[str, Phase]] = Counter()
+    for kernel, took, times in kernels:
+        calls[kernel.op, kernel.phase] += times
+        if kernel.phase == "recompute":
+            seconds[kernel.op] += took
+    for op, took in sorted(seconds.items(), key=lambda item: (-item[1], item[0])):
+        yield Recomputed(op, calls[op, "recompute"], calls[op, "forward"], took)
 
 
 def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:

@@ -46,8 +46,7 @@ def recompute_freely(recomputation: TorchDispatchMode, keeps: Callable[[OpOverlo
     """Allow recomputation to run operators that forward did not run, where their outputs are not saved anyway.
 
     `fully_shard` gathers parameters in forward and in recomputation by different operators, especially in a group of
-    one rank, and torch treats each of them as a change of the model. rank, and torch takes each of them for a part of
-    the model that has changed.
+    one rank, and torch takes each of them for a part of the model that has changed.
 
     Args:
         recomputation: the second of `create_selective_checkpoint_contexts`.

@@ -53,6 +53,7 @@ class Budget(Treatment):
     """Saves activations up to a share of their memory, choosing operators so that recomputation is least.
 
     Of a module that is compiled itself the compiler chooses, by `torch._functorch.config.activation_memory_budget`.
+    `legoai cost` lists which outputs are saved, and which operators run again.
     """
 
     name: ClassVar[str] = "budget"

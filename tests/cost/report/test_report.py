@@ -137,14 +137,59 @@ def test_modules_hold_the_memory_of_the_peak(reported: dict):
     assert "<h2>Modules with the most memory at the peak</h2>" in html
 
 
+def test_operators_of_checkpointed_modules_are_saved_or_recomputed(reported: dict):
+    document = reported["document"]
+    saved, recomputed = document["memory"]["saved"], document["recomputed"]
+    assert saved, "full checkpointing saves the inputs of blocks"
+    assert {row["cause"]["line"] for row in (*saved, *recomputed)} == {line_of("checkpoint")}
+    assert not any(row["operator"] == "aten.mm" for row in saved)
+    products = [row for row in recomputed if row["operator"] == "aten.mm"]
+    # Of a block under full checkpointing nothing behind the last product's input is needed again.
+    assert {row["module"].rpartition(".")[2] for row in products} == {"wq", "wk", "wv", "wo", "w1", "w3"}
+    assert all(row["calls"] == row["forward_calls"] for row in products)
+    assert [row["seconds"] for row in recomputed] == sorted((row["seconds"] for row in recomputed), reverse=True)
+    of_modules = {row["module"]: row["recompute_s"] for row in document["modules"]}
+    for row in recomputed:
+        assert 0 < row["seconds"] <= of_modules[row["module"]] * (1 + 1e-9)
+
+
+def test_selective_checkpointing_saves_the_operators_that_it_names():
+    text = PLAN.replace("layers.* = full", "layers.* = selective([matmul])")
+    found = in_the_simulator(everything, text)
+    document = found["document"]
+    saved, recomputed = document["memory"]["saved"], document["recomputed"]
+    tokens, width, hidden = 2 * 128, 128, 384  # of a micro batch, and of `llama3("tiny")`
+    sizes = {row["module"].rpartition(".")[2]: row for row in saved if row["operator"] == "aten.mm"}
+    assert set(sizes) == {"wq", "wk", "wv", "wo", "w1", "w2", "w3"}
+    # The last block's backward has begun at the peak, and freed a part of what the block saved.
+    for name, columns in {"w1": hidden // 2, "w3": hidden // 2, "wq": width // 2, "wo": width, "w2": width}.items():
+        assert sizes[name]["modules"] in {3, 4}
+        assert sizes[name]["bytes"] == sizes[name]["modules"] * tokens * columns * 2, name  # two bytes each
+    assert recomputed and not any(row["operator"] == "aten.mm" for row in recomputed)
+    assert any("attention" in row["operator"] for row in recomputed)
+    for title, rows in (
+        ("most memory of saved outputs at the peak", saved),
+        ("most expensive recomputation", recomputed),
+    ):
+        block = found["terminal"].partition(f"{title}\n")[2].partition("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in block] == [row["module"] for row in rows[:5]]
+        assert f"<h2>{title.capitalize()}</h2>" in found["page"]
+
+
+def test_plans_without_checkpointing_have_no_tables_of_it(staged: dict):
+    assert staged["document"]["memory"]["saved"] == staged["document"]["recomputed"] == []
+    assert "saved outputs" not in staged["terminal"] + staged["page"]
+    assert "most expensive recomputation" not in staged["terminal"]
+
+
 def test_every_document_field_is_documented(reported: dict):
     manual = (ROOT / "docs" / "cost-output.md").read_text(encoding="utf-8")
     named = {part for span in re.findall(r"`([^`]+)`", manual) for part in span.split(".")}
     document = reported["document"]
-    lists = (document[name][0] for name in ("modules", "collectives", "requirements"))
+    lists = (document[name][0] for name in ("modules", "recomputed", "collectives", "requirements"))
     memory = document["memory"]
-    nested = [memory, memory["by_rank"][0], memory["by_module"][0], *map(document.get, ("cluster", "profile", "plan"))]
-    nested += lists
+    nested = [memory, memory["by_rank"][0], memory["by_module"][0], memory["saved"][0]]
+    nested += [*map(document.get, ("cluster", "profile", "plan")), *lists]
     assert {name for part in (document, *nested) for name in part} - named == set()
 
 
