@@ -39,6 +39,7 @@ ELSEWHERE = {
     "LP229": "every built-in model has first values",
     "LP230": "every built-in model returns what its loss takes",
     "LP311": "every built-in model takes positions",
+    "LP318": "every built-in model combines tokens by attention alone",
     "LP313": "needs a device's file",
     "LP315": "found when a plan is costed",
     "LP418": "no built-in model has a fused layer",

@@ -193,3 +193,35 @@ class NothingToCut(Check):
             others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
             help=["use the devices for `dp_shard` or `tp`"],
         )
+
+
+class TokensCombined(Check):
+    """Context parallelism for a model that combines tokens other than by attention.
+
+    A rank of `cp` has a piece of each sequence, or two from its front and its back. Attention sees the other ranks'
+    keys and values. A convolution along the sequence, a shift by one token, a cumulative sum, a mean over tokens, a
+    recurrence, or attention that is written out as products and a softmax sees the rank's own tokens alone, and
+    computes something else without an error.
+
+    Not `context on cp` for a model whose blocks begin with `torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]`, but the
+    same devices on `dp_shard` or `tp`. What routed experts do with tokens is not looked at: they sort and count them.
+    """
+
+    code = "LP318"
+    slug = "tokens-combined"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, use = analysis.manifest, analysis.plan.context
+        if use is None or manifest is None or analysis.plan.mesh.cp == 1 or not attention_modules(analysis):
+            return
+        found = next((module for module in manifest.modules.values() if module.mixes_tokens), None)
+        if found is not None:
+            where = f"`{general(manifest, found.path)}`" if found.path else "the model's forward"
+            yield self.at(
+                analysis.span_of(use, "axes"),
+                f"`context on cp` cuts sequences, and {where} combines tokens by `{found.mixes_tokens}`, "
+                "which would see those of one rank alone",
+                label="only attention sees the tokens of other ranks",
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
+                help=["use the devices for `dp_shard` or `tp`"],
+            )

@@ -33,7 +33,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 13
+FORMAT = 14
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -179,6 +179,9 @@ class ModuleInfo:
     random: bool = False
     """Whether forward itself draws random numbers in training, as dropout with p > 0 does; what children draw is
     theirs."""
+    mixes_tokens: str = ""
+    """The first function, other than attention, with which forward itself combines tokens of a sequence; noted for
+    models of other authors that take positions."""
     feature_uses: tuple[FeatureUse, ...] = ()
     """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
     takes: Shape | None = None
@@ -239,6 +242,7 @@ class _Template:
             "flow": tuple(Step(op, name, tuple(inputs)) for op, name, inputs in raw["flow"]),
             "outputs": tuple(raw["outputs"]),
             "random": raw.get("random", False),
+            "mixes_tokens": raw.get("mixes_tokens", ""),
             "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
             "takes": _shape(raw.get("takes")),
             "gives": _shape(raw.get("gives")),

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import re
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues, unfilled_by
-from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
-from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes, outside_of_blocks
-from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
-from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError, ModuleKind
-from legoai.specs.models.manifests.result import unfit_result
-from legoai.specs.models.manifests.shapes import Shape, other_sizes
-from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, meta_device, tree_map
+from legoai.specs.models.manifests.described.flow import Call
+from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of
+from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
+from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
+from legoai.specs.models.reads import Tokens, described
+from legoai.specs.models.torch_internals import BatchNorm, Dropout
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -60,86 +54,9 @@ def describe(
     unfilled = [] if first_values is None else _unfilled(model, first_values)
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
-    noted = outside_of_blocks(model, blocks) if shapes and isinstance(_reads(model), Tokens) else {}
-    return _Describer(model, follow(model, noted), shapes=shapes).manifest(source, unfilled)
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """One forward of a model on the meta device."""
-
-    calls: Mapping[str, Call] = field(default_factory=dict)
-    """The first call of every module, by its path."""
-    shapes: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
-    """What the noted modules take and give, in samples and tokens."""
-    updated: Sequence[str] = ()
-    """The buffers that forward updates."""
-    unfit: str | None = None
-    """Why the loss cannot be computed from what forward returned, or None."""
-    error: str | None = None
-    """Why forward cannot be followed, or None."""
-
-
-def follow(model: nn.Module, noted: Mapping[str, nn.Module]) -> Followed:
-    """Run a model's forward, and note what happens in it.
-
-    Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
-
-    Args:
-        model: on the meta device.
-        noted: the modules, by path, whose shapes are recorded too.
-    """
-    import_compiler()
-    error: Exception | None = None
-    for dtype in (None, torch.bfloat16):
-        with meta_device():
-            try:
-                inputs = _example_inputs(model)
-                if dtype is not None:
-                    model.to(dtype)
-                    inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
-                with (
-                    torch.no_grad(),
-                    UpdatedBuffers(model) as updated,
-                    FlowRecorder(model) as recorder,
-                    ShapeRecorder(noted) as shapes,
-                ):
-                    result = model(*inputs)
-                reads = _reads(model)
-                return Followed(
-                    calls=recorder.calls,
-                    shapes=_shapes(model, inputs, noted, shapes),
-                    updated=updated.names,
-                    unfit=None if reads is None else unfit_result(reads, inputs, result),
-                )
-            except Exception as raised:
-                error = error or raised
-    assert error is not None
-    reason = textwrap.shorten(str(error), 300, placeholder=" ...")
-    is_authors = not type(model).__module__.startswith("transformers.")
-    can_be_told = is_authors and not hasattr(model, "example_inputs")
-    advice = "; a method example_inputs() may say what it takes" if can_be_told else ""
-    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {reason}{advice}")
-
-
-def _shapes(
-    model: nn.Module, inputs: tuple[Any, ...], noted: Mapping[str, nn.Module], first: ShapeRecorder
-) -> dict[str, tuple[Shape | None, Shape | None]]:
-    """Run a model of token ids at another size, and return what modules take and give by samples and tokens."""
-    ids = next((item for item in inputs if isinstance(item, torch.Tensor) and item.dim() == 2), None)
-    if not noted or ids is None:
-        return {}
-    sizes = ids.shape[0], ids.shape[1]
-    others = [
-        item.new_zeros(other_sizes(sizes)) if isinstance(item, torch.Tensor) and item.shape == ids.shape else item
-        for item in inputs
-    ]
-    try:
-        with torch.no_grad(), ShapeRecorder(noted) as second:
-            model(*others)
-    except Exception:  # it may have a size of its own, for which it states `example_inputs`
-        return followed_shapes(first, None, sizes)
-    return followed_shapes(first, second, sizes)
+    noted = outside_of_blocks(model, blocks) if shapes and isinstance(reads_of(model), Tokens) else {}
+    routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
+    return _Describer(model, follow(model, noted, routed), shapes=shapes).manifest(source, unfilled)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -161,53 +78,6 @@ def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
     return found
 
 
-def _cast(value: Any, *, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
-    method = getattr(model, "example_inputs", None)
-    if callable(method):
-        return tuple(method())
-    shapes = (_reads(model) or Tokens()).inputs(2, 8)
-    return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
-
-
-def _reads(model: nn.Module) -> Reads | None:
-    """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
-    declared = inspect.getattr_static(type(model), "reads", None)
-    if isinstance(declared, property) and declared.fget is not None:
-        told = _computed(model, declared.fget)
-    else:
-        told = getattr(model, "reads", _UNTOLD)
-    if told is None:
-        return None
-    if told is not _UNTOLD:
-        try:
-            return reads_from(told)
-        except ValueError as error:
-            raise ManifestError("not_a_module", f"{type(model).__name__}: {error}") from error
-    # Models of timm have a config: `input_size` is (channels, height, width).
-    pretrained: Any = getattr(model, "pretrained_cfg", None)
-    size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
-    classes = getattr(model, "num_classes", None)
-    if size is None or not isinstance(classes, int) or classes < 1:
-        return Tokens()
-    channels, height, width = map(int, size)
-    return Images(channels=channels, height=height, width=width, classes=classes)
-
-
-_UNTOLD = object()
-
-
-def _computed(model: nn.Module, told: Callable[[Any], Any]) -> Any:
-    """Return the value of a property, whose `AttributeError` a module would take for a missing attribute."""
-    try:
-        return told(model)
-    except AttributeError as error:
-        raise ManifestError("not_a_module", f"{type(model).__name__}: its `reads` fails: {error}") from error
-
-
 class _Describer:
     def __init__(self, model: nn.Module, followed: Followed, *, shapes: bool) -> None:
         self.model = model
@@ -224,7 +94,7 @@ class _Describer:
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
             config = config.get_text_config()
-        reads = _reads(self.model)
+        reads = reads_of(self.model)
         raw = {
             "format": FORMAT,
             "source": source,
@@ -275,6 +145,8 @@ class _Describer:
             raw["frozen"] = frozen
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
+        if self.paths[module] in self.followed.mixing:
+            raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
         if self.shapes and followed and call.feature_uses:
             raw["feature_uses"] = call.feature_uses
         for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):
@@ -299,7 +171,7 @@ class _Describer:
             return "norm"
         if _experts(module) is not None:
             return "moe"
-        if name.endswith("Experts"):
+        if _holds_experts(module):
             return "experts"
         if re.search(r"attention|attn", name, re.IGNORECASE):
             return "attention"
@@ -423,6 +295,11 @@ def _relative(config: Any) -> bool:
 def _experts(module: nn.Module) -> nn.Module | None:
     """Return the experts of a routed feed-forward."""
     return next((child for name, child in module._modules.items() if name == "experts"), None)
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """Whether a module holds the weights of experts."""
+    return type(module).__name__.endswith("Experts")
 
 
 def _integer(names: tuple[str, ...], *holders: object) -> int | None:

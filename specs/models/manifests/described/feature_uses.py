@@ -17,7 +17,7 @@ from legoai.specs.models.torch_internals import storage_key
 
 _SAME_FEATURES: Final = ("add", "mul", "activation", "cast")
 """Operations whose result has the features of an argument of its shape."""
-_OVER_DIMS: Final[Mapping[str, tuple[int, int | None]]] = {
+OVER_DIMS: Final[Mapping[str, tuple[int, int | None]]] = {
     **dict.fromkeys(["mean", "amax", "amin", "max", "min", "argmax", "argmin"], (1, None)),
     **dict.fromkeys(["std", "var", "prod", "logsumexp"], (1, None)),
     **dict.fromkeys(["softmax", "log_softmax", "cumsum", "flip"], (1, None)),
@@ -28,6 +28,23 @@ _OVER_DIMS: Final[Mapping[str, tuple[int, int | None]]] = {
     "topk": (2, -1),
 }
 """Functions that combine elements along dims: the place of these among the arguments, and their default."""
+
+
+def dims_over(
+    where: tuple[int, int | None], rank: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Sequence[int]:
+    """Return the dims of a function's first argument over which it combines elements; none where they are no numbers.
+
+    Args:
+        where: the place of the dims among the arguments, and their default; None is all.
+        rank: dims of the first argument.
+        args: by position.
+        kwargs: by name.
+    """
+    place, default = where
+    dims = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
+    over = range(rank) if dims is None else dims if isinstance(dims, tuple | list) else (dims,)
+    return [dim % rank for dim in over] if rank and all(type(dim) is int for dim in over) else []
 
 
 class FeaturesOf:
@@ -88,13 +105,11 @@ class FeaturesOf:
         if name == "glu":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             return self._part([given.narrow(dim, 0, given.shape[dim] // 2)])
-        if name in _OVER_DIMS:
-            place, default = _OVER_DIMS[name]
-            dims = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
-            return self._over(given, dims)
+        if name in OVER_DIMS:
+            return self._over(given, dims_over(OVER_DIMS[name], given.dim(), args, kwargs))
         if name in ("layer_norm", "rms_norm"):
             shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
-            return self._over(given, tuple(range(-len(shape), 0)))
+            return self._over(given, range(given.dim() - len(shape), given.dim()))
         return self._part(made)
 
     def _in_batches(self, matrices: Sequence[Any]) -> bool:
@@ -108,12 +123,9 @@ class FeaturesOf:
         part = next((item for item in made if self._outermost(item) is not None and not self._spans(item)), None)
         return (_key(part), "part") if part is not None else None
 
-    def _over(self, tensor: torch.Tensor, dims: Any) -> tuple[int, UsedFeatures] | None:
+    def _over(self, tensor: torch.Tensor, dims: Sequence[int]) -> tuple[int, UsedFeatures] | None:
         outermost = self._outermost(tensor)
-        over = range(tensor.dim()) if dims is None else dims if isinstance(dims, tuple | list) else (dims,)
-        if outermost is None or not all(type(dim) is int for dim in over):
-            return None
-        return (_key(tensor), "all") if outermost[0] in [dim % tensor.dim() for dim in over] else None
+        return (_key(tensor), "all") if outermost is not None and outermost[0] in dims else None
 
     def _spans(self, tensor: torch.Tensor) -> bool:
         outermost = self._outermost(tensor)

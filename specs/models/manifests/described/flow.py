@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,28 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.described.feature_uses import FeaturesOf
+from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
 from legoai.specs.models.manifests.manifest import FeatureUse, Step, StepOp
 from legoai.specs.models.random_operators import RandomOperators
-from legoai.specs.models.torch_internals import tree_leaves, whole_of
+from legoai.specs.models.torch_internals import whole_of
 
-_FUNCTIONS: Mapping[StepOp, str] = {
-    "add": "add radd iadd sub rsub isub subtract addcmul add_ lerp",
-    "mul": "mul rmul imul multiply div rdiv truediv rtruediv itruediv divide neg square pow rpow rsqrt sqrt",
-    "matmul": "linear matmul rmatmul mm bmm addmm baddbmm einsum grouped_mm bilinear conv1d conv2d conv3d",
-    "attention": "scaled_dot_product_attention multi_head_attention_forward flex_attention",
-    "activation": "relu relu6 silu gelu sigmoid tanh elu selu celu leaky_relu prelu softplus mish hardswish"
-    " hardsigmoid hardtanh glu logsigmoid softsign exp dropout",
-    "normalize": "layer_norm rms_norm group_norm batch_norm instance_norm normalize",
-    "softmax": "softmax log_softmax",
-    "reduce": "sum mean amax amin max min argmax argmin var std norm prod all any cumsum logsumexp one_hot bincount",
-    "reshape": "view reshape view_as reshape_as transpose swapaxes permute movedim flatten unflatten ravel squeeze"
-    " unsqueeze expand expand_as broadcast_to contiguous chunk split tensor_split unbind cat concat stack hstack repeat"
-    " tile flip roll repeat_interleave T mT H mH t view_as_real real imag clone detach pad",
-    "index": "getitem setitem index index_select gather scatter scatter_add index_add index_copy index_put take"
-    " take_along_dim embedding topk sort argsort where masked_fill masked_scatter masked_select tril triu narrow",
-    "cast": "to type type_as float double half bfloat16 int long bool",
-}
-_OPS: Mapping[str, StepOp] = {name: op for op, names in _FUNCTIONS.items() for name in names.split()}
 _CONSTANT: tuple[StepOp, str] = ("other", "constant")
 
 
@@ -108,20 +91,20 @@ class FlowRecorder(TorchFunctionMode):
         """Execute a torch function and note it in the innermost forward."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        made = _tensors(result)
+        made = tensors_in(result)
         written: list[torch.Tensor] = []
-        if _writes(func) and isinstance(args[0], torch.Tensor):
+        if writes(func) and isinstance(args[0], torch.Tensor):
             # With a part its whole is changed: `x[:, :4].copy_(y)`.
             written = [tensor for tensor in (args[0], whole_of(args[0])) if tensor is not None]
         if (made or written) and self._frames:
             frame = self._frames[-1]
-            name = _function_name(func)
-            op = _OPS.get(name, "other")
+            name = function_name(func)
+            op = operation_of(name)
             step = frame.append(op, name, self._sources(frame, (args, kwargs, written)))
             uses = self._features.used(name, args, kwargs, made)
             if all(key in frame.wholes for key, _ in uses):
                 frame.feature_uses += [FeatureUse(step, frame.wholes[key], used) for key, used in uses]
-            self._features.made_by(op, _tensors((args, kwargs)), made)
+            self._features.made_by(op, tensors_in((args, kwargs)), made)
             self._made(frame, [*made, *written], step)
         return result
 
@@ -132,10 +115,10 @@ class FlowRecorder(TorchFunctionMode):
 
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = _positional_names(module, len(args))
-        by_keyword = {name: value for name, value in _by_signature(module, kwargs) if _tensors(value)}
+        by_keyword = {name: value for name, value in _by_signature(module, kwargs) if tensors_in(value)}
         frame = _Frame(self._paths[module], Call(inputs=names, keyword_inputs=tuple(by_keyword)))
         for name, value in [*zip(names, args, strict=True), *by_keyword.items()]:
-            for tensor in _tensors(value):
+            for tensor in tensors_in(value):
                 self._made(frame, [tensor], frame.append("input", name, ()))
         self._frames.append(frame)
 
@@ -158,7 +141,7 @@ class FlowRecorder(TorchFunctionMode):
             else:
                 step = caller.append("other", type(module).__name__, sources)
                 caller.call.random |= frame.draws  # of a module that is not below the caller
-            self._made(caller, _tensors(result), step)
+            self._made(caller, tensors_in(result), step)
 
     def _made(self, frame: _Frame, tensors: list[torch.Tensor], step: int) -> None:
         self._kept += tensors
@@ -170,7 +153,7 @@ class FlowRecorder(TorchFunctionMode):
     def _sources(self, frame: _Frame, values: Any) -> tuple[int, ...]:
         """Return the steps of `frame` that produced the tensors in `values`, each once."""
         steps: dict[int, None] = {}
-        for tensor in _tensors(values):
+        for tensor in tensors_in(values):
             step = frame.step_of.get(id(tensor))
             if step is None:
                 step = self._first_use(frame, tensor)
@@ -186,33 +169,11 @@ class FlowRecorder(TorchFunctionMode):
         return step
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
 def _owned_tensors(model: nn.Module) -> Iterator[tuple[torch.Tensor, StepOp, str]]:
     for path, parameter in model.named_parameters():
         yield parameter, "parameter", path
     for path, buffer in model.named_buffers():
         yield buffer, "buffer", path
-
-
-def _function_name(func: Any) -> str:
-    """Return the plain name of a torch function, method (`__radd__`, `mul_`) or property (`T.__get__`)."""
-    name: str = getattr(func, "__name__", type(func).__name__)
-    if name == "__get__":
-        name = getattr(func.__self__, "__name__", name)
-    return name.strip("_")
-
-
-def _writes(func: Any) -> bool:
-    """Whether a torch function writes to its first argument: `x[i] = y`, `x.copy_(y)`, `x += y`."""
-    name: str = getattr(func, "__name__", "")
-    return name in _WRITING or (name.endswith("_") and not name.startswith("__"))
-
-
-_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_WRITING = frozenset(["__setitem__", *(f"__i{name}__" for name in _OPERATORS)])
 
 
 def _positional_names(module: nn.Module, count: int) -> tuple[str, ...]:

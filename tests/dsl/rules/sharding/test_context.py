@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.rule_plans import codes, diagnostics, message
 
 USE = "fsdp on dp_shard { layers.* = unit }\n"
 
@@ -80,3 +82,44 @@ def test_head_exchange_divides_unsharded_heads_by_cp_only() -> None:
 def test_head_exchange_refuses_load_balancing(options: str, fits: bool) -> None:
     text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}mesh (dp_shard = 2, cp = 4)\n'
     assert ("LP427" not in codes(f"{text}context on cp ({options})")) == fits
+
+
+SHIFTED = """
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(16, 16)
+
+    def forward(self, x):
+        {shift}
+        x = self.proj(x)[:, None]
+        return functional.scaled_dot_product_attention(x, x, x)[:, 0]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens, positions=None):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+
+
+@pytest.mark.parametrize(("shift", "found"), [("x = functional.pad(x, (0, 0, 1, 0))[:, :-1]", True), ("pass", False)])
+def test_tokens_are_combined_by_attention_alone(tmp_path: Path, shift: str, found: bool) -> None:
+    (tmp_path / "net.py").write_text(SHIFTED.replace("{shift}", shift))
+    plan = 'model python("net:Net")\nmesh (dp_shard = 4, {})\nfsdp on dp_shard { layers.* = unit }\n'
+    cut = plan.replace("{}", "cp = 2").replace("on dp_shard", "on dp_shard, cp") + "context on cp"
+    assert ("LP318" in codes(cut, tmp_path)) is found
+    if found:
+        assert "`layers.*` combines tokens by `pad`" in message(cut, "LP318", tmp_path)
+    assert "LP318" not in codes(plan.replace("{}", "tp = 2"), tmp_path)

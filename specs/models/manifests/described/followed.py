@@ -1,0 +1,181 @@
+"""Forward of a model on the meta device, and what is noted of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
+from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
+from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
+from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
+from legoai.specs.models.manifests.manifest import ManifestError
+from legoai.specs.models.manifests.result import unfit_result
+from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
+from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
+from legoai.specs.models.torch_internals import import_compiler, meta_device, tree_map
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """One forward of a model on the meta device."""
+
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    """The first call of every module, by its path."""
+    shapes: Mapping[str, tuple[Shape | None, Shape | None]] = field(default_factory=dict)
+    """What the noted modules take and give, in samples and tokens."""
+    updated: Sequence[str] = ()
+    """The buffers that forward updates."""
+    mixing: Mapping[str, str] = field(default_factory=dict)
+    """The modules that combine tokens outside of attention, by path, each with the first function that does."""
+    unfit: str | None = None
+    """Why the loss cannot be computed from what forward returned, or None."""
+    error: str | None = None
+    """Why forward cannot be followed, or None."""
+
+
+def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
+    """Run a model's forward, and note what happens in it.
+
+    Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
+
+    Args:
+        model: on the meta device.
+        noted: the modules, by path, whose shapes are recorded too.
+        routed: the modules that send tokens to experts.
+    """
+    import_compiler()
+    error: Exception | None = None
+    for dtype in (None, torch.bfloat16):
+        with meta_device():
+            try:
+                inputs = _example_inputs(model)
+                if dtype is not None:
+                    model.to(dtype)
+                    inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
+                with (
+                    torch.no_grad(),
+                    UpdatedBuffers(model) as updated,
+                    FlowRecorder(model) as recorder,
+                    ShapeRecorder(noted) as shapes,
+                ):
+                    result = model(*inputs)
+                reads = reads_of(model)
+                return Followed(
+                    calls=recorder.calls,
+                    shapes=_shapes(model, inputs, noted, shapes),
+                    updated=updated.names,
+                    mixing=_mixing(model, inputs, routed),
+                    unfit=None if reads is None else unfit_result(reads, inputs, result),
+                )
+            except Exception as raised:
+                error = error or raised
+    assert error is not None
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...")
+    is_authors = not type(model).__module__.startswith("transformers.")
+    can_be_told = is_authors and not hasattr(model, "example_inputs")
+    advice = "; a method example_inputs() may say what it takes" if can_be_told else ""
+    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {reason}{advice}")
+
+
+def _shapes(
+    model: nn.Module, inputs: tuple[Any, ...], noted: Mapping[str, nn.Module], first: ShapeRecorder
+) -> dict[str, tuple[Shape | None, Shape | None]]:
+    """Run a model of token ids at another size, and return what modules take and give by samples and tokens."""
+    ids = _token_ids(inputs)
+    if not noted or ids is None:
+        return {}
+    sizes = ids.shape[0], ids.shape[1]
+    try:
+        with torch.no_grad(), ShapeRecorder(noted) as second:
+            model(*_of_other_sizes(inputs, sizes))
+    except Exception:  # it may have a size of its own, for which it states `example_inputs`
+        return followed_shapes(first, None, sizes)
+    return followed_shapes(first, second, sizes)
+
+
+def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Module]) -> dict[str, str]:
+    """Return the modules that combine tokens outside of attention, each with the first function that does.
+
+    Only a model that takes positions can compute pieces of sequences; of one that runs at a single size nothing is
+    known.
+    """
+    ids = _token_ids(inputs)
+    if ids is None or "positions" not in inspect.signature(model.forward).parameters:
+        return {}
+    sizes = (ids.shape[0], ids.shape[1])
+    others = _of_other_sizes(inputs, sizes)
+    recorders = TokenRecorder(model, inputs, routed), TokenRecorder(model, others, routed)
+    try:
+        for recorder, given in zip(recorders, (inputs, others), strict=True):
+            with torch.no_grad(), recorder:
+                model(*given)
+    except Exception:
+        return {}
+    return mixing(*recorders, sizes, other_sizes(sizes))
+
+
+def _token_ids(inputs: tuple[Any, ...]) -> torch.Tensor | None:
+    return next((item for item in inputs if isinstance(item, torch.Tensor) and item.dim() == 2), None)
+
+
+def _of_other_sizes(inputs: tuple[Any, ...], sizes: Sizes) -> tuple[Any, ...]:
+    """Return the inputs with token ids of other sizes."""
+    others = other_sizes(sizes)
+    return tuple(
+        item.new_zeros(others) if isinstance(item, torch.Tensor) and item.shape == sizes else item for item in inputs
+    )
+
+
+def _cast(value: Any, *, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
+    method = getattr(model, "example_inputs", None)
+    if callable(method):
+        return tuple(method())
+    shapes = (reads_of(model) or Tokens()).inputs(2, 8)
+    return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
+
+
+def reads_of(model: nn.Module) -> Reads | None:
+    """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
+    declared = inspect.getattr_static(type(model), "reads", None)
+    if isinstance(declared, property) and declared.fget is not None:
+        told = _computed(model, declared.fget)
+    else:
+        told = getattr(model, "reads", _UNTOLD)
+    if told is None:
+        return None
+    if told is not _UNTOLD:
+        try:
+            return reads_from(told)
+        except ValueError as error:
+            raise ManifestError("not_a_module", f"{type(model).__name__}: {error}") from error
+    # Models of timm have a config: `input_size` is (channels, height, width).
+    pretrained: Any = getattr(model, "pretrained_cfg", None)
+    size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
+    classes = getattr(model, "num_classes", None)
+    if size is None or not isinstance(classes, int) or classes < 1:
+        return Tokens()
+    channels, height, width = map(int, size)
+    return Images(channels=channels, height=height, width=width, classes=classes)
+
+
+_UNTOLD = object()
+
+
+def _computed(model: nn.Module, told: Callable[[Any], Any]) -> Any:
+    """Return the value of a property, whose `AttributeError` a module would take for a missing attribute."""
+    try:
+        return told(model)
+    except AttributeError as error:
+        raise ManifestError("not_a_module", f"{type(model).__name__}: its `reads` fails: {error}") from error
