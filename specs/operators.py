@@ -19,9 +19,21 @@ ATTENTION: Final = (
 )
 """The operators that `attention` stands for: what `scaled_dot_product_attention` calls on one device or another."""
 
+COMPOSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("linear", "matmul", "einsum", "inner", "tensordot", "linalg_matmul"), "matmul"),
+    "scaled_dot_product_attention": "attention",
+    "softmax": '"aten._softmax"',
+    "log_softmax": '"aten._log_softmax"',
+    "layer_norm": '"aten.native_layer_norm"',
+    "group_norm": '"aten.native_group_norm"',
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), '"aten.convolution"'),
+    "cross_entropy_loss": '"aten._log_softmax"',
+}
+"""What computes operators of `aten` that have no kernel of their own, as `selective` names it."""
+
 
 @cache
 def keepable_operators() -> Mapping[str, frozenset[str]]:
-    """Return the overloads of each operator of `aten` that changes no input and draws no random numbers."""
+    """Return the overloads of each operator of `aten` that has a kernel, changes no input and draws no numbers."""
     lines = files("legoai.specs.catalogue").joinpath(FILE).read_text(encoding="utf-8").splitlines()
     return {name: frozenset(overloads) for name, *overloads in map(str.split, lines)}

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
-from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket
+from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket, has_kernel
 from legoai.specs.models.random_operators import is_random
 from legoai.specs.operators import ATTENTION
 
@@ -152,7 +152,8 @@ def operators(name: str) -> set[OpOverload]:
     """Return the operator of a name such as `aten.mm.default`, or all overloads of one such as `aten.mm`.
 
     Raises:
-        RunError: torch has none, or none that leaves its inputs as they are and draws no random numbers.
+        RunError: torch has none, or none that leaves its inputs as they are, draws no random numbers and is computed by
+            a kernel of its own.
     """
     found = _find(name)
     if not found:
@@ -162,15 +163,38 @@ def operators(name: str) -> set[OpOverload]:
             help=f"operators are named as torch.ops names them, such as aten.mm or aten.mm.default; there are also the "
             f"words {', '.join(WORDS)}",
         )
-    keepable = {item for item in found if not item._schema.is_mutable and not is_random(item, (), {})}
-    if not keepable:
+    lasting = {item for item in found if not item._schema.is_mutable and not is_random(item, (), {})}
+    if not lasting:
         why = "changes its input in place" if any(item._schema.is_mutable for item in found) else "draws random numbers"
         raise RunError(
             RunErrorCode.NO_OPERATOR,
             f'the operator "{name}" {why}, and what it computes cannot be kept',
             help="leave it out: it is computed again",
         )
+    keepable = {item for item in lasting if not is_composed(item)}
+    if not keepable:
+        raise RunError(
+            RunErrorCode.NO_OPERATOR,
+            f'the operator "{name}" is computed by others, whose results are kept or computed again in its place',
+            help="name these, which `legoai cost` lists: of `aten.linear` and `aten.matmul` they are `aten.mm`, "
+            "`aten.addmm` and `aten.bmm`",
+        )
     return keepable
+
+
+def is_composed(operator: OpOverload) -> bool:
+    """Whether torch computes an operator by calling others, so that no policy sees it.
+
+    Kernels for autograd beside the composition are those of nested tensors, or of another device, which may be the one
+    that trains.
+    """
+    name: str = operator.name()  # type: ignore[no-untyped-call]
+    try:
+        if not has_kernel(name, "CompositeImplicitAutograd") or has_kernel(name, "CPU"):
+            return False
+        return not has_kernel(name, "Autograd") or has_kernel(name, "NestedTensorCPU")
+    except RuntimeError:  # one of TorchScript alone, which nothing dispatches
+        return True
 
 
 def _find(name: str) -> set[OpOverload]:

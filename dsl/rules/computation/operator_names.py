@@ -13,7 +13,7 @@ from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.computation.checkpoint import OPERATOR_WORDS
 from legoai.specs.directives.checkpoint import Selective
-from legoai.specs.operators import keepable_operators
+from legoai.specs.operators import COMPOSED, keepable_operators
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 _NO_NAMESPACE: Final = ("torch", "nn", "F", "functional", "Tensor")
@@ -24,7 +24,9 @@ class OperatorName(Check):
     """A name in `selective` that no operator has, or one whose results cannot be kept.
 
     Operators are named as `torch.ops` names them: namespace, operator, and the overload if only one is meant.
-    Without an overload all are meant. What changes its input in place or draws random numbers is always computed again.
+    Without an overload all are meant. What changes its input in place or draws random numbers is always computed again,
+    and of an operator that torch computes by others, such as `aten.linear`, only these are ever called: `legoai cost`
+    lists them.
     Linting does not import torch, and knows the names of `aten` in torch 2.13; those of other namespaces are looked up
     when the program starts.
 
@@ -55,8 +57,8 @@ class OperatorName(Check):
                         yield self.at(
                             place,
                             f'"{name}" is no operator of torch whose results can be kept',
-                            label="not in torch 2.13, or in place or random",
-                            help=suggestion(name, _alike(name)),
+                            label="not in torch 2.13, or in place, random, or computed by other operators",
+                            help=_help(name),
                         )
                     continue
                 last = re.split(r"[.:]+", name.strip())[-1] or "mm"
@@ -78,6 +80,13 @@ def _is_unknown(name: str) -> bool:
     namespace, operator, *overload = name.split(".")
     known = keepable_operators().get(operator) if namespace == "aten" else frozenset(overload)
     return known is None or not known.issuperset(overload)
+
+
+def _help(name: str) -> list[str]:
+    """What to write in place of a wrong name."""
+    namespace, operator, *_ = name.split(".")
+    of = COMPOSED.get(operator) if namespace == "aten" else None
+    return suggestion(name, _alike(name)) if of is None else [f"torch computes it by other operators: write `{of}`"]
 
 
 def _alike(name: str) -> list[str]:

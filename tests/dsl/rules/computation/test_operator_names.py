@@ -10,7 +10,8 @@ import torch
 
 from legoai.runtime.errors import RunError
 from legoai.runtime.recomputation.policies import operators
-from legoai.specs.operators import FILE, keepable_operators
+from legoai.specs.operators import COMPOSED, FILE, keepable_operators
+from support.rule_plans import diagnostics
 
 
 def of_torch() -> dict[str, frozenset[str]]:
@@ -32,3 +33,23 @@ def test_operators_are_those_of_torch(golden):
     with importlib.resources.as_file(importlib.resources.files("legoai.specs.catalogue").joinpath(FILE)) as path:
         golden(Path(path), "\n".join(lines) + "\n")
     assert keepable_operators() == known
+
+
+def test_composed_operators_are_not_among_those_that_are_kept():
+    assert not COMPOSED.keys() & keepable_operators().keys()
+    named = {word.strip('"') for word in COMPOSED.values() if "." in word}
+    assert named and all(keepable_operators()[name.removeprefix("aten.")] for name in named)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("aten.linear", "`matmul`"),
+        ("aten.softmax", '`"aten._softmax"`'),
+        ("aten.scaled_dot_product_attention", "`attention`"),
+    ],
+)
+def test_names_of_composed_operators_are_refused_with_what_computes_them(name, instead):
+    found = diagnostics(f'checkpoint {{ layers.* = selective(["{name}"]) }}')
+    [item] = [item for item in found if item.code == "LP653"]
+    assert list(item.help) == [f"torch computes it by other operators: write {instead}"]
