@@ -19,6 +19,18 @@ ATTENTION: Final = (
 )
 """The operators that `attention` stands for: what `scaled_dot_product_attention` calls on one device or another."""
 
+PRODUCTS: Final = (
+    "aten.mm",
+    "aten.addmm",
+    "aten.bmm",
+    "aten.baddbmm",
+    "aten.linear",
+    "aten._grouped_mm",
+    "aten._scaled_mm",
+    "aten._scaled_grouped_mm",
+)
+"""The operators that `matmul` stands for."""
+
 COMPOSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("linear", "matmul", "einsum", "inner", "tensordot", "linalg_matmul"), "matmul"),
     "scaled_dot_product_attention": "attention",

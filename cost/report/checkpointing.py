@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from legoai.cost.estimate import RankEstimate
+from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.memory.storages import LiveStorage
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
+from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.facts import of_innermost
+from legoai.dsl.analysis.facts import grouped, holders, of_innermost
+from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.runtime.recomputation.policies import operators
+from legoai.specs.directives.checkpoint import Selective
+from legoai.specs.operators import ATTENTION, PRODUCTS
+
+_NAME: Final = re.compile(r"\w+\.\w+")
+"""Operators in the name of a kernel, which may be several, fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +105,57 @@ def recomputed_calls(rank: RankEstimate, causes: Causes) -> tuple[RecomputedCall
         for each in item.recomputed
     )
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.pattern, row.op)))
+
+
+def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each operator that a policy names and no module under it calls."""
+    analysis = causes.analysis
+    called: dict[str, set[str]] | None = None
+    for rule, paths in grouped(recomputed_modules(analysis).items()):
+        if not isinstance(rule.treatment, Selective):
+            continue
+        if called is None:
+            called = _called(estimate)
+        names = {name for path, found in called.items() if _is_under(path, paths) for name in found}
+        for word in rule.treatment.keep:
+            if not (_meant(word) & names or _is_view(word)):
+                yield OperatorNotCalled.at(
+                    analysis.span_of(rule.treatment, "keep"),
+                    f"`{word}` keeps nothing: no module of `{rule.path}` calls it",
+                    label="never called",
+                    help=["leave it out; `legoai cost` lists what is saved and what runs again, by name"],
+                )
+
+
+def _called(estimate: Estimate) -> dict[str, set[str]]:
+    """Return the operators that modules call in forward, by path, and `collective` for those that communicate."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for rank in estimate.ranks:
+        for item in rank.trace.between(rank.span):
+            records = item.segment.records if isinstance(item, Instance) else (item,)
+            for record in records:
+                if isinstance(record, Kernel | Collective) and record.phase == "forward":
+                    path = item.path(record.module) if isinstance(item, Instance) else record.module
+                    names = _NAME.findall(record.op) if isinstance(record, Kernel) else ("collective",)
+                    found[path].update(names)
+    return found
+
+
+def _meant(word: str) -> frozenset[str]:
+    """Return the operators that a word or a name of `selective` stands for."""
+    if word in ("matmul", "alternate_matmul"):
+        return frozenset(PRODUCTS)
+    if word == "attention":
+        return frozenset(ATTENTION)
+    return frozenset([".".join(word.split(".")[:2])])
+
+
+def _is_view(name: str) -> bool:
+    """Whether an operator computes nothing, so that no kernel shows whether it was called."""
+    if "." not in name:
+        return False
+    return all(any(result.alias_info is not None for result in item._schema.returns) for item in operators(name))
+
+
+def _is_under(path: str, modules: Collection[str]) -> bool:
+    return path in modules or any(above in modules for above in holders(path))

@@ -15,7 +15,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket, has_kernel
 from legoai.specs.models.random_operators import is_random
-from legoai.specs.operators import ATTENTION
+from legoai.specs.operators import ATTENTION, PRODUCTS
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """Context managers of `torch.utils.checkpoint.checkpoint(context_fn=…)`, for forward and for recomputation."""
@@ -36,16 +36,6 @@ class Tracing(Protocol):
 
 _TRACING: Final[ContextVar[Tracing | None]] = ContextVar("_TRACING", default=None)
 
-_MATMUL: Final = (
-    "aten.mm",
-    "aten.addmm",
-    "aten.bmm",
-    "aten.baddbmm",
-    "aten.linear",
-    "aten._grouped_mm",
-    "aten._scaled_mm",
-    "aten._scaled_grouped_mm",
-)
 WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
 WORDS: Final = ("attention", "matmul", "alternate_matmul", "collective")
@@ -135,9 +125,9 @@ def _resolve(names: Iterable[str]) -> tuple[frozenset[OpOverload], frozenset[OpO
         if name == "attention":
             kept.update(_operators_of(ATTENTION))
         elif name == "matmul":
-            kept.update(_operators_of(_MATMUL))
+            kept.update(_operators_of(PRODUCTS))
         elif name == "alternate_matmul":
-            alternate = frozenset(_operators_of(_MATMUL))
+            alternate = frozenset(_operators_of(PRODUCTS))
         elif name != "collective":
             kept.update(operators(name))
     return frozenset(kept), alternate, "collective" in names

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "LP712": "found when a plan is simulated",
     "LP716": "found when a plan is solved",
     "LP828": "found when a plan is simulated",
+    "LP838": "found when a plan is simulated",
     "LP108": "found when a file is read",
     "LP226": "found where factories are not run",
     "LP229": "every built-in model has first values",

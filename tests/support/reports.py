@@ -63,6 +63,7 @@ def everything(text: str) -> dict:
     from legoai.cost.report.bars import rank_tracks
     from legoai.cost.report.budgets import advice, by_segments, violations
     from legoai.cost.report.causes import Causes
+    from legoai.cost.report.checkpointing import never_called
     from legoai.cost.report.chrome import Lines, chrome_trace
     from legoai.cost.report.curve import memory_curve
     from legoai.cost.report.document import document
@@ -106,6 +107,7 @@ def everything(text: str) -> dict:
         "timeline": timeline_picture(found.ranks[0], causes, name=plan.name),
         "pipeline": pipeline_picture(found, alone=True) if plan.pipeline is not None else "",
         "violations": list(violations(found, causes)),
+        "never called": list(never_called(found, causes)),
         "attention": causes.of_kernel(
             "aten._scaled_dot_product_flash_attention", "layers.0.attention", "forward"
         ).place,

@@ -1,4 +1,4 @@
-"""LP71x and LP828: violated requirements and memory of the simulated plan (`legoai check`)."""
+"""LP71x, LP828 and LP838: violated requirements and memory of the simulated plan (`legoai check`)."""
 
 from __future__ import annotations
 
@@ -128,4 +128,35 @@ class MemoryLeftByRecomputation(Rule):
     code = "LP828"
     slug = "memory-left-by-recomputation"
     severity = "advice"
+    simulated: ClassVar[bool] = True
+
+
+class OperatorNotCalled(Rule):
+    """A value of `selective` that keeps nothing, since no module under it computes such an operator.
+
+    An operator is called as the model's code and torch's own decompositions call it: a linear layer with a bias is
+    `aten.addmm`, one without is `aten.mm`, and attention on a CPU has another kernel than on a GPU. `legoai cost` lists
+    what is saved and what runs again, by name. Only a simulated step shows what a model calls, so that `legoai check`
+    reports this, and `legoai lint` does not. Views, whose results take no memory, are not looked for.
+
+    ## Example
+    ```
+    model llama3("8b")
+    mesh (dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    checkpoint { layers.* = selective([attention, "aten.addmm"]) }
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    mesh (dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    checkpoint { layers.* = selective([attention, "aten.mm"]) }
+    ```
+    """
+
+    code = "LP838"
+    slug = "operator-not-called"
+    severity = "warning"
     simulated: ClassVar[bool] = True

@@ -128,6 +128,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
 
     from legoai.cost.report.budgets import advice, violations
     from legoai.cost.report.causes import Causes
+    from legoai.cost.report.checkpointing import never_called
     from legoai.cost.report.words import seconds, size
 
     variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
@@ -140,4 +141,5 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         )
     causes = Causes(linted.analysis)
     yield from violations(estimate, causes)
+    yield from never_called(estimate, causes)
     yield from advice(estimate, causes)

@@ -154,8 +154,8 @@ def test_operators_of_checkpointed_modules_are_saved_or_recomputed(reported: dic
 
 
 def test_selective_checkpointing_saves_the_operators_that_it_names():
-    text = PLAN.replace("layers.* = full", "layers.* = selective([matmul])")
-    found = in_the_simulator(everything, text)
+    kept = 'selective([matmul, attention, "aten.mul.Tensor", "aten.addmm", "aten.view"])'
+    found = in_the_simulator(everything, PLAN.replace("layers.* = full", f"layers.* = {kept}"))
     document = found["document"]
     saved, recomputed = document["memory"]["saved"], document["recomputed"]
     tokens, width, hidden = 2 * 128, 128, 384  # of a micro batch, and of `llama3("tiny")`
@@ -166,7 +166,10 @@ def test_selective_checkpointing_saves_the_operators_that_it_names():
         assert sizes[name]["modules"] in {3, 4}
         assert sizes[name]["bytes"] == sizes[name]["modules"] * tokens * columns * 2, name  # two bytes each
     assert recomputed and not any(row["operator"] == "aten.mm" for row in recomputed)
-    assert any("attention" in row["operator"] for row in recomputed)
+    assert not any("attention" in row["operator"] for row in recomputed)
+    [unused] = found["never called"]
+    assert (unused.code, unused.severity, unused.label.span.line) == ("LP838", "warning", line_of("checkpoint"))
+    assert unused.message == "`aten.addmm` keeps nothing: no module of `layers.*` calls it"
     for title, rows in (
         ("most memory of saved outputs at the peak", saved),
         ("most expensive recomputation", recomputed),
@@ -177,6 +180,7 @@ def test_selective_checkpointing_saves_the_operators_that_it_names():
 
 
 def test_plans_without_checkpointing_have_no_tables_of_it(staged: dict):
+    assert staged["never called"] == []
     assert staged["document"]["memory"]["saved"] == staged["document"]["recomputed"] == []
     assert "saved outputs" not in staged["terminal"] + staged["page"]
     assert "most expensive recomputation" not in staged["terminal"]
