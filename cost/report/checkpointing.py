@@ -15,7 +15,9 @@ from legoai.cost.timing.breakdown import pattern_of
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.facts import grouped, holders, of_innermost
+from legoai.dsl.analysis.computation.compile import compiled_modules
+from legoai.dsl.analysis.facts import grouped, holders, listed, of_innermost
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.runtime.recomputation.policies import operators
@@ -108,23 +110,30 @@ def recomputed_calls(rank: RankEstimate, causes: Causes) -> tuple[RecomputedCall
 
 
 def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each operator that a policy names and no module under it calls."""
+    """Yield a diagnostic for each policy that names operators which no module under it calls.
+
+    The kernels of a compiled module do not show which operators its code calls.
+    """
     analysis = causes.analysis
+    if is_traced(analysis):
+        return
+    compiled = compiled_modules(analysis)
     called: dict[str, set[str]] | None = None
     for rule, paths in grouped(recomputed_modules(analysis).items()):
-        if not isinstance(rule.treatment, Selective):
+        if not isinstance(rule.treatment, Selective) or any(path in compiled for path in paths):
             continue
         if called is None:
             called = _called(estimate)
         names = {name for path, found in called.items() if _is_under(path, paths) for name in found}
-        for word in rule.treatment.keep:
-            if not (_meant(word) & names or _is_view(word)):
-                yield OperatorNotCalled.at(
-                    analysis.span_of(rule.treatment, "keep"),
-                    f"`{word}` keeps nothing: no module of `{rule.path}` calls it",
-                    label="never called",
-                    help=["leave it out; `legoai cost` lists what is saved and what runs again, by name"],
-                )
+        idle = [word for word in rule.treatment.keep if not (_meant(word) & names or _is_view(word))]
+        if idle:
+            yield OperatorNotCalled.at(
+                analysis.span_of(rule.treatment, "keep"),
+                f"{listed(idle)} {'keep' if len(idle) > 1 else 'keeps'} nothing: no module of `{rule.path}` calls "
+                f"{'them' if len(idle) > 1 else 'it'}",
+                label="never called",
+                help=["leave it out; `legoai cost` lists what is saved and what runs again, by name"],
+            )
 
 
 def _called(estimate: Estimate) -> dict[str, set[str]]:
