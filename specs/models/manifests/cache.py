@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from legoai.specs.cache import user_cache
-from legoai.specs.files import replace_file
+from legoai.specs.files import MOST_DATA, read_file, replace_file
 from legoai.specs.models.config_checks import MOST_LAYERS
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
@@ -95,8 +95,15 @@ def _key(source: ModelSource, base_directory: Path) -> str:
     digest.update(json.dumps([FORMAT, source.kind, str(source), place]).encode())
     for file in (*_source_files(source, base_directory), *_release_files(source)):
         digest.update(f"\n{file.name}\n".encode())
-        digest.update(file.read_bytes())
+        digest.update(_content(file))
     return digest.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return read_file(file, MOST_DATA)
+    except OSError as error:
+        raise ManifestError("inspection_failed", f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _release_files(source: ModelSource) -> list[Path]:
@@ -142,14 +149,14 @@ def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str
     Numbers that JSON lacks are written `{"__float__": "Infinity"}` by `transformers`, and `Infinity` by Python.
 
     Raises:
-        ManifestError: it is missing, no JSON object, or has no `model_type`.
+        ManifestError: it is missing, too large, no JSON object, or has no `model_type`.
     """
     name = name or str(config_file)
     try:
-        fields = json.loads(Path(config_file).read_bytes(), object_hook=_special_float)
+        fields = json.loads(read_file(Path(config_file), MOST_DATA), object_hook=_special_float)
     except OSError as error:
         raise ManifestError("config_missing", f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError("config_invalid", f"{name} is not JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ManifestError("config_invalid", f"{name} is not a model config: it has no model_type")
