@@ -35,7 +35,7 @@ def place(side: Side, span: Span | None) -> str:
         return "default"
     let = side.let_of(span)
     through = f" (`let {let.name.text}`, line {let.span.line})" if let is not None else ""
-    return f"{side.shown(span.file)}:{span.line}{through}"
+    return f"{visible_line(side.shown(span.file))}:{span.line}{through}"
 
 
 def places(comparison: Comparison, change: Change) -> str:
@@ -213,10 +213,11 @@ def _title(comparison: Comparison) -> str:
 
 def _name(side: Side) -> str:
     variant = f", variant {side.plan.variant}" if side.plan.variant else ""
-    return f"{side.linted.resolution.file.name}{variant}"
+    return f"{visible_line(side.linted.resolution.file.name)}{variant}"
 
 
 def _cut(text: str) -> str:
+    text = visible_line(text)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 2]} …"
 
 

@@ -10,7 +10,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
-from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible
+from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible, visible_line
 from legoai.specs.span import Span
 
 JSON_FORMAT: Final = 1
@@ -48,16 +48,16 @@ def _painter(severity: Severity, color: bool) -> Paint:
 def _full(diagnostic: Diagnostic, texts: Mapping[str, Lines], color: bool) -> str:
     paint = _painter(diagnostic.severity, color)
     head = paint(f"{diagnostic.severity}[{diagnostic.code}] {diagnostic.slug}", "severity")
-    rows = [head + paint(f": {visible(diagnostic.message)}", "message")]
-    marks = [Mark(diagnostic.label.span, visible(diagnostic.label.text), True)]
-    marks += [Mark(label.span, visible(label.text), False) for label in diagnostic.others]
+    rows = [head + paint(f": {visible_line(diagnostic.message)}", "message")]
+    marks = [Mark(diagnostic.label.span, visible_line(diagnostic.label.text), True)]
+    marks += [Mark(label.span, visible_line(label.text), False) for label in diagnostic.others]
     by_file: dict[str, list[Mark]] = {}
     for mark in marks:
         by_file.setdefault(mark.span.file, []).append(mark)
     gutter = max(len(str(mark.span.end_line)) for mark in marks)
     for arrow, (file, here) in zip(["-->"] + [":::"] * len(by_file), by_file.items(), strict=False):
         place = str(here[0].span) if file in texts or here[0].span.end else file
-        rows.append(f"{' ' * gutter}{paint(arrow, 'gutter')} {visible(place)}")
+        rows.append(f"{' ' * gutter}{paint(arrow, 'gutter')} {visible_line(place)}")
         if file not in texts:
             rows[-1] += "".join(f" {mark.text}" for mark in here if mark.text)
         else:
@@ -86,7 +86,7 @@ def _concise(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> st
     for item in diagnostics:
         paint = _painter(item.severity, color)
         head = paint(f"{item.severity}[{item.code}]", "severity")
-        rows.append(f"{visible(str(item.label.span))}: {head} {visible(item.message)}\n")
+        rows.append(f"{visible_line(str(item.label.span))}: {head} {visible_line(item.message)}\n")
     return "".join(rows)
 
 
@@ -142,7 +142,7 @@ def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str
             if span.line == span.end_line:
                 properties |= {"col": span.column, "endColumn": span.end_column}
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
-        text = f"{span}: {item.code} {message_of(item)}"
+        text = f"{visible_line(str(span))}: {item.code} {visible(message_of(item))}"
         rows.append(f"::{_GITHUB[item.severity]} {listed}::{_github_data(text)}\n")
     return "".join(rows)
 

@@ -325,3 +325,34 @@ def test_reporting_imports_nothing_heavy():
     code = "import sys, legoai.dsl.reporting.topics, legoai.commands.reporting; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("lint", "--format", "concise"),
+        ("lint", "--format", "full"),
+        ("lint", "--format", "github"),
+        ("fmt", "--check"),
+        ("fmt", "--diff"),
+        ("lower",),
+        ("explain", "fsdp", "--plan"),
+        ("explain", "layers.0", "--plan"),
+    ],
+)
+@pytest.mark.parametrize("text", ["good", "bad"])
+def test_name_of_a_file_neither_steers_the_terminal_nor_forges_a_line(
+    command: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+):
+    name = "\x1b[31m\n::error::forged.plan"
+    Path(name).write_text((GOOD if text == "good" else BAD).replace("mesh   ", "mesh"), encoding="utf-8")
+    _, out, err = called(capsys, *command, name)
+    assert not any(line.lstrip().startswith("::error::forged") for line in (out + err).splitlines())
+    assert "\x1b" not in (out + err).replace("file=\x1b[31m", "")  # which a program reads
+
+
+def test_name_of_a_file_in_an_error_is_visible(capsys: pytest.CaptureFixture[str]):
+    name = "\x1b[31m\n::error::forged.plan"
+    Path(name).write_text(GOOD, encoding="utf-8")
+    status, _, err = called(capsys, "solve", name)
+    assert status == 2 and "␛[31m␊::error::forged.plan has no holes" in err

@@ -13,6 +13,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.model import Model
 from legoai.specs.files import replace_file
 
@@ -114,7 +115,7 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
         sys.stdout.writelines(_difference(source, text))
     elif arguments.check:
         if text != source.text:
-            print(f"would change {source.name}")
+            print(f"would change {visible_line(source.name)}")
     elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
@@ -124,8 +125,8 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
 def _difference(source: Source, text: str) -> Iterator[str]:
     from difflib import unified_diff
 
-    before, after = _lines(source.text), _lines(text)
-    for line in unified_diff(before, after, source.name, f"{source.name} (formatted)"):
+    before, after, name = _lines(source.text), _lines(text), visible_line(source.name)
+    for line in unified_diff(before, after, name, f"{name} (formatted)"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 

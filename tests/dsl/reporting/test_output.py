@@ -216,7 +216,7 @@ def test_github_commands_escape_messages_and_file_names():
     assert shown.count("\n") == 1
     assert shown == (
         "::notice title=LP801 slug,file=a%2Cb%3Ac%25.plan,line=2,endLine=2,col=21,endColumn=27::"
-        "a,b:c%25.plan:2:21: LP801 50%25 slower%0A::error::no%0Ahelp: x%0D%0Ay\n"
+        "a,b:c%25.plan:2:21: LP801 50%25 slower%0A::error::no%0Ahelp: x␍%0Ay\n"
     )
 
 
