@@ -184,8 +184,8 @@ def _sarif_rule(code: str) -> dict[str, Any]:
     return {
         "id": code,
         "name": rule.slug,
-        "shortDescription": {"text": page.partition("\n")[0]},
-        "help": {"text": page, "markdown": page},
+        "shortDescription": {"text": _without_placeholders(page.partition("\n")[0])},
+        "help": {"text": _without_placeholders(page), "markdown": _without_placeholders(page)},
         "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
     }
 
@@ -196,12 +196,11 @@ def message_of(item: Diagnostic) -> str:
 
 
 def _sarif_result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
-    text = message_of(item)
     result: dict[str, Any] = {
         "ruleId": item.code,
         "ruleIndex": codes.index(item.code),
         "level": _SARIF_LEVELS[item.severity],
-        "message": {"text": text},
+        "message": {"text": _sarif_text(message_of(item))},
         "locations": [_sarif_location(item.label.span, item.label.text)],
     }
     if item.others:
@@ -222,7 +221,17 @@ def _sarif_fix(item: Diagnostic) -> dict[str, Any]:
     changes = [
         {"artifactLocation": {"uri": _uri(file)}, "replacements": list(edits)} for file, edits in by_file.items()
     ]
-    return {"description": {"text": item.fix.title}, "artifactChanges": changes}
+    return {"description": {"text": _sarif_text(item.fix.title)}, "artifactChanges": changes}
+
+
+def _sarif_text(text: str) -> str:
+    """A plain text message without placeholders, and without links, which no text of a plan may make (3.11.6)."""
+    return _without_placeholders(text).replace("](", "\\](")
+
+
+def _without_placeholders(text: str) -> str:
+    """A message in which braces are no placeholders but braces (3.11.5)."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _sarif_location(span: Span, text: str) -> dict[str, Any]:
@@ -230,7 +239,7 @@ def _sarif_location(span: Span, text: str) -> dict[str, Any]:
         "physicalLocation": {"artifactLocation": {"uri": _uri(span.file)}, "region": _region(span)}
     }
     if text:
-        location["message"] = {"text": text}
+        location["message"] = {"text": _sarif_text(text)}
     return location
 
 
