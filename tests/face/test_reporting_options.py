@@ -321,6 +321,29 @@ def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
         assert sorted(done.stdout.split()) == sorted(legal), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "legal"),
+    [
+        (["lint", "./"], ["./bad.plan", "./folder", "./good.plan", "./script", "./warned.plan"]),
+        (["lint", "--stdin-filename", "./g"], ["./good.plan"]),
+        (["cost", "--profile", "./g"], ["./good.plan"]),
+        (["calibrate", "--base", "./g"], ["./good.plan"]),
+        (["calibrate", "--from", "./"], ["./folder"]),
+        (["export", "--checkpoint", "./"], ["./folder"]),
+        (["export", "-o", "./"], ["./folder"]),
+        (["lower", "--dump-graphs", "./"], ["./folder"]),
+    ],
+)
+def test_bash_completes_files_and_folders(words: list[str], legal: list[str], capsys: pytest.CaptureFixture[str]):
+    Path("folder").mkdir()
+    Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
+    line, call = f"legoai {' '.join(words)}", f"_shtab_legoai legoai {words[-1]} {words[-2]}"
+    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; {call}; echo ${{COMPREPLY[@]}}"
+    script = ["bash", "-c", f"source ./script; {asked}"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+    assert sorted(done.stdout.split()) == legal, done.stderr
+
+
 def test_reporting_imports_nothing_heavy():
     code = "import sys, legoai.dsl.reporting.topics, legoai.commands.reporting; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
