@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
 from legoai.commands.reporting import add_files, plans_of, project
-from legoai.commands.shared import add_output, counted, files_of, show
+from legoai.commands.shared import add_output, counted, files_of, rewrite, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.model import Model
-from legoai.specs.files import replace_file
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the
@@ -119,7 +118,7 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
     elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
-        replace_file(source.rewritable, source.content(text))
+        rewrite(source.rewritable, source.content(text))
 
 
 def _difference(source: Source, text: str) -> Iterator[str]:

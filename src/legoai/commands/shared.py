@@ -77,11 +77,20 @@ def write(path: Path, text: str) -> None:
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
+    rewrite(path, text)
+    say(f"wrote {path}")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all.
+
+    Raises:
+        WrongUsage: it cannot be written; the message names it, and not the one beside it that would replace it.
+    """
     try:
         replace_file(path, text)
     except OSError as error:
         raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
-    say(f"wrote {path}")
 
 
 def add_output(parser: ArgumentParser) -> None:

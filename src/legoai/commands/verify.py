@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.progress import ProgressLine
-from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, say, sound, source_of
+from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, rewrite, say, sound, source_of
 from legoai.dsl.lint import Linted
 from legoai.dsl.reporting.snippets import visible_line
-from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
@@ -109,10 +108,7 @@ def run(arguments: Namespace) -> int:
         except OtherProgramError as error:
             raise WrongUsage(str(error)) from error
     if arguments.save_program is not None:
-        try:
-            replace_file(Path(arguments.save_program), prepared.program.text)
-        except OSError as error:
-            raise WrongUsage(f"{arguments.save_program} cannot be written: {error.strerror}") from error
+        rewrite(Path(arguments.save_program), prepared.program.text)
         ranks = prepared.shrunken.plan.mesh.world_size
         command = f"torchrun --nproc-per-node {ranks} {arguments.save_program} --device cpu"
         say(f"wrote {arguments.save_program}; start it with: {command}")
