@@ -9,6 +9,7 @@ from typing import Any
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.suppress import suppressible
+from legoai.specs.files import MOST_TEXT, RefusedFileError, read_file
 
 
 class ConfigurationError(ValueError):
@@ -42,7 +43,9 @@ def find_configuration(directory: Path) -> Configuration:
     for folder in (directory, *directory.parents):
         file = folder / "pyproject.toml"
         try:
-            text = file.read_bytes()
+            text = read_file(file, MOST_TEXT)
+        except RefusedFileError as error:
+            raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from error
         except OSError:
             continue
         # Parsing TOML takes a tenth of the time of linting a plan, and most of these files have no such table.
@@ -115,7 +118,7 @@ def _table(text: bytes, file: Path) -> Mapping[str, Any] | None:
 
     try:
         document = tomllib.loads(text.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     tool = document.get("tool", {})
     table = tool.get("legoai") if isinstance(tool, dict) else None

@@ -301,15 +301,17 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Raises:
-        CatalogueError: the file cannot be read, or is not TOML.
+        CatalogueError: the file cannot be read, is too large, or is not TOML.
     """
     import tomllib
 
+    from legoai.specs.files import MOST_TEXT, read_file
+
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_file(path, MOST_TEXT).decode("utf-8"))
     except OSError as error:
         raise CatalogueError("file", f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # includes a name that is none, and nesting beyond Python's stack
         raise CatalogueError("file", f"{path} is not TOML: {error}") from error
 
 

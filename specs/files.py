@@ -1,16 +1,64 @@
-"""Writing of files: each as a whole or not at all, and what is no file as a stream."""
+"""Reading of files up to a limit, and writing of files: each as a whole or not at all, what is no file as a stream."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import stat
 import sys
 from pathlib import Path
 from threading import get_ident
 from typing import Final
 
+from legoai.specs.units import MIB
+
+MOST_TEXT: Final = 4 * MIB
+"""Bytes of a file that a person writes: a plan, a device file, a project's configuration."""
+MOST_DATA: Final = 64 * MIB
+"""Bytes of a file that a program writes: a model's config, a device's profile, an order. One of 64 ranks and 4,096
+micro batches has some 10 MB."""
 _DESCRIPTOR: Final = re.compile(r"/dev/(stdout|stderr|fd/\d+)")
+
+
+class RefusedFileError(OSError):
+    """A file is not read: it is no regular file, or larger than any of its kind."""
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes, a whole number of MiB.
+
+    A plan may name any file, and may be a stranger's.
+
+    Raises:
+        OSError: the file cannot be read; a `RefusedFileError` where that is for its kind or its size.
+        ValueError: the path is no file name.
+    """
+    require_regular(path)
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise too_large(path, most)
+    return content
+
+
+def require_regular(path: Path) -> None:
+    """Check that reading the path comes to an end, as that of a device or a pipe may not.
+
+    Raises:
+        OSError: it is no regular file, nor a link to one.
+        ValueError: the path is no file name.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise RefusedFileError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def too_large(path: Path, most: int) -> RefusedFileError:
+    """The error of a file with more than ``most`` bytes."""
+    return RefusedFileError(errno.EFBIG, f"it has more than {most // MIB} MiB", str(path))
 
 
 def replace_file(path: Path, text: str | bytes) -> None:

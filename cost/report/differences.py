@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from legoai.dsl.differences.communication import Group
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.differences.numerics import KINDS
 from legoai.dsl.differences.summary import StepSize, Summary
+from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def place(side: Side, span: Span | None) -> str:
         return "default"
     let = side.let_of(span)
     through = f" (`let {let.name.text}`, line {let.span.line})" if let is not None else ""
-    return f"{side.shown(span.file)}:{span.line}{through}"
+    return f"{visible_line(side.shown(span.file))}:{span.line}{through}"
 
 
 def places(comparison: Comparison, change: Change) -> str:
@@ -211,10 +213,11 @@ def _title(comparison: Comparison) -> str:
 
 def _name(side: Side) -> str:
     variant = f", variant {side.plan.variant}" if side.plan.variant else ""
-    return f"{side.linted.resolution.file.name}{variant}"
+    return f"{visible_line(side.linted.resolution.file.name)}{variant}"
 
 
 def _cut(text: str) -> str:
+    text = visible_line(text)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 2]} …"
 
 
@@ -315,30 +318,32 @@ def _batch(step: StepSize) -> str:
 
 def markdown(comparison: Comparison, summary: Summary, cost: CostDifference | None, reason: str | None) -> str:
     """The difference as a comment of a pull request. Arguments are those of :func:`document`."""
-    title = f"`{_name(comparison.before)}` → `{_name(comparison.after)}`"
+    title = f"{_code(_name(comparison.before))} → {_code(_name(comparison.after))}"
     if not comparison.differs:
         return f"**{title}**: no difference\n"
     every = (*comparison.changes, *comparison.in_variants)
     lines = [f"**{title}**: {_headline(every, summary, cost)}", ""]
     if cost is None:
         lines += ["| change | lines |", "|---|---|"]
-        lines += [f"| {_code(change.line)} | {_cell(places(comparison, change))} |" for change in every]
+        lines += [f"| {_cell(change.line)} | {_cell(places(comparison, change))} |" for change in every]
         if reason is not None:
-            lines += ["", f"The cost is not known: {reason}."]
+            lines += ["", f"The cost is not known: {_code(reason)}."]
     else:
         lines += [f"| change | lines | {' | '.join(COLUMNS)} |", f"|---|---|{'---:|' * len(COLUMNS)}"]
         for part in cost.parts:
-            shown = "<br>".join(_code(change.line) for change in part.changes)
+            shown = "<br>".join(_cell(change.line) for change in part.changes)
             where = "<br>".join(_cell(places(comparison, change)) for change in part.changes)
             lines.append(f"| {shown} | {where} | {' | '.join(_cells(part, cost))} |")
         for change in comparison.in_variants:
-            lines.append(f"| {_code(change.line)} | {_cell(places(comparison, change))} |{' |' * len(COLUMNS)}")
+            lines.append(f"| {_cell(change.line)} | {_cell(places(comparison, change))} |{' |' * len(COLUMNS)}")
         lines.append(f"| interaction | | {' | '.join(relative(cost.interaction, cost))} |")
         lines.append(f"| **in all** | | {' | '.join(relative(cost.whole, cost))} |")
         lines.append(f"| before | | {' | '.join(absolute(cost.before))} |")
         lines.append(f"| after | | {' | '.join(absolute(cost.after))} |")
-    lines += ["", "<details><summary>Batch, numerics, checkpoints, communication</summary>", "", "```"]
-    lines += [*facts(summary), "```", "", "</details>"]
+    inside = list(facts(summary))
+    fence = _fence("\n".join(inside), shortest=3)
+    lines += ["", "<details><summary>Batch, numerics, checkpoints, communication</summary>", "", fence]
+    lines += [*inside, fence, "", "</details>"]
     return "\n".join(lines) + "\n"
 
 
@@ -355,9 +360,22 @@ def _headline(every: Sequence[Change], summary: Summary, cost: CostDifference | 
     return ", ".join(parts)
 
 
-def _code(text: str) -> str:
-    return f"`{_cell(text)}`"
-
-
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Code in a cell of a table, whose rows are divided before code is recognised.
+
+    Renderers differ on whether a backslash before an escaped bar escapes the backslash of that: a space parts them.
+    """
+    return _code(re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", "\\|"))
+
+
+def _code(text: str) -> str:
+    """A text of one line as a code span (CommonMark 0.31, section 6.1)."""
+    line = visible_line(text)
+    fence = _fence(line)
+    pad = " " if line[:1] in ("`", " ") or line[-1:] in ("`", " ") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _fence(text: str, *, shortest: int = 1) -> str:
+    """The backticks around code: more than any that stand together in it."""
+    return "`" * max([shortest, *(len(run) + 1 for run in re.findall("`+", text))])

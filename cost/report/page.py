@@ -48,7 +48,7 @@ def page(estimate: Estimate, causes: Causes) -> str:
         *_plan(causes),
     ]
     title = escape(f"{estimate.plan}: {words.seconds(estimate.step_time)}, {words.share(estimate.mfu)} MFU")
-    data = json.dumps(_data(estimate, shown, curves), separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(_data(estimate, shown, curves), separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join([
         "<!doctype html>",
         '<html lang="en">',

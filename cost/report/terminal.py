@@ -15,6 +15,7 @@ from legoai.cost.report.holders import holders
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
+from legoai.dsl.reporting.snippets import visible_line
 
 _SHOWN: Final = 5
 _SMALL: Final = 0.001
@@ -49,7 +50,7 @@ def title(estimate: Estimate) -> str:
     variant = f", variant {estimate.variant}" if estimate.variant else ""
     hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
     fabric = f", {cluster.fabric.name}" if cluster.fabric is not None else ""
-    return f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}"
+    return visible_line(f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}")
 
 
 def _head(estimate: Estimate) -> Iterator[str]:
@@ -240,7 +241,8 @@ def _requirements(estimate: Estimate) -> Iterator[str]:
 def _requirement(item: RequirementResult) -> Row:
     required = item.requirement
     limit = words.bound(required.bound, required.dimension)
-    place = f"{required.origin.span.file}:{required.origin.span.line}" if required.origin.span is not None else ""
+    span = required.origin.span
+    place = visible_line(f"{span.file}:{span.line}") if span is not None else ""
     value = words.bound(item.value, required.dimension)
     return f"  {required.metric} {required.comparison} {limit}", value, "ok" if item.ok else "violated", place
 
@@ -248,7 +250,7 @@ def _requirement(item: RequirementResult) -> Row:
 def _basis(estimate: Estimate) -> Iterator[str]:
     profile = estimate.machine.profile
     models = ", ".join(f"{words.share(share)} {name}" for name, share in estimate.share_by_model.items())
-    yield f"time models: {models} (profile {profile.name}, {profile.made}, {profile.hash})"
+    yield f"time models: {models} (profile {visible_line(profile.name)}, {visible_line(profile.made)}, {profile.hash})"
     for line in estimate.assumptions:
         yield f"assumed: {line}"
 

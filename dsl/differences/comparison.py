@@ -16,6 +16,7 @@ from legoai.dsl.lint import Linted, errors, manifest_of
 from legoai.specs.cluster import profile_path
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
@@ -258,7 +259,7 @@ def _digest(side: Side, name: str) -> str:
     from hashlib import sha256
 
     try:
-        return f"sha256:{sha256((side.directory / name).read_bytes()).hexdigest()}"[:DIGEST]
+        return f"sha256:{sha256(read_file(side.directory / name, MOST_DATA)).hexdigest()}"[:DIGEST]
     except (OSError, ValueError):
         return "missing"
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
-
-_LARGEST: Final = 2**26
-"""Bytes; no order file may be larger, and no config is."""
 
 
 def with_files(plan: Plan, directory: Path) -> Plan:
@@ -39,8 +36,6 @@ def _digest(path: Path) -> str | None:
     import hashlib
 
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return None
-        return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+        return "sha256:" + hashlib.sha256(read_file(path, MOST_DATA)).hexdigest()
     except (OSError, ValueError):
         return None

@@ -16,6 +16,7 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import Argument, Block, Name, RuleLine, Statement
 from legoai.specs.directives.base import Directive, Treatment
 from legoai.specs.directives.hole import Hole
+from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from legoai.specs.models.layouts import StandardLayouts
 
 T = TypeVar("T")
-_LARGEST: Final = 2**24
-"""Bytes; no config file is larger."""
 _CHOICE: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
@@ -148,7 +147,7 @@ def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[st
     if isinstance(model.target, str):
         path = directory / model.target
         try:
-            fields = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _LARGEST else {}
+            fields = json.loads(read_file(path, MOST_DATA))
         except (OSError, ValueError, RecursionError):
             if "model_type" not in model.arguments:
                 place = model.span_of("target")

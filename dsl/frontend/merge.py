@@ -47,11 +47,6 @@ _LONGEST_CHAIN: Final = 100
 """Bases of bases. Far more than a person writes, and far less than Python's own stack."""
 
 
-def read_text(path: Path) -> str:
-    """A base plan from disk, as UTF-8."""
-    return path.read_text(encoding="utf-8-sig")
-
-
 class Loader:
     """Reads a plan and the plans that it extends."""
 

@@ -25,10 +25,11 @@ from legoai.dsl.frontend.effective_statements import merged
 from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.likeness import bounded_twice
-from legoai.dsl.frontend.merge import Reads, head_of, read_text
+from legoai.dsl.frontend.merge import Reads, head_of
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
 from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
+from legoai.dsl.frontend.sources import read_base
 from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
@@ -115,7 +116,7 @@ def resolve(
     """
     inputs = None if kept is None else Inputs(kept, lambda hole: hole if answers is None else answers.get(hole, hole))
 
-    merging = partial(merged, text, name, directory, settings=settings or {}, variant=variant, read=read or read_text)
+    merging = partial(merged, text, name, directory, settings=settings or {}, variant=variant, read=read or read_base)
     found = merging() if inputs is None else inputs.once("text", merging)
     scope = Scope(dict(found.definitions), answers, kept)
     scope.used.update(found.reserved)

@@ -15,7 +15,8 @@ from typing import Final
 from legoai.dsl.diagnostics.codes.files import CannotRead
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.sources import MOST_BYTES, UnreadableError, decoded
+from legoai.dsl.frontend.sources import UnreadableError, decoded
+from legoai.specs.files import MOST_TEXT
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
@@ -244,7 +245,7 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
         raise _unreadable(
             shown, f"`{shown}` cannot be read: `{revision_name}` has no file `{place}`", help=help
         ) from None
-    return RevisionPlan(found, place, decoded(data[: MOST_BYTES + 1], f"{revision_name}:{place}"))
+    return RevisionPlan(found, place, decoded(data[: MOST_TEXT + 1], f"{revision_name}:{place}"))
 
 
 def _git(*arguments: str, folder: Path | None = None, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -17,12 +17,10 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
-from legoai.specs.files import is_stream
+from legoai.specs.files import MOST_TEXT, is_stream, read_file
 from legoai.specs.record import Record
 from legoai.specs.span import Span
-from legoai.specs.units import MIB
 
-MOST_BYTES: Final = 4 * MIB
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
 _ENCODING: Final = "utf-8-sig"
@@ -159,13 +157,10 @@ def read_base(path: Path) -> str:
     """Read a base plan.
 
     Raises:
-        OSError: it cannot be read, or it is too large.
+        OSError: it cannot be read, it is no regular file, or it is too large.
         ValueError: it is not UTF-8.
     """
-    data = _read_bytes(path)
-    if len(data) > MOST_BYTES:
-        raise OSError(errno.EFBIG, "it has more than 4 MiB")
-    return data.decode(_ENCODING)
+    return read_file(path, MOST_TEXT).decode(_ENCODING)
 
 
 def locate(argument: str) -> Path:
@@ -194,13 +189,13 @@ def locate(argument: str) -> Path:
 def _read_standard_input() -> bytes:
     if sys.stdin is None:  # a process that was started without one
         raise OSError(errno.EBADF, "it is closed")
-    return sys.stdin.buffer.read(MOST_BYTES + 1)
+    return sys.stdin.buffer.read(MOST_TEXT + 1)
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return at most one byte more than a plan may have, since the file may be endless."""
+    """Return at most one byte more than a plan may have: the user may name a device, or a pipe to wait for."""
     with path.open("rb") as stream:
-        return stream.read(MOST_BYTES + 1)
+        return stream.read(MOST_TEXT + 1)
 
 
 def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
@@ -234,7 +229,7 @@ def decoded(data: bytes, name: str) -> str:
     Raises:
         UnreadableError: they are too many, or no UTF-8.
     """
-    if len(data) > MOST_BYTES:
+    if len(data) > MOST_TEXT:
         raise UnreadableError(
             TooLarge.at(_nowhere(name), f"`{name}` has more than 4 MiB", help=["a plan has some hundred lines"])
         )

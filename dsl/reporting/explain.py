@@ -12,6 +12,7 @@ from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
+from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.base import Declared, Directive, PathRule, Staged, Treatment, walk
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.hole import Hole, Undecided
@@ -110,7 +111,7 @@ def place(origin: Origin) -> str:
     """Return the span of a value, and its origin where no person wrote it."""
     if origin.decider == "default" or origin.span is None:
         return "default"
-    where = f"{origin.span.file}:{origin.span.line}"
+    where = visible_line(f"{origin.span.file}:{origin.span.line}")
     return where if origin.decider == "human" else f"{where} ({origin.decider})"
 
 

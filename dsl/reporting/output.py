@@ -10,7 +10,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
-from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible
+from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible, visible_line
 from legoai.specs.span import Span
 
 JSON_FORMAT: Final = 1
@@ -48,16 +48,16 @@ def _painter(severity: Severity, color: bool) -> Paint:
 def _full(diagnostic: Diagnostic, texts: Mapping[str, Lines], color: bool) -> str:
     paint = _painter(diagnostic.severity, color)
     head = paint(f"{diagnostic.severity}[{diagnostic.code}] {diagnostic.slug}", "severity")
-    rows = [head + paint(f": {visible(diagnostic.message)}", "message")]
-    marks = [Mark(diagnostic.label.span, visible(diagnostic.label.text), True)]
-    marks += [Mark(label.span, visible(label.text), False) for label in diagnostic.others]
+    rows = [head + paint(f": {visible_line(diagnostic.message)}", "message")]
+    marks = [Mark(diagnostic.label.span, visible_line(diagnostic.label.text), True)]
+    marks += [Mark(label.span, visible_line(label.text), False) for label in diagnostic.others]
     by_file: dict[str, list[Mark]] = {}
     for mark in marks:
         by_file.setdefault(mark.span.file, []).append(mark)
     gutter = max(len(str(mark.span.end_line)) for mark in marks)
     for arrow, (file, here) in zip(["-->"] + [":::"] * len(by_file), by_file.items(), strict=False):
         place = str(here[0].span) if file in texts or here[0].span.end else file
-        rows.append(f"{' ' * gutter}{paint(arrow, 'gutter')} {visible(place)}")
+        rows.append(f"{' ' * gutter}{paint(arrow, 'gutter')} {visible_line(place)}")
         if file not in texts:
             rows[-1] += "".join(f" {mark.text}" for mark in here if mark.text)
         else:
@@ -86,7 +86,7 @@ def _concise(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> st
     for item in diagnostics:
         paint = _painter(item.severity, color)
         head = paint(f"{item.severity}[{item.code}]", "severity")
-        rows.append(f"{visible(str(item.label.span))}: {head} {visible(item.message)}\n")
+        rows.append(f"{visible_line(str(item.label.span))}: {head} {visible_line(item.message)}\n")
     return "".join(rows)
 
 
@@ -142,7 +142,7 @@ def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str
             if span.line == span.end_line:
                 properties |= {"col": span.column, "endColumn": span.end_column}
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
-        text = f"{span}: {item.code} {message_of(item)}"
+        text = f"{visible_line(str(span))}: {item.code} {visible(message_of(item))}"
         rows.append(f"::{_GITHUB[item.severity]} {listed}::{_github_data(text)}\n")
     return "".join(rows)
 
@@ -184,8 +184,8 @@ def _sarif_rule(code: str) -> dict[str, Any]:
     return {
         "id": code,
         "name": rule.slug,
-        "shortDescription": {"text": page.partition("\n")[0]},
-        "help": {"text": page, "markdown": page},
+        "shortDescription": {"text": _without_placeholders(page.partition("\n")[0])},
+        "help": {"text": _without_placeholders(page), "markdown": _without_placeholders(page)},
         "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
     }
 
@@ -196,12 +196,11 @@ def message_of(item: Diagnostic) -> str:
 
 
 def _sarif_result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
-    text = message_of(item)
     result: dict[str, Any] = {
         "ruleId": item.code,
         "ruleIndex": codes.index(item.code),
         "level": _SARIF_LEVELS[item.severity],
-        "message": {"text": text},
+        "message": {"text": _sarif_text(message_of(item))},
         "locations": [_sarif_location(item.label.span, item.label.text)],
     }
     if item.others:
@@ -222,7 +221,17 @@ def _sarif_fix(item: Diagnostic) -> dict[str, Any]:
     changes = [
         {"artifactLocation": {"uri": _uri(file)}, "replacements": list(edits)} for file, edits in by_file.items()
     ]
-    return {"description": {"text": item.fix.title}, "artifactChanges": changes}
+    return {"description": {"text": _sarif_text(item.fix.title)}, "artifactChanges": changes}
+
+
+def _sarif_text(text: str) -> str:
+    """A plain text message without placeholders, and without links, which no text of a plan may make (3.11.6)."""
+    return _without_placeholders(text).replace("](", "\\](")
+
+
+def _without_placeholders(text: str) -> str:
+    """A message in which braces are no placeholders but braces (3.11.5)."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _sarif_location(span: Span, text: str) -> dict[str, Any]:
@@ -230,7 +239,7 @@ def _sarif_location(span: Span, text: str) -> dict[str, Any]:
         "physicalLocation": {"artifactLocation": {"uri": _uri(span.file)}, "region": _region(span)}
     }
     if text:
-        location["message"] = {"text": text}
+        location["message"] = {"text": _sarif_text(text)}
     return location
 
 

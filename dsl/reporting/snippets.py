@@ -52,6 +52,11 @@ def visible(text: str) -> str:
     return "".join(character if character == "\n" else _picture(character) for character in text)
 
 
+def visible_line(text: str) -> str:
+    """The visible text in one line: the name of a file can hold the end of one, and begin another that it forges."""
+    return visible(text).replace("\n", _picture("\n"))
+
+
 def display_width(text: str) -> int:
     """The columns that a terminal takes for the text."""
     return len(text) if text.isascii() else sum(map(_width, text))

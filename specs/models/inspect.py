@@ -2,8 +2,9 @@
 
     python -m legoai.specs.models.inspect < request.json
 
-A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`
-and `reply`, the file to write. The reply is `{"manifest": ..., "dependencies": [[file, sha256], ...]}` or
+A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`,
+`reply`, the file to write, and the limits of the process: `timeout` in seconds, and `parent`, the descriptor of a pipe
+that the asking process holds open. The reply is `{"manifest": ..., "dependencies": [[file, sha256], ...]}` or
 `{"error": {"kind": ..., "message": ..., "detail": ...}}`.
 """
 
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from legoai.specs.models.build import build_model, raised_at
@@ -72,9 +76,24 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"manifest": json.loads(made.to_json()), "dependencies": _dependencies(source, base_directory)}
 
 
+def _end_with_parent(parent: int, timeout: float) -> None:
+    """End this session once the asking process has ended, and this process after ``timeout`` at the latest.
+
+    The asking process cannot: a signal may end it at any time, and this one is in a session of its own.
+    """
+    signal.setitimer(signal.ITIMER_REAL, timeout)  # by its default it ends a process that is in no Python code, too
+
+    def watch() -> None:
+        os.read(parent, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Serve the request on standard input."""
     request = json.load(sys.stdin)
+    _end_with_parent(request["parent"], request["timeout"])
     Path(request["reply"]).write_text(json.dumps(answer(request)))
 
 

@@ -70,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return BROKEN_PIPE
     except OSError as error:
-        print(f"legoai: {error}", file=sys.stderr)
+        _fail(error)
         _discard_output()
         return FAILURE
     except WrongUsage as error:
-        print(f"legoai: {error}", file=sys.stderr)
+        _fail(error)
         return FAILURE
     except Exception as error:
         from legoai.commands.failure import internal_error
@@ -82,6 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(internal_error(error), file=sys.stderr)
         return FAILURE
     return status
+
+
+def _fail(error: Exception) -> None:
+    from legoai.commands.shared import announce
+
+    announce(str(error))
 
 
 def help_page() -> str:

@@ -125,6 +125,17 @@ def test_cost_parts_and_interaction_sum_to_the_difference(capsys: pytest.Capture
     assert table[2].startswith("| `cluster devices: 2 → 4`<br>`batch micro: 4 → 1`<br>`mesh dp_shard: 2 → 4` |")
 
 
+def test_text_of_plans_stays_code_in_a_comment(capsys: pytest.CaptureFixture[str]):
+    plain = SMALL + 'data (source = "corpus.txt")\n'
+    Path("a|`x`\n@team.plan").write_text(plain, encoding="utf-8")
+    Path("b.plan").write_text(plain.replace("corpus.txt", "x`` <img src=q> \\\\|`"), encoding="utf-8")
+    _, out, _ = called(capsys, "diff", "--no-cost", "a|`x`\n@team.plan", "b.plan", "--format", "github")
+    lines = out.splitlines()
+    places = [f"{name}:{SMALL.count(chr(10)) + 1}" for name in (r"a\|`x`␊@team.plan", "b.plan")]
+    change = r'data source: "corpus.txt" → "x`` <img src=q> \\ \|`"'
+    assert lines[4] == f"| ```{change}``` | ``{' → '.join(places)}`` |"
+
+
 def test_git_revisions_are_compared(repository: Path, capsys: pytest.CaptureFixture[str]):
     expected = ["batch micro", "checkpoint layers.*", "schedule warmup"]
     for named in (

@@ -321,7 +321,61 @@ def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
         assert sorted(done.stdout.split()) == sorted(legal), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "legal"),
+    [
+        (["lint", "./"], ["./bad.plan", "./folder", "./good.plan", "./script", "./warned.plan"]),
+        (["lint", "--stdin-filename", "./g"], ["./good.plan"]),
+        (["cost", "--profile", "./g"], ["./good.plan"]),
+        (["calibrate", "--base", "./g"], ["./good.plan"]),
+        (["calibrate", "--from", "./"], ["./folder"]),
+        (["export", "--checkpoint", "./"], ["./folder"]),
+        (["export", "-o", "./"], ["./folder"]),
+        (["lower", "--dump-graphs", "./"], ["./folder"]),
+    ],
+)
+def test_bash_completes_files_and_folders(words: list[str], legal: list[str], capsys: pytest.CaptureFixture[str]):
+    Path("folder").mkdir()
+    Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
+    line, call = f"legoai {' '.join(words)}", f"_shtab_legoai legoai {words[-1]} {words[-2]}"
+    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; {call}; echo ${{COMPREPLY[@]}}"
+    script = ["bash", "-c", f"source ./script; {asked}"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+    assert sorted(done.stdout.split()) == legal, done.stderr
+
+
 def test_reporting_imports_nothing_heavy():
     code = "import sys, legoai.dsl.reporting.topics, legoai.commands.reporting; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("lint", "--format", "concise"),
+        ("lint", "--format", "full"),
+        ("lint", "--format", "github"),
+        ("fmt", "--check"),
+        ("fmt", "--diff"),
+        ("lower",),
+        ("explain", "fsdp", "--plan"),
+        ("explain", "layers.0", "--plan"),
+    ],
+)
+@pytest.mark.parametrize("text", ["good", "bad"])
+def test_name_of_a_file_neither_steers_the_terminal_nor_forges_a_line(
+    command: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+):
+    name = "\x1b[31m\n::error::forged.plan"
+    Path(name).write_text((GOOD if text == "good" else BAD).replace("mesh   ", "mesh"), encoding="utf-8")
+    _, out, err = called(capsys, *command, name)
+    assert not any(line.lstrip().startswith("::error::forged") for line in (out + err).splitlines())
+    assert "\x1b" not in (out + err).replace("file=\x1b[31m", "")  # which a program reads
+
+
+def test_name_of_a_file_in_an_error_is_visible(capsys: pytest.CaptureFixture[str]):
+    name = "\x1b[31m\n::error::forged.plan"
+    Path(name).write_text(GOOD, encoding="utf-8")
+    status, _, err = called(capsys, "solve", name)
+    assert status == 2 and "␛[31m␊::error::forged.plan has no holes" in err

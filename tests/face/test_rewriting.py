@@ -1,5 +1,6 @@
 """`legoai fmt` and `legoai lint --fix` change what they must, and nothing else."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,22 @@ from support.command_line import (
     called,
     here,  # noqa: F401
 )
+
+
+@pytest.mark.parametrize("command", [("fmt",), ("lint", "--fix")])
+def test_plan_that_cannot_be_written_is_named(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    text = BAD.replace("mesh    (dp_shard = 4)", "mesh (tp = 1, dp_shard = 4)")
+    Path("bad.plan").write_text(text, encoding="utf-8")
+
+    def full(path: Path, _: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    status, _, err = called(capsys, *command, "bad.plan")
+    assert status == 2 and "legoai: bad.plan cannot be written: No space left on device\n" in err
+    assert ".tmp" not in err and Path("bad.plan").read_text(encoding="utf-8") == text
 
 
 def test_fix_applies_safe_fixes_and_unsafe_ones_only_when_asked(capsys: pytest.CaptureFixture[str]):

@@ -57,7 +57,7 @@ def contributors(found: Any, causes: Any) -> dict[str, list[str]]:
     }
 
 
-def everything(text: str) -> dict:
+def everything(text: str, name: str = "reported.plan") -> dict:
     """All forms of an estimate."""
     from legoai.cost.estimate import estimate
     from legoai.cost.report.bars import rank_tracks
@@ -74,7 +74,7 @@ def everything(text: str) -> dict:
     from legoai.dsl.lint import lint
     from legoai.lowering.program import lower
 
-    linted = lint(text, "reported.plan", directory=Path())
+    linted = lint(text, name, directory=Path())
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None and analysis is not None and analysis.manifest is not None, linted.diagnostics
     found = estimate(lower(analysis), plan, analysis.manifest)

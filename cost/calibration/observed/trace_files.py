@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from legoai.specs.files import require_regular
+
 _CHUNK: Final = 2**20
 _LONGEST: Final = 2**25
 """Most characters of one event, or before the events; a longer text is no trace of torch's profiler."""
@@ -103,12 +105,15 @@ def read_trace(path: Path) -> TraceFile:
         TraceError: the file cannot be read, is no trace of torch's profiler, or ends in the middle.
     """
     try:
+        require_regular(path)
         with (
             gzip.open(path, "rt", encoding="utf-8", errors="replace")
             if _compressed(path)
             else path.open(encoding="utf-8", errors="replace") as file
         ):
             found = _read(path, file)
+    except RecursionError as error:
+        raise TraceError(f"{path} is damaged: {error}; profile a step again") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path} is incomplete: {error}; profile a step again") from error
     except OSError as error:

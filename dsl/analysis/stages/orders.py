@@ -14,11 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from legoai.specs.units import MIB
-
-LARGEST_FILE: Final = 64 * MIB
-"""Bytes beyond which a file is refused unread; an order of 64 ranks and 4,096 micro batches has some 10 MB."""
-
 COMPUTE: Final = ("F", "B", "I", "W")
 COMMUNICATION: Final = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 _ACTION = re.compile(r"(\d{1,9})(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B|F|I|B|W)(\d{1,9})?")

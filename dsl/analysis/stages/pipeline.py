@@ -11,6 +11,7 @@ from legoai.specs.directives.base import Staged
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile, Pipeline
+from legoai.specs.files import MOST_DATA, read_file
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.stages.orders import Order, OrderError
@@ -35,16 +36,12 @@ def has_placeholders(analysis: Facts) -> bool:
 @fact
 def order_text(analysis: Facts) -> str | OSError | ValueError | None:
     """The text of the order file, or why it cannot be read; None where the plan names no such file."""
-    from legoai.dsl.analysis.stages.orders import LARGEST_FILE
-
     pipeline = analysis.plan.pipeline
     if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
         return None
     path = analysis.directory / pipeline.schedule.file
     try:
-        if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            return ValueError("it is larger than 64 MiB")
-        return path.read_text(encoding="utf-8")
+        return read_file(path, MOST_DATA).decode("utf-8")
     except UnicodeDecodeError:
         return ValueError("it is not UTF-8 text")
     except (OSError, ValueError) as error:

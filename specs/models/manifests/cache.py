@@ -12,16 +12,18 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
 from legoai.specs.cache import user_cache
-from legoai.specs.files import replace_file
+from legoai.specs.files import MOST_DATA, read_file, replace_file
+from legoai.specs.models.config_checks import MOST_LAYERS
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -86,15 +88,22 @@ def _key(source: ModelSource, base_directory: Path) -> str:
     """Return the digest of everything that determines the model, as far as it can be found without running anything.
 
     Raises:
-        ManifestError: a factory is not written `pkg.mod:build`, or a config file is missing or invalid.
+        ManifestError: a factory is not written `pkg.mod:build`, or a config is missing, invalid or too large.
     """
     digest = hashlib.sha256()
     place = str(base_directory) if source.kind == "python" else ""
     digest.update(json.dumps([FORMAT, source.kind, str(source), place]).encode())
     for file in (*_source_files(source, base_directory), *_release_files(source)):
         digest.update(f"\n{file.name}\n".encode())
-        digest.update(file.read_bytes())
+        digest.update(_content(file))
     return digest.hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return read_file(file, MOST_DATA)
+    except OSError as error:
+        raise ManifestError("inspection_failed", f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _release_files(source: ModelSource) -> list[Path]:
@@ -106,7 +115,8 @@ def _release_files(source: ModelSource) -> list[Path]:
 
 def _source_files(source: ModelSource, base_directory: Path) -> list[Path]:
     if source.kind == "huggingface":
-        read_config(base_directory / source.target, name=source.target)
+        fields = read_config(base_directory / source.target, name=source.target)
+        _require_few_layers({**fields, **source.arguments}, source.target)
         return [base_directory / source.target]
     module, separator, attribute = source.target.partition(":")
     if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
@@ -139,18 +149,39 @@ def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str
     Numbers that JSON lacks are written `{"__float__": "Infinity"}` by `transformers`, and `Infinity` by Python.
 
     Raises:
-        ManifestError: it is missing, no JSON object, or has no `model_type`.
+        ManifestError: it is missing, too large, no JSON object, or has no `model_type`.
     """
     name = name or str(config_file)
     try:
-        fields = json.loads(Path(config_file).read_bytes(), object_hook=_special_float)
+        fields = json.loads(read_file(Path(config_file), MOST_DATA), object_hook=_special_float)
     except OSError as error:
         raise ManifestError("config_missing", f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError("config_invalid", f"{name} is not JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ManifestError("config_invalid", f"{name} is not a model config: it has no model_type")
     return fields
+
+
+_LAYERS: Final = re.compile(r"(?:.*_)?(?:layers?|depths?|blocks)")
+"""Names of fields with numbers of layers: `num_hidden_layers`, `n_layer`, `encoder_layers`, `depths`."""
+
+
+def _require_few_layers(fields: Mapping[str, Any], name: str) -> None:
+    """Check the numbers of layers in a config and its parts, each of which `transformers` would build.
+
+    Raises:
+        ManifestError: there are more than of any built-in model.
+    """
+    parts: list[Mapping[str, Any]] = [fields]
+    for part in parts:
+        for field, value in part.items():
+            if isinstance(value, dict):
+                parts.append(value)
+            for count in value if isinstance(value, list) else [value]:
+                if isinstance(count, int | float) and count > MOST_LAYERS and _LAYERS.fullmatch(field):
+                    problem = f"{field} = {count} is more than {MOST_LAYERS}, the most that is looked at"
+                    raise ManifestError("config_invalid", f"{name}: {problem}")
 
 
 def _special_float(item: dict[str, Any]) -> Any:
@@ -184,7 +215,7 @@ def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
 
 def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
     """Run the inspector; requests and replies are files, so that a factory may print anything."""
-    with tempfile.TemporaryDirectory(prefix="legoai-inspect-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="legoai-inspect-") as scratch, _open_while_asking() as parent:
         reply = Path(scratch, "reply.json")
         request = {
             "kind": source.kind,
@@ -194,10 +225,12 @@ def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str,
             "base_directory": str(base_directory),
             "sys_path": sys.path,
             "reply": str(reply),
+            "timeout": timeout,
+            "parent": parent,
         }
         Path(scratch, "request.json").write_text(json.dumps(request))
         with Path(scratch, "request.json").open("rb") as stdin, Path(scratch, "log").open("w+b") as log:
-            status = _run(stdin, log, source=source, directory=base_directory, timeout=timeout)
+            status = _run(stdin, log, parent, source=source, directory=base_directory, timeout=timeout)
             log.seek(0)
             said = log.read().decode(errors="replace").strip().rpartition("\n")[2][-400:]
         try:
@@ -210,7 +243,18 @@ def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str,
             ) from None
 
 
-def _run(stdin: IO[bytes], log: IO[bytes], *, source: ModelSource, directory: Path, timeout: float) -> int:
+@contextlib.contextmanager
+def _open_while_asking() -> Iterator[int]:
+    """A pipe to read from that ends with the block, or with this process, whatever ends that."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _run(stdin: IO[bytes], log: IO[bytes], parent: int, *, source: ModelSource, directory: Path, timeout: float) -> int:
     """Run the inspector in a session of its own, and end that session if the inspector does not end by itself."""
     if _Inspectors.stopped:
         raise ManifestError("inspection_failed", f"{source} is not inspected: this process is about to end")
@@ -221,6 +265,7 @@ def _run(stdin: IO[bytes], log: IO[bytes], *, source: ModelSource, directory: Pa
         stderr=subprocess.STDOUT,
         cwd=directory,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        pass_fds=(parent,),
         start_new_session=True,
     )
     _Inspectors.running.add(process)

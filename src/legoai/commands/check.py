@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from legoai.commands.cost import add_profile, estimated
 from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
-from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, settings_of
+from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, say, settings_of
 from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
@@ -135,10 +134,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     ok = sum(item.ok for item in estimate.requirements)
     required = f", {ok} of {counted(len(estimate.requirements), 'requirement')} ok" if estimate.requirements else ""
     if not arguments.quiet:
-        print(
-            f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}",
-            file=sys.stderr,
-        )
+        say(f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}")
     causes = Causes(linted.analysis)
     yield from violations(estimate, causes)
     yield from never_called(estimate, causes)

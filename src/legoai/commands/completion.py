@@ -9,7 +9,9 @@ from typing import Any, Final, cast
 from legoai.commands import COMMANDS, command
 
 _SHELLS: Final = ("bash", "zsh")
-_FILES: Final = ("FILE", "OUT")
+_FILES: Final = ("FILE", "OUT", "DEVICE")
+"""What arguments are called that name files. A device has a file, or a name of the catalogue."""
+_FOLDERS: Final = ("FOLDER", "DIR", "RUN", "PATH")
 
 _DESCRIPTION = """\
 Print a script with which a shell completes commands, options, files, and the words that `legoai explain` takes.
@@ -33,12 +35,13 @@ def run(arguments: Namespace) -> int:
     """Print the script."""
     import shtab
 
-    sys.stdout.write(shtab.complete(_whole(cast(Any, shtab).FILE), shell=arguments.shell).rstrip() + "\n")
+    known = cast(Any, shtab)
+    sys.stdout.write(shtab.complete(_whole(known.FILE, known.DIRECTORY), shell=arguments.shell).rstrip() + "\n")
     return 0
 
 
-def _whole(file: Any) -> ArgumentParser:
-    """All commands in one parser, with ``file`` as what completes files."""
+def _whole(file: Any, folder: Any) -> ArgumentParser:
+    """All commands in one parser, with what completes a file and a folder."""
     from legoai.commands.explain import subjects
 
     whole = ArgumentParser(prog="legoai", allow_abbrev=False)
@@ -51,6 +54,8 @@ def _whole(file: Any) -> ArgumentParser:
         for action in parser._actions:
             if action.metavar in _FILES:
                 cast(Any, action).complete = file
+            elif action.metavar in _FOLDERS:
+                cast(Any, action).complete = folder
             elif action.metavar == "SUBJECT":
                 action.choices = subjects()
             _describe(action)

@@ -187,7 +187,7 @@ def _linted(
     if errors or linted.plan is None or linted.analysis is None:
         files = {shown(file): parsed for file, parsed in linted.files.items()}
         show([with_names(item, shown) for item in errors], files, stream=sys.stderr)
-        print(f"legoai: {name} is not compared: {summary(errors)}", file=sys.stderr)
+        announce(f"{name} is not compared: {summary(errors)}")
         return None
 
     def resolved(variant: str) -> Resolution:

@@ -11,6 +11,7 @@ from legoai.commands import WrongUsage
 from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
+    announce,
     examine,
     lacks_factory,
     refuse,
@@ -161,7 +162,7 @@ def _analysis(arguments: Namespace) -> Analysis | None:
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if linted.analysis is not None and linted.analysis.manifest is not None:
         if errors:
-            print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
+            announce(f"{source.name} has errors; `legoai lint` shows them")
         return linted.analysis
     if errors:
         refuse(source.name, "explained", errors, linted.files)

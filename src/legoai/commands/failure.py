@@ -6,13 +6,14 @@ import os
 
 from legoai import __version__
 from legoai.commands import WrongUsage
+from legoai.dsl.reporting.snippets import visible_line
 
 
 def failure(error: Exception, plan: str) -> str:
     """What is said of an exception that ended the work on one of several plans."""
     if isinstance(error, WrongUsage):
-        return f"legoai: {error}"
-    return f"legoai: {plan}: {error}" if isinstance(error, OSError) else internal_error(error, plan)
+        return visible_line(f"legoai: {error}")
+    return visible_line(f"legoai: {plan}: {error}") if isinstance(error, OSError) else internal_error(error, plan)
 
 
 def internal_error(error: Exception, plan: str | None = None) -> str:
@@ -24,8 +25,8 @@ def internal_error(error: Exception, plan: str | None = None) -> str:
         import traceback
 
         traceback.print_exception(error)
-    said = " ".join(str(error).split())[:200]
-    about = f"{plan}: " if plan is not None else ""
+    said = visible_line(" ".join(str(error).split())[:200])
+    about = f"{visible_line(plan)}: " if plan is not None else ""
     return (
         f"legoai {__version__}: {about}internal error: {type(error).__name__}: {said}\n"
         "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "

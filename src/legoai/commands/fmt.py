@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
 from legoai.commands.reporting import add_files, plans_of, project
-from legoai.commands.shared import add_output, counted, files_of, show
+from legoai.commands.shared import add_output, counted, files_of, rewrite, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.model import Model
-from legoai.specs.files import replace_file
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the
@@ -114,18 +114,18 @@ def _put(source: Source, text: str, arguments: Namespace) -> None:
         sys.stdout.writelines(_difference(source, text))
     elif arguments.check:
         if text != source.text:
-            print(f"would change {source.name}")
+            print(f"would change {visible_line(source.name)}")
     elif source.rewritable is None or arguments.expand:
         sys.stdout.write(text)
     elif text != source.text:
-        replace_file(source.rewritable, source.content(text))
+        rewrite(source.rewritable, source.content(text))
 
 
 def _difference(source: Source, text: str) -> Iterator[str]:
     from difflib import unified_diff
 
-    before, after = _lines(source.text), _lines(text)
-    for line in unified_diff(before, after, source.name, f"{source.name} (formatted)"):
+    before, after, name = _lines(source.text), _lines(text), visible_line(source.name)
+    for line in unified_diff(before, after, name, f"{name} (formatted)"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 

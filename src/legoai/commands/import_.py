@@ -18,6 +18,7 @@ from legoai.commands.shared import (
     counted,
     files_of,
     output_file,
+    say,
     show,
     summary,
     write,
@@ -205,7 +206,7 @@ def _report(
     for why, names in reasons.items():
         announce(f"not translated, without effect on the plan: {', '.join(names)}: {why}")
     if diagnostics:
-        print(f"{arguments.file}: {summary(diagnostics)}", file=sys.stderr)
+        say(f"{arguments.file}: {summary(diagnostics)}")
     count = len(found.unused)
     if found.text is not None:
         print(f"read as a config {found.version}; {counted(count, 'option')} became no statement", file=sys.stderr)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 
 from legoai.commands import WrongUsage
 from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
-from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, rewrite, say, settings_of
 from legoai.dsl.config import Configuration, reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
-from legoai.specs.files import replace_file
 
 _DESCRIPTION = """\
 Find mistakes in plans. Nothing is run, except a Python factory that a plan names as its model: that is
@@ -92,7 +90,7 @@ def _lint(source: Source, arguments: Namespace, choice: Configuration) -> Linted
 
     text, linted = fixed(source, linted, again, lambda item: reported(item, choice), unsafe=arguments.unsafe_fixes)
     if text != source.text:
-        replace_file(source.rewritable, source.content(text))
+        rewrite(source.rewritable, source.content(text))
         if not arguments.quiet:
-            print(f"{source.name}: fixed", file=sys.stderr)
+            say(f"{source.name}: fixed")
     return linted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from legoai.commands.shared import (
     lowered,
     note_profile,
     output_file,
+    say,
     write,
 )
 from legoai.lowering.file_names import is_beside, needed_module
@@ -95,7 +95,7 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
         raise WrongUsage(f"the step of {linted.resolution.file.name} cannot be traced: {error}") from error
     except OSError as error:
         raise WrongUsage(f"{folder} cannot be written: {error.strerror}") from error
-    print(f"wrote {len(found)} graphs into {folder}", file=sys.stderr)
+    say(f"wrote {len(found)} graphs into {folder}")
 
 
 def run(arguments: Namespace) -> int:

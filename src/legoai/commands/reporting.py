@@ -26,7 +26,7 @@ def add_files(parser: ArgumentParser, *, default: bool = False) -> None:
         help="a plan, a directory of plans, plan.NAME, or -" + (" (default: the current folder)" if default else ""),
     )
     parser.add_argument(
-        "--stdin-filename", metavar="NAME", help="what diagnostics call standard input, and where it would stand"
+        "--stdin-filename", metavar="FILE", help="what diagnostics call standard input, and where it would stand"
     )
 
 

@@ -17,6 +17,7 @@ from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
+from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.files import replace_file
 
 if TYPE_CHECKING:
@@ -76,11 +77,20 @@ def write(path: Path, text: str) -> None:
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return
+    rewrite(path, text)
+    say(f"wrote {path}")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all.
+
+    Raises:
+        WrongUsage: it cannot be written; the message names it, and not the one beside it that would replace it.
+    """
     try:
         replace_file(path, text)
     except OSError as error:
         raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def add_output(parser: ArgumentParser) -> None:
@@ -115,10 +125,9 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
     if arguments.factories or not unknown:
         return False
     show([item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files, stream=sys.stderr)
-    print(
-        f"legoai: {linted.resolution.file.name} is not {done}: --no-factories, and its model is the factory "
-        f"{linted.plan.model.target}",
-        file=sys.stderr,
+    announce(
+        f"{linted.resolution.file.name} is not {done}: --no-factories, and its model is the factory "
+        f"{linted.plan.model.target}"
     )
     return True
 
@@ -166,7 +175,12 @@ def note_profile(linted: Linted) -> None:
 
 def announce(message: str) -> None:
     """Announce on standard error what is about to be run."""
-    print(f"legoai: {message}", file=sys.stderr, flush=True)
+    say(f"legoai: {message}")
+
+
+def say(message: str) -> None:
+    """Write one line on standard error: no name of a file in it steers the terminal, or forges a line of a log."""
+    print(visible_line(message), file=sys.stderr, flush=True)
 
 
 def wants_color(stream: TextIO, choice: str = "auto") -> bool:
@@ -242,7 +256,7 @@ def source_of(name: str) -> Source | None:
 def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mapping[str, PlanFile]) -> None:
     """Write on standard error why a plan is not ``done``, such as `lowered`: standard output has results alone."""
     show(diagnostics, files, stream=sys.stderr)
-    print(f"legoai: {name} is not {done}: {summary(diagnostics)}", file=sys.stderr)
+    announce(f"{name} is not {done}: {summary(diagnostics)}")
 
 
 def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:

@@ -186,7 +186,7 @@ def _write_in_place(source: Source, text: str) -> int:
         return 0
     beside = path.with_name(f"{path.stem}.solved{path.suffix}")
     write(beside, text)
-    print(f"legoai: {source.name} was changed while it was solved, and is left as it is", file=sys.stderr)
+    announce(f"{source.name} was changed while it was solved, and is left as it is")
     return 1
 
 

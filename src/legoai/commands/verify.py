@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.progress import ProgressLine
-from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, sound, source_of
+from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, rewrite, say, sound, source_of
 from legoai.dsl.lint import Linted
-from legoai.specs.files import replace_file
+from legoai.dsl.reporting.snippets import visible_line
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
@@ -108,13 +108,10 @@ def run(arguments: Namespace) -> int:
         except OtherProgramError as error:
             raise WrongUsage(str(error)) from error
     if arguments.save_program is not None:
-        try:
-            replace_file(Path(arguments.save_program), prepared.program.text)
-        except OSError as error:
-            raise WrongUsage(f"{arguments.save_program} cannot be written: {error.strerror}") from error
+        rewrite(Path(arguments.save_program), prepared.program.text)
         ranks = prepared.shrunken.plan.mesh.world_size
         command = f"torchrun --nproc-per-node {ranks} {arguments.save_program} --device cpu"
-        print(f"wrote {arguments.save_program}; start it with: {command}", file=sys.stderr)
+        say(f"wrote {arguments.save_program}; start it with: {command}")
     return _run(arguments, linted, prepared)
 
 
@@ -142,7 +139,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
             )
     except ProgramFailedError as error:
         progress.clear()
-        print(f"{name}: the program of the shrunken plan fails: {error.message}")
+        print(f"{visible_line(name)}: the program of the shrunken plan fails: {error.message}")
         if os.environ.get("LEGOAI_DEBUG") == "1":
             print(error.detail, file=sys.stderr)
         else:
@@ -156,7 +153,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
 
 def report(verdict: Verdict, small: Shrunken, linted: Linted) -> Iterator[str]:
     """The result, in lines."""
-    name = linted.resolution.file.name
+    name = visible_line(linted.resolution.file.name)
     ranks = counted(small.plan.mesh.world_size, "rank")
     if verdict.equal:
         yield f"{name}: {ranks} compute what one device computes"

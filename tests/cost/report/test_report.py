@@ -69,7 +69,7 @@ def reported() -> dict:
 
 @pytest.fixture(scope="module")
 def staged() -> dict:
-    return in_the_simulator(everything, PIPELINE)
+    return in_the_simulator(everything, PIPELINE, "<!--<script>.plan")
 
 
 # JSON
@@ -347,6 +347,13 @@ def test_page_is_self_contained_and_links_to_plan_lines(reported: dict):
 
 def test_plan_text_is_escaped(reported: dict):
     assert "</script><b>" not in reported["page"] and "&lt;/script&gt;&lt;b&gt;" in reported["page"]
+
+
+def test_names_of_files_leave_the_data_of_a_page_whole(staged: dict):
+    """`<!--<script` in a script makes a parser look for another end of it (WHATWG HTML, section 4.12.1.3)."""
+    [text] = re.findall(r'id="data">(.*?)</script>', staged["page"], re.DOTALL)
+    assert "<" not in text
+    assert f"<!--<script>.plan:{line_of('fsdp', PIPELINE)}" in json.loads(text)["texts"]
 
 
 @pytest.mark.parametrize("name", ["mesh", "timeline"])

@@ -216,7 +216,7 @@ def test_github_commands_escape_messages_and_file_names():
     assert shown.count("\n") == 1
     assert shown == (
         "::notice title=LP801 slug,file=a%2Cb%3Ac%25.plan,line=2,endLine=2,col=21,endColumn=27::"
-        "a,b:c%25.plan:2:21: LP801 50%25 slower%0A::error::no%0Ahelp: x%0D%0Ay\n"
+        "a,b:c%25.plan:2:21: LP801 50%25 slower%0A::error::no%0Ahelp: x␍%0Ay\n"
     )
 
 
@@ -264,6 +264,24 @@ def test_sarif_output_follows_the_standard():
     [change] = run["results"][1]["fixes"][0]["artifactChanges"]  # 3.55
     assert change["replacements"][0]["insertedContent"] == {"text": "tp = 4"}
     assert run["results"][1]["relatedLocations"][0]["message"] == {"text": "first"}
+
+
+def test_texts_of_plans_make_no_placeholder_and_no_link_in_sarif():
+    span = at("tp = 8", TEXT, "a.plan")
+    fix = Fix("write {0}", (Edit(span, "{0}[x](1)"),), safe=True)
+    rule = next(rule for rule in all_rules() if "{" in (rule.__doc__ or ""))
+    item = rule.at(span, "{0} [x](1)", label="no {1}", others=[Label(at("mesh"), "{2}")], help=["[0]{3}"], fix=fix)
+    [run] = json.loads(render("sarif", [item], {}))["runs"]
+    [result] = run["results"]
+    assert result["message"]["text"] == "{{0}} [x\\](1)\nhelp: [0]{{3}}"  # 3.11.5, 3.11.6
+    assert result["locations"][0]["message"]["text"] == "no {{1}}"
+    assert result["relatedLocations"][0]["message"]["text"] == "{{2}}"
+    assert result["fixes"][0]["description"]["text"] == "write {{0}}"
+    [change] = result["fixes"][0]["artifactChanges"]
+    assert change["replacements"][0]["insertedContent"]["text"] == "{0}[x](1)"  # 3.3: content of a file, no message
+    [described] = run["tool"]["driver"]["rules"]
+    for text in described["help"].values():  # 3.12: a message too
+        assert text.replace("{{", "").replace("}}", "").count("{") == 0 and "{{" in text
 
 
 def test_every_rule_can_be_written_in_every_format():

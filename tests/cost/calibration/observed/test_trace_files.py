@@ -88,6 +88,19 @@ def test_damaged_trace_stops_the_reader_early(tmp_path: Path, monkeypatch: pytes
         read_trace(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize("place", ['"deviceProperties"', '"traceEvents"'])
+def test_deeply_nested_trace_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text(f'{{{place}: {"[" * 100_000}, "traceEvents": [')
+    with pytest.raises(TraceError, match=r"is damaged: maximum recursion depth"):
+        read_trace(tmp_path / "deep.json")
+
+
+def test_trace_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step-3.json").symlink_to("/dev/null")
+    with pytest.raises(TraceError, match=r"cannot be read: it is no regular file"):
+        read_trace(tmp_path / "step-3.json")
+
+
 @pytest.mark.parametrize("field", ["cat", "pid", "tid"])
 @pytest.mark.parametrize("value", [[0], {}])
 def test_event_without_a_category_or_thread_is_refused(field: str, value: object, tmp_path: Path) -> None:

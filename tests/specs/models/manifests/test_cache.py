@@ -199,6 +199,16 @@ def wait_for_pid(file: Path) -> int:
     raise AssertionError("the factory was not reached")
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process that is not waited for ends: as a zombie where nobody else waits for it."""
+    for _ in range(200):
+        state = Path("/proc", str(pid), "stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -220,7 +230,10 @@ def test_factory_exceeding_the_timeout_is_killed(workplace):
     assert not is_running(wait_for_pid(pid_file))
 
 
-def test_interrupt_kills_the_inspection_process(workplace):
+@pytest.mark.parametrize(
+    ("signal_sent", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, ""), (signal.SIGKILL, "")]
+)
+def test_inspection_ends_with_the_process_that_asks(workplace, signal_sent, said):
     pid_file = workplace.directory / "pid"
     code = f"""
 from legoai.specs.models.manifests.load import load_manifest
@@ -234,13 +247,32 @@ except KeyboardInterrupt:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         inspected = wait_for_pid(pid_file)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal_sent)
         out, _ = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait()
-    assert out == "interrupted\n"
-    assert not is_running(inspected)
+    assert out == said
+    assert has_ended(inspected)
+
+
+@pytest.mark.slow
+def test_inspection_limits_its_own_time(workplace):
+    pid_file = workplace.directory / "pid"
+    reading, writing = os.pipe()  # the asking process lives, and does not look at the clock
+    arguments = {"pid_file": str(pid_file)}
+    source = {"kind": "python", "target": "factories.models:sleeps", "preset": None, "arguments": arguments}
+    place = {"base_directory": str(workplace.directory), "sys_path": [], "reply": str(workplace.directory / "reply")}
+    command = [sys.executable, "-P", "-m", "legoai.specs.models.inspect"]
+    request = json.dumps({**source, **place, "timeout": 2, "parent": reading})
+    try:
+        done = subprocess.run(
+            command, check=False, input=request, text=True, pass_fds=(reading,), capture_output=True, timeout=60
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert done.returncode == -signal.SIGALRM
 
 
 def test_built_in_model_needs_no_process_and_no_cache(workplace):
@@ -342,6 +374,20 @@ def test_hugging_face_config_is_built_and_traced(workplace):
         ('{"model_type": "zork"}', {}, "unknown_architecture", "'zork'"),
         (json.dumps({**LLAMA, "architectures": ["Zork"]}), {}, "unknown_architecture", "'Zork'"),
         (json.dumps(LLAMA), {"layers": 2}, "config_invalid", "no field named 'layers'"),
+        (
+            json.dumps(LLAMA),
+            {"num_hidden_layers": 1001},
+            "config_invalid",
+            "num_hidden_layers = 1001 is more than 1000",
+        ),
+        ('{"model_type": "gpt2", "n_layer": 100000000}', {}, "config_invalid", "n_layer = 100000000 is more than 1000"),
+        ('{"model_type": "swin", "depths": [2, 2000]}', {}, "config_invalid", "depths = 2000 is more than 1000"),
+        (
+            '{"model_type": "clip", "text_config": {"num_hidden_layers": 2000}}',
+            {},
+            "config_invalid",
+            "num_hidden_layers = 2000 is more than 1000",
+        ),
     ],
 )
 @pytest.mark.usefixtures("in_this_process")
