@@ -116,7 +116,19 @@ class Movement:
         return f"{self.kind} {self.form}".strip()
 
 
-Work: TypeAlias = Product | Attention | Movement
+@dataclass(frozen=True, slots=True)
+class Consecutive:
+    """Kernels that one operator launches one after another, as the backward of a convolution for its gradients."""
+
+    parts: tuple[Product | Movement, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+
+Work: TypeAlias = Product | Attention | Movement | Consecutive
 
 _RATES: Final = {
     **{of_torch: name for name, of_torch in TORCH_DTYPES.items()},
@@ -172,7 +184,7 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         product = _product(kernel, name, tf32=tf32)
         if product is not None:
             return product
-    if "convolution" in name:
+    if "convolution" in name and kernel.outputs:
         return _convolution(kernel, tf32=tf32)
     if "attention" in name and not name.startswith("fused("):
         attention = _attention(kernel, name)
@@ -297,14 +309,39 @@ def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: in
     return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
 
 
-def _convolution(kernel: Kernel, *, tf32: bool) -> Product:
-    """A convolution as the product that its implicit form computes: rows are positions, `k` is what each sees."""
+def _convolution(kernel: Kernel, *, tf32: bool) -> Product | Movement | Consecutive:
+    """A convolution as the product that its implicit form computes; a backward has one kernel for each gradient.
+
+    Rows are positions of the result, and `k` is what each of them sees. The gradient of the weight sums over positions.
+    """
     rate = _rate(kernel.inputs, tf32=tf32)
-    out = kernel.outputs[0].shape if kernel.outputs else (1, 1)
-    channels = out[1] if len(out) > 1 else 1
-    rows = max(1, math.prod(out) // max(1, channels))
-    k = max(1, round(kernel.flops / (2 * rows * max(1, channels))))
-    return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=kernel.bytes_read + kernel.bytes_written)
+    if "backward" not in _short(kernel.op):
+        return _onto(kernel.outputs[0], kernel.flops, rate, kernel.bytes_read + kernel.bytes_written)
+    result, x, weight = kernel.inputs[:3]
+    asked = kernel.attributes.get("output_mask", (True, True, False))
+    each = kernel.flops / max(1, sum(asked[:2]))
+    parts: list[Product | Movement] = []
+    if asked[0]:
+        parts.append(_onto(x, each, rate, _size_of(result, weight, x)))
+    if asked[1]:
+        m, *rest = weight.shape
+        n = math.prod(rest)
+        k = max(1, round(each / (2 * m * n)))
+        parts.append(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=_size_of(result, x, weight)))
+    if asked[2]:  # no backend computes it with the others (`convolution_backward` of ATen/native/Convolution.cpp)
+        parts.append(Movement(kind="reduction", bytes=_size_of(result)))
+    return parts[0] if len(parts) == 1 else Consecutive(tuple(parts))
+
+
+def _onto(result: TensorType, flops: float, rate: str, size: int) -> Product:
+    """The product of a convolution whose result has channels in its second dim."""
+    rows, channels = result.shape[0] * math.prod(result.shape[2:]), result.shape[1]
+    k = max(1, round(flops / (2 * rows * channels)))
+    return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=size)
+
+
+def _size_of(*tensors: TensorType) -> int:
+    return sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
 
 
 def _implementation(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
 from legoai.cost.kernels.roofline import AttentionCurve
-from legoai.cost.kernels.work import Attention, Movement, MovementForm, Product, Work, work_of
+from legoai.cost.kernels.work import Attention, Consecutive, Movement, MovementForm, Product, Work, work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
 
@@ -52,8 +52,16 @@ def seconds_of(work: Work, profile: Profile) -> Answer:
                 known = _attention(work, profile)
             case Movement():
                 known = _movement(work, profile)
+            case Consecutive():
+                known = _consecutive(work, profile)
         profile.answers[work] = known
     return known
+
+
+def _consecutive(work: Consecutive, profile: Profile) -> Answer:
+    """The sum of the parts' seconds, and the model of the longest."""
+    answers = [seconds_of(part, profile) for part in work.parts]
+    return math.fsum(seconds for seconds, _ in answers), max(answers)[1]
 
 
 def _product(product: Product, profile: Profile) -> Answer:

@@ -360,7 +360,7 @@ def description(
 def _wanted(func: OpOverload) -> tuple[tuple[int, str, str], ...]:
     labels = {
         "is_causal": "causal", "dropout_p": "dropout", "stride": "stride", "padding": "padding",
-        "dilation": "dilation", "groups": "groups", "transposed": "transposed",
+        "dilation": "dilation", "groups": "groups", "transposed": "transposed", "output_mask": "output_mask",
     }  # fmt: skip
     name = func._schema.name
     if "attention" not in name and "convolution" not in name:
