@@ -309,35 +309,53 @@ def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: in
     return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
 
 
+_CORE_CHANNELS: Final = 16
+"""Channels of a group from which on a grouped convolution is a product on tensor cores.
+
+Groups of one channel have kernels of PyTorch's own, which multiply on the vector units (`CudaDepthwise2d` and
+`CudaDepthwise3d` of `_select_conv_backend`, ATen/native/Convolution.cpp; tensors that are channels last or in half
+precision go to cuDNN). cuDNN runs other groups. Tensor cores multiply 16 by 8 by 16 elements of two bytes
+(`mma.m16n8k16` of the PTX ISA): narrower groups would fill them with zeros. Their time is that of their bytes, or of
+their operations on the vector units.
+"""
+
+
 def _convolution(kernel: Kernel, *, tf32: bool) -> Product | Movement | Consecutive:
     """A convolution as the product that its implicit form computes; a backward has one kernel for each gradient.
 
     Rows are positions of the result, and `k` is what each of them sees. The gradient of the weight sums over positions.
     """
     rate = _rate(kernel.inputs, tf32=tf32)
+    groups = kernel.attributes.get("groups", 1)
     if "backward" not in _short(kernel.op):
-        return _onto(kernel.outputs[0], kernel.flops, rate, kernel.bytes_read + kernel.bytes_written)
+        [result, *_], [_, weight, *_] = kernel.outputs, kernel.inputs
+        sizes = _rows_and_columns(result, groups)
+        return _of_groups(groups, sizes, weight, kernel.flops, rate, kernel.bytes_read + kernel.bytes_written)
     result, x, weight = kernel.inputs[:3]
     asked = kernel.attributes.get("output_mask", (True, True, False))
     each = kernel.flops / max(1, sum(asked[:2]))
-    parts: list[Product | Movement] = []
-    if asked[0]:
-        parts.append(_onto(x, each, rate, _size_of(result, weight, x)))
-    if asked[1]:
-        m, *rest = weight.shape
-        n = math.prod(rest)
-        k = max(1, round(each / (2 * m * n)))
-        parts.append(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=_size_of(result, x, weight)))
+    of_weight = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    moved = _size_of(result, x, weight)  # each gradient has the shape of the tensor that it does not read
+    found = zip(asked, (_rows_and_columns(x, groups), of_weight), strict=False)
+    parts = [_of_groups(groups, sizes, weight, each, rate, moved) for wanted, sizes in found if wanted]
     if asked[2]:  # no backend computes it with the others (`convolution_backward` of ATen/native/Convolution.cpp)
         parts.append(Movement(kind="reduction", bytes=_size_of(result)))
     return parts[0] if len(parts) == 1 else Consecutive(tuple(parts))
 
 
-def _onto(result: TensorType, flops: float, rate: str, size: int) -> Product:
-    """The product of a convolution whose result has channels in its second dim."""
-    rows, channels = result.shape[0] * math.prod(result.shape[2:]), result.shape[1]
-    k = max(1, round(flops / (2 * rows * channels)))
-    return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=size)
+def _rows_and_columns(result: TensorType, groups: int) -> tuple[int, int]:
+    """Rows and columns of a group's product, for a result with channels in its second dim."""
+    return result.shape[0] * math.prod(result.shape[2:]), result.shape[1] // groups
+
+
+def _of_groups(  # noqa: PLR0917
+    groups: int, sizes: tuple[int, int], weight: TensorType, flops: float, rate: str, size: int
+) -> Product | Movement:
+    m, n = sizes
+    if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < _CORE_CHANNELS:
+        return Movement(kind="elementwise", bytes=size, rate=_rate((weight,), tf32=False), flops=flops)
+    k = max(1, round(flops / (2 * groups * m * n)))
+    return Product(batch=groups, m=m, n=n, k=k, rate=rate, bytes=size)
 
 
 def _size_of(*tensors: TensorType) -> int:

@@ -11,6 +11,7 @@ memory bandwidth are slowed by that.
 
 from __future__ import annotations
 
+import math
 import operator
 
 from legoai.cost.kernels.work import Consecutive, Movement, Product, Work
@@ -38,7 +39,7 @@ def beside_collectives(work: Work, profile: Profile) -> float | None:
     if isinstance(work, Consecutive):
         alone = [seconds_of(part, profile)[0] for part in work.parts]
         beside = [beside_collectives(part, profile) or 1.0 for part in work.parts]
-        return sum(map(operator.mul, alone, beside)) / sum(alone)
+        return math.fsum(map(operator.mul, alone, beside)) / math.fsum(alone)
     measured = profile.constants.get(PRODUCTS)
     if isinstance(work, Product) and measured is not None:
         return measured.value

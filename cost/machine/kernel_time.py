@@ -169,6 +169,9 @@ def _movement(movement: Movement, profile: Profile) -> Answer:
     curve, derived = profile.moving(movement.kind, movement.form)
     seconds = curve.seconds(movement.bytes)
     arithmetic = profile.arithmetic.get(movement.rate)
+    if arithmetic is None and "fp32" in profile.products:  # its products run on the vector units, too
+        curve_of_products = profile.products["fp32"].curve
+        arithmetic = curve_of_products.peak * curve_of_products.efficiency
     if arithmetic is not None:
         seconds = max(seconds, movement.flops / arithmetic)
     measured = curve.measured is not None and curve.measured.at(movement.bytes) is not None

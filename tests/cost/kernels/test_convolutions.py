@@ -26,7 +26,7 @@ def recorded(func: OpOverload, arguments: Sequence[object]) -> Kernel:
     return Kernel(stream=0, module="", phase="other", **said)
 
 
-def convolution(  # noqa: PLR0913
+def convolution(
     batch: int,
     channels: int,
     outputs: int,
@@ -107,3 +107,35 @@ def test_first_convolution_has_a_backward_near_the_roofline(
     moved = sum(2 * math.prod(item.shape) for item in (*backward.inputs[:2], backward.inputs[2]))
     roofline = max(moved / curve.bandwidth, backward.flops / curve.peak)
     assert roofline < seconds(backward) < 3 * roofline
+
+
+def test_wide_groups_are_products_of_their_own():
+    forward, backward = map(work_of, convolution(8, 128, 256, 28, 3, groups=4))
+    assert isinstance(backward, Consecutive)
+    assert shape(forward) == (4, 8 * 28 * 28, 64, 32 * 9)
+    assert [shape(part) for part in backward.parts] == [(4, 8 * 28 * 28, 32, 64 * 9), (4, 64, 32 * 9, 8 * 28 * 28)]
+
+
+@pytest.mark.parametrize("groups", [32, 128])
+def test_narrow_groups_take_their_bytes_or_operations_of_the_vector_units(groups: int):
+    forward, backward = convolution(8, 128, 128, 28, 7, groups=groups)
+    works = work_of(forward), work_of(backward)
+    assert isinstance(works[0], Movement) and isinstance(works[1], Consecutive)
+    assert works[0].flops == forward.flops and works[0].bytes == forward.bytes_read + forward.bytes_written
+    assert works[1].parts == (works[0], works[0])
+    rate = profile("h100_sxm").arithmetic["bf16"]
+    curve, _ = profile("h100_sxm").moving("elementwise")
+    assert seconds(forward) == max(forward.flops / rate, curve.seconds(works[0].bytes))
+
+
+def test_depthwise_backward_takes_about_twice_its_forward():
+    """The weight of ConvNeXt-V2's first stage: 352 channels of which each has a 7 by 7 filter."""
+    forward, backward = convolution(32, 352, 352, 56, 7, groups=352)
+    assert seconds(backward) == pytest.approx(2 * seconds(forward), rel=0.01)
+
+
+def test_device_without_stated_vector_rate_has_that_of_its_fp32_products():
+    forward, _ = convolution(8, 128, 128, 28, 7, groups=128, dtype=torch.float32)
+    curve = profile("cpu").products["fp32"].curve
+    assert seconds(forward, "cpu") >= forward.flops / (curve.peak * curve.efficiency) > 0
+    assert seconds(forward, "cpu") > profile("cpu").moving("elementwise")[0].seconds(forward.bytes_read)
