@@ -175,13 +175,16 @@ def element_bytes(rate: str) -> int:
 
 
 def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
-    """Return the work of ``kernel``; with ``tf32`` single-precision products use the tensor cores.
+    """Return the work of ``kernel``; with ``tf32`` single-precision convolutions use the tensor cores.
+
+    PyTorch allows that to convolutions by default (`torch.backends.cudnn.allow_tf32`), and not to other products
+    (`torch.backends.cuda.matmul.allow_tf32`). No program sets either.
 
     An unknown operator moves its bytes, and has the floating-point operations that its record states.
     """
     name = _short(kernel.op)
     if name in _PRODUCTS:
-        product = _product(kernel, name, tf32=tf32)
+        product = _product(kernel, name)
         if product is not None:
             return product
     if "convolution" in name and kernel.outputs:
@@ -195,7 +198,7 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         kind=kind,
         bytes=kernel.bytes_read + kernel.bytes_written,
         form=_form(kernel, name, kind),
-        rate=_rate(kernel.inputs or kernel.outputs, tf32=False),
+        rate=_rate(kernel.inputs or kernel.outputs),
         flops=float(kernel.flops),
     )
 
@@ -261,18 +264,18 @@ def kind_of(op: str) -> MovementKind:
     return "elementwise"
 
 
-def _rate(tensors: tuple[TensorType, ...], *, tf32: bool) -> str:
+def _rate(tensors: tuple[TensorType, ...], *, tf32: bool = False) -> str:
     rate = next((_RATES[tensor.dtype] for tensor in tensors if tensor.dtype in _RATES), "fp32")
     return "tf32" if rate == "fp32" and tf32 else rate
 
 
-def _product(kernel: Kernel, name: str, *, tf32: bool) -> Product | None:
+def _product(kernel: Kernel, name: str) -> Product | None:
     first, second = _PRODUCTS[name]
     if len(kernel.inputs) <= second:
         return None
     left, right = kernel.inputs[first], kernel.inputs[second]
     scales = kernel.inputs[2:] if name.startswith("_scaled") else ()
-    rate = _rate((left, right), tf32=tf32)
+    rate = _rate((left, right))
     if any(scale.dtype == "float8_e8m0fnu" for scale in scales):
         rate = "mxfp8"
     total = kernel.bytes_read + kernel.bytes_written
@@ -353,7 +356,7 @@ def _of_groups(  # noqa: PLR0917
 ) -> Product | Movement:
     m, n = sizes
     if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < _CORE_CHANNELS:
-        return Movement(kind="elementwise", bytes=size, rate=_rate((weight,), tf32=False), flops=flops)
+        return Movement(kind="elementwise", bytes=size, rate=_rate((weight,)), flops=flops)
     k = max(1, round(flops / (2 * groups * m * n)))
     return Product(batch=groups, m=m, n=n, k=k, rate=rate, bytes=size)
 
@@ -387,7 +390,7 @@ def _attention(kernel: Kernel, name: str) -> Attention | None:
         value_dim=value.shape[3],
         causal=bool(attributes.get("causal", attributes.get("is_causal", False))),
         backward=backward,
-        rate=_rate((query,), tf32=False),
+        rate=_rate((query,)),
         implementation=str(attributes.get("implementation", _implementation(name))),
         bytes=kernel.bytes_read + kernel.bytes_written,
     )

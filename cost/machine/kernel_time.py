@@ -24,7 +24,12 @@ class NoModelError(ValueError):
     """A profile has no rate for a kernel."""
 
 
-def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
+def work_on(kernel: Kernel, profile: Profile) -> Work:
+    """The work of ``kernel`` on the device of ``profile``, which may have tensor cores for single precision."""
+    return work_of(kernel, tf32="tf32" in profile.products)
+
+
+def estimate(kernel: Kernel, profile: Profile) -> Answer:
     """Return the seconds that ``kernel`` takes on the device of ``profile``, and the model that estimated them.
 
     The first model of a chain that applies is used: `measured table`, `learned`, `roofline`. A model that was measured
@@ -33,12 +38,11 @@ def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
     Args:
         kernel: the kernel.
         profile: of the device.
-        tf32: whether single-precision products use the tensor cores.
 
     Raises:
         NoModelError: the device has no rate for the kernel's dtype.
     """
-    return seconds_of(work_of(kernel, tf32=tf32), profile)
+    return seconds_of(work_on(kernel, profile), profile)
 
 
 def seconds_of(work: Work, profile: Profile) -> Answer:

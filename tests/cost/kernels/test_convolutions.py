@@ -10,7 +10,7 @@ import torch
 
 from legoai.cost.kernels.work import Consecutive, Movement, Product, Work, work_of
 from legoai.cost.machine.contention import beside_collectives
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.machine.kernel_time import estimate, seconds_of, work_on
 from legoai.cost.profiles import profile
 from legoai.cost.simulated.operators import description, operator, tensors
 from legoai.cost.trace.records import Kernel
@@ -139,3 +139,19 @@ def test_device_without_stated_vector_rate_has_that_of_its_fp32_products():
     curve = profile("cpu").products["fp32"].curve
     assert seconds(forward, "cpu") >= forward.flops / (curve.peak * curve.efficiency) > 0
     assert seconds(forward, "cpu") > profile("cpu").moving("elementwise")[0].seconds(forward.bytes_read)
+
+
+@pytest.mark.parametrize("name", ["a100_sxm80", "h100_sxm", "b200"])
+def test_fp32_convolutions_use_tf32_as_pytorch_lets_them(name: str):
+    assert torch.backends.cudnn.allow_tf32
+    of_each = [convolution(64, 256, 256, 28, 3, dtype=dtype)[0] for dtype in (torch.float32, torch.bfloat16)]
+    works = [work_on(item, profile(name)) for item in of_each]
+    assert [work.rate for work in works if isinstance(work, Product)] == ["tf32", "bf16"]
+    single, half = (estimate(item, profile(name))[0] for item in of_each)
+    assert 1.2 * half < single < 3 * half
+
+
+def test_processor_without_tf32_computes_fp32_convolutions_in_fp32():
+    forward, _ = convolution(8, 64, 128, 28, 3, dtype=torch.float32)
+    work = work_on(forward, profile("cpu"))
+    assert isinstance(work, Product) and work.rate == "fp32"
