@@ -263,7 +263,8 @@ def estimate(
     except (ProfileError, CatalogueError, NoModelError) as error:
         raise CannotEstimateError(str(error)) from error
     say("adding up")
-    flops, convention = model_flops(plan, manifest, [item.trace.between(item.span) for item in simulated.ranks])
+    steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
+    flops, convention = model_flops(plan, manifest, steps)
     found = Estimate(
         plan=plan.name,
         digest=plan.digest,

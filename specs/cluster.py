@@ -49,7 +49,8 @@ class PeakFlops(Record, kw_only=True):
     """Peak rates of a dense matrix product by input dtype, in floating-point operations per second.
 
     Tensor-core rates wherever the device has them for the dtype, without structured sparsity. ``fp32`` is IEEE
-    single precision; ``tf32`` is what PyTorch uses once ``torch.backends.cuda.matmul.allow_tf32`` is set.
+    single precision; ``tf32`` is what PyTorch uses for convolutions, unless ``torch.backends.cudnn.allow_tf32`` is
+    unset, and for other products once ``torch.backends.cuda.matmul.allow_tf32`` is set.
     """
 
     fp64: float | None = None

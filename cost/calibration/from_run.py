@@ -80,7 +80,7 @@ def calibrate_from(
             for trace in run.read(step):
                 progress(f"{trace.path}: {len(trace.calls)} operators")
                 _check(trace, found)
-                kernels.add(kernel_times(trace))
+                kernels.add(kernel_times(trace, tf32="tf32" in found.profile.products))
                 of_step.note(trace)
                 seen.note(run, trace)
                 world = max(world, trace.world)

@@ -60,7 +60,7 @@ def update_kernels(document: Document, base: Profile, found: KernelTimes, *, on_
     """Update products, attention, movement and the host's times in place.
 
     Of several times of the same kernel the median is used on a GPU. On a CPU it is the mean: its ranks and threads take
-    turns on the cores, and a step takes the sum over all turns.
+    turns on the cores, and a step takes the sum over all turns. The time of several consecutive kernels corrects none.
     """
     typical = statistics.median if on_device else statistics.fmean
     products: dict[str, dict[Product, list[float]]] = defaultdict(dict)

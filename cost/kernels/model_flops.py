@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, cast
 
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.magnitudes.flops import DECODERS, FORMULA, FORWARD_AND_BACKWARD, flops_per_token
+from legoai.runtime.attention.blocks import Balance, Block, blocks_of_rank
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 CAPTURED: Final = "3 times the forward products that were captured, on all ranks"
 
 
-def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[Item]]) -> tuple[float, str]:
+def model_flops(plan: Plan, manifest: Manifest, steps: Mapping[int, Sequence[Item]]) -> tuple[float, str]:
     """Return the floating-point operations of the model in one optimizer step, on all devices, and the convention.
 
     For the built-in decoders they follow from the model
     (:func:`~legoai.dsl.analysis.magnitudes.flops.flops_per_token`). For other models it is three times the products of
-    a captured rank's forward, times the ranks; work that several ranks repeat counts for each of them. Recomputation
-    never counts.
+    a captured rank's forward, times the ranks; work that several ranks repeat counts for each of them. Attention is
+    counted without regard to a causal mask, though ranks of `cp` skip the blocks that it hides. Recomputation never
+    counts.
 
     Args:
         plan: the plan.
         manifest: of its model.
-        steps: the items of one step, of one rank for each stage of a pipeline.
+        steps: the items of one step by global rank, of one rank for each stage of a pipeline.
     """
     if plan.model.family in DECODERS:
         length = plan.batch.seq_len
         assert length is not None, "a decoder reads sequences"
         tokens = plan.batch.global_batch * length
         return float(tokens * flops_per_token(manifest, length)), FORMULA
-    forward = sum(_forward(item) for items in steps for item in items)
+    forward = 0.0
+    for rank, items in steps.items():
+        found = [_forward(item) for item in items]
+        forward += sum(item.products for item in found)
+        forward += sum(item.causal for item in found) * _skipped(plan, rank)
     return float(FORWARD_AND_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
+
+
+class _Flops(NamedTuple):
+    """Forward FLOPs of all kernels, and those among them of attention under a causal mask."""
+
+    products: int = 0
+    causal: int = 0
 
 
 class ForwardFlops:
     """Forward FLOPs of a segment's kernels."""
 
     def __init__(self, segment: Segment) -> None:
-        self.total = sum(map(_forward, segment.records))
+        found = list(map(_forward, segment.records))
+        self.total = _Flops(sum(item.products for item in found), sum(item.causal for item in found))
 
 
-def _forward(item: Item) -> int:
+def _forward(item: Item) -> _Flops:
     """Return the forward FLOPs of an item of a trace."""
     if isinstance(item, Instance):
         return item.segment.summary(ForwardFlops).total
-    return item.flops if isinstance(item, Kernel) and item.phase == "forward" else 0
+    if not isinstance(item, Kernel) or item.phase != "forward":
+        return _Flops()
+    return _Flops(item.flops, item.flops if item.attributes.get("causal") else 0)
+
+
+def _skipped(plan: Plan, rank: int) -> float:
+    """FLOPs of the blocks of attention that a rank of `cp` skips for a causal mask, over those of its causal blocks."""
+    context, size = plan.context, plan.mesh.cp
+    if context is None or context.rotate == "heads":
+        return 0.0
+    length = 2  # any number that can be halved
+    blocks = blocks_of_rank(
+        rank=rank // plan.mesh.stride("cp") % size, size=size, length=length, causal=True,
+        gathered=context.rotate == "allgather", balance=cast("Balance", context.dealt),
+    )  # fmt: skip
+    skipped = length * length * size - sum(map(_scores, blocks))
+    return skipped / sum(_scores(block) for block in blocks if block.causal)
+
+
+def _scores(block: Block) -> int:
+    """Pairs of a query and a key in a block."""
+    queries, keys = (len(range(one.start, one.stop)) for one in (block.queries, block.keys))
+    return queries * keys

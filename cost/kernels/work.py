@@ -116,7 +116,19 @@ class Movement:
         return f"{self.kind} {self.form}".strip()
 
 
-Work: TypeAlias = Product | Attention | Movement
+@dataclass(frozen=True, slots=True)
+class Consecutive:
+    """Kernels that one operator launches one after another, as the backward of a convolution for its gradients."""
+
+    parts: tuple[Product | Movement, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+
+Work: TypeAlias = Product | Attention | Movement | Consecutive
 
 _RATES: Final = {
     **{of_torch: name for name, of_torch in TORCH_DTYPES.items()},
@@ -163,16 +175,19 @@ def element_bytes(rate: str) -> int:
 
 
 def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
-    """Return the work of ``kernel``; with ``tf32`` single-precision products use the tensor cores.
+    """Return the work of ``kernel``; with ``tf32`` single-precision convolutions use the tensor cores.
+
+    PyTorch allows that to convolutions by default (`torch.backends.cudnn.allow_tf32`), and not to other products
+    (`torch.backends.cuda.matmul.allow_tf32`). No program sets either.
 
     An unknown operator moves its bytes, and has the floating-point operations that its record states.
     """
     name = _short(kernel.op)
     if name in _PRODUCTS:
-        product = _product(kernel, name, tf32=tf32)
+        product = _product(kernel, name)
         if product is not None:
             return product
-    if "convolution" in name:
+    if "convolution" in name and kernel.outputs:
         return _convolution(kernel, tf32=tf32)
     if "attention" in name and not name.startswith("fused("):
         attention = _attention(kernel, name)
@@ -183,7 +198,7 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         kind=kind,
         bytes=kernel.bytes_read + kernel.bytes_written,
         form=_form(kernel, name, kind),
-        rate=_rate(kernel.inputs or kernel.outputs, tf32=False),
+        rate=_rate(kernel.inputs or kernel.outputs),
         flops=float(kernel.flops),
     )
 
@@ -249,18 +264,18 @@ def kind_of(op: str) -> MovementKind:
     return "elementwise"
 
 
-def _rate(tensors: tuple[TensorType, ...], *, tf32: bool) -> str:
+def _rate(tensors: tuple[TensorType, ...], *, tf32: bool = False) -> str:
     rate = next((_RATES[tensor.dtype] for tensor in tensors if tensor.dtype in _RATES), "fp32")
     return "tf32" if rate == "fp32" and tf32 else rate
 
 
-def _product(kernel: Kernel, name: str, *, tf32: bool) -> Product | None:
+def _product(kernel: Kernel, name: str) -> Product | None:
     first, second = _PRODUCTS[name]
     if len(kernel.inputs) <= second:
         return None
     left, right = kernel.inputs[first], kernel.inputs[second]
     scales = kernel.inputs[2:] if name.startswith("_scaled") else ()
-    rate = _rate((left, right), tf32=tf32)
+    rate = _rate((left, right))
     if any(scale.dtype == "float8_e8m0fnu" for scale in scales):
         rate = "mxfp8"
     total = kernel.bytes_read + kernel.bytes_written
@@ -297,14 +312,57 @@ def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: in
     return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
 
 
-def _convolution(kernel: Kernel, *, tf32: bool) -> Product:
-    """A convolution as the product that its implicit form computes: rows are positions, `k` is what each sees."""
+_CORE_CHANNELS: Final = 16
+"""Channels of a group from which on a grouped convolution is a product on tensor cores.
+
+Groups of one channel have kernels of PyTorch's own, which multiply on the vector units (`CudaDepthwise2d` and
+`CudaDepthwise3d` of `_select_conv_backend`, ATen/native/Convolution.cpp; tensors that are channels last or in half
+precision go to cuDNN). cuDNN runs other groups. Tensor cores multiply 16 by 8 by 16 elements of two bytes
+(`mma.m16n8k16` of the PTX ISA): narrower groups would fill them with zeros. Their time is that of their bytes, or of
+their operations on the vector units.
+"""
+
+
+def _convolution(kernel: Kernel, *, tf32: bool) -> Product | Movement | Consecutive:
+    """A convolution as the product that its implicit form computes; a backward has one kernel for each gradient.
+
+    Rows are positions of the result, and `k` is what each of them sees. The gradient of the weight sums over positions.
+    """
     rate = _rate(kernel.inputs, tf32=tf32)
-    out = kernel.outputs[0].shape if kernel.outputs else (1, 1)
-    channels = out[1] if len(out) > 1 else 1
-    rows = max(1, math.prod(out) // max(1, channels))
-    k = max(1, round(kernel.flops / (2 * rows * max(1, channels))))
-    return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=kernel.bytes_read + kernel.bytes_written)
+    groups = kernel.attributes.get("groups", 1)
+    if "backward" not in _short(kernel.op):
+        [result, *_], [_, weight, *_] = kernel.outputs, kernel.inputs
+        sizes = _rows_and_columns(result, groups)
+        return _of_groups(groups, sizes, weight, kernel.flops, rate, kernel.bytes_read + kernel.bytes_written)
+    result, x, weight = kernel.inputs[:3]
+    asked = kernel.attributes.get("output_mask", (True, True, False))
+    each = kernel.flops / max(1, sum(asked[:2]))
+    of_weight = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    moved = _size_of(result, x, weight)  # each gradient has the shape of the tensor that it does not read
+    found = zip(asked, (_rows_and_columns(x, groups), of_weight), strict=False)
+    parts = [_of_groups(groups, sizes, weight, each, rate, moved) for wanted, sizes in found if wanted]
+    if asked[2]:  # no backend computes it with the others (`convolution_backward` of ATen/native/Convolution.cpp)
+        parts.append(Movement(kind="reduction", bytes=_size_of(result)))
+    return parts[0] if len(parts) == 1 else Consecutive(tuple(parts))
+
+
+def _rows_and_columns(result: TensorType, groups: int) -> tuple[int, int]:
+    """Rows and columns of a group's product, for a result with channels in its second dim."""
+    return result.shape[0] * math.prod(result.shape[2:]), result.shape[1] // groups
+
+
+def _of_groups(  # noqa: PLR0917
+    groups: int, sizes: tuple[int, int], weight: TensorType, flops: float, rate: str, size: int
+) -> Product | Movement:
+    m, n = sizes
+    if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < _CORE_CHANNELS:
+        return Movement(kind="elementwise", bytes=size, rate=_rate((weight,)), flops=flops)
+    k = max(1, round(flops / (2 * groups * m * n)))
+    return Product(batch=groups, m=m, n=n, k=k, rate=rate, bytes=size)
+
+
+def _size_of(*tensors: TensorType) -> int:
+    return sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
 
 
 def _implementation(name: str) -> str:
@@ -332,7 +390,7 @@ def _attention(kernel: Kernel, name: str) -> Attention | None:
         value_dim=value.shape[3],
         causal=bool(attributes.get("causal", attributes.get("is_causal", False))),
         backward=backward,
-        rate=_rate((query,), tf32=False),
+        rate=_rate((query,)),
         implementation=str(attributes.get("implementation", _implementation(name))),
         bytes=kernel.bytes_read + kernel.bytes_written,
     )

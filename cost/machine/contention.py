@@ -11,7 +11,11 @@ memory bandwidth are slowed by that.
 
 from __future__ import annotations
 
-from legoai.cost.kernels.work import Movement, Product, Work
+import math
+import operator
+
+from legoai.cost.kernels.work import Consecutive, Movement, Product, Work
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Collective
@@ -32,6 +36,10 @@ def beside_collectives(work: Work, profile: Profile) -> float | None:
         return None
     if isinstance(work, Movement):
         return 1.0
+    if isinstance(work, Consecutive):
+        alone = [seconds_of(part, profile)[0] for part in work.parts]
+        beside = [beside_collectives(part, profile) or 1.0 for part in work.parts]
+        return math.fsum(map(operator.mul, alone, beside)) / math.fsum(alone)
     measured = profile.constants.get(PRODUCTS)
     if isinstance(work, Product) and measured is not None:
         return measured.value

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
 from legoai.cost.kernels.roofline import AttentionCurve
-from legoai.cost.kernels.work import Attention, Movement, MovementForm, Product, Work, work_of
+from legoai.cost.kernels.work import Attention, Consecutive, Movement, MovementForm, Product, Work, work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
 
@@ -24,7 +24,12 @@ class NoModelError(ValueError):
     """A profile has no rate for a kernel."""
 
 
-def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
+def work_on(kernel: Kernel, profile: Profile) -> Work:
+    """The work of ``kernel`` on the device of ``profile``, which may have tensor cores for single precision."""
+    return work_of(kernel, tf32="tf32" in profile.products)
+
+
+def estimate(kernel: Kernel, profile: Profile) -> Answer:
     """Return the seconds that ``kernel`` takes on the device of ``profile``, and the model that estimated them.
 
     The first model of a chain that applies is used: `measured table`, `learned`, `roofline`. A model that was measured
@@ -33,12 +38,11 @@ def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
     Args:
         kernel: the kernel.
         profile: of the device.
-        tf32: whether single-precision products use the tensor cores.
 
     Raises:
         NoModelError: the device has no rate for the kernel's dtype.
     """
-    return seconds_of(work_of(kernel, tf32=tf32), profile)
+    return seconds_of(work_on(kernel, profile), profile)
 
 
 def seconds_of(work: Work, profile: Profile) -> Answer:
@@ -52,8 +56,16 @@ def seconds_of(work: Work, profile: Profile) -> Answer:
                 known = _attention(work, profile)
             case Movement():
                 known = _movement(work, profile)
+            case Consecutive():
+                known = _consecutive(work, profile)
         profile.answers[work] = known
     return known
+
+
+def _consecutive(work: Consecutive, profile: Profile) -> Answer:
+    """The sum of the parts' seconds, and the model of the longest."""
+    answers = [seconds_of(part, profile) for part in work.parts]
+    return math.fsum(seconds for seconds, _ in answers), max(answers)[1]
 
 
 def _product(product: Product, profile: Profile) -> Answer:
@@ -161,6 +173,9 @@ def _movement(movement: Movement, profile: Profile) -> Answer:
     curve, derived = profile.moving(movement.kind, movement.form)
     seconds = curve.seconds(movement.bytes)
     arithmetic = profile.arithmetic.get(movement.rate)
+    if arithmetic is None and "fp32" in profile.products:  # its products run on the vector units, too
+        curve_of_products = profile.products["fp32"].curve
+        arithmetic = curve_of_products.peak * curve_of_products.efficiency
     if arithmetic is not None:
         seconds = max(seconds, movement.flops / arithmetic)
     measured = curve.measured is not None and curve.measured.at(movement.bytes) is not None

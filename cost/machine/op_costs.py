@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from legoai.cost.kernels.work import work_of
 from legoai.cost.machine import collective_time, kernel_time
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import slowest_placement
@@ -101,7 +100,7 @@ class OpCosts:
 
     def _on_processors(self, record: Kernel) -> Cost:
         profile = self.machine.profile
-        work = work_of(record)
+        work = kernel_time.work_on(record, profile)
         seconds, model = kernel_time.seconds_of(work, profile)
         return Cost(
             seconds=seconds + self.gap,

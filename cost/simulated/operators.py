@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import CollectiveKind, TensorType
@@ -283,6 +283,8 @@ def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mappin
         return _attention_flops(args[1], args[2], args[3], products=2.5)
     if known.name in _GROUPED:
         return _grouped_flops(args[0], args[1])
+    if known.name == "aten.convolution_backward":
+        return _convolution_backward_flops(*args[:3], transposed=args[7], gradients=args[10][:2])
     count = flop_registry.get(func.overloadpacket)
     return 0 if count is None else int(count(*args, **kwargs, out_val=out))
 
@@ -297,6 +299,17 @@ def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
     """Return FLOPs of products whose ragged groups together cover all rows, columns, or the summed dim."""
     shared = left.shape[0] if left.dim() > right.dim() else 1
     return 2 * left.numel() // shared * right.shape[-1]
+
+
+def _convolution_backward_flops(
+    result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool, gradients: Sequence[bool]
+) -> int:
+    """Return FLOPs of the gradients of input and weight, each of which multiplies as often as forward.
+
+    torch's formula of the gradient of the weight multiplies by all channels, also where groups divide them.
+    """
+    forward = conv_flop_count([*x.shape], [*weight.shape], [*result.shape], transposed=transposed)
+    return forward * sum(gradients)
 
 
 def attributes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -347,7 +360,7 @@ def description(
 def _wanted(func: OpOverload) -> tuple[tuple[int, str, str], ...]:
     labels = {
         "is_causal": "causal", "dropout_p": "dropout", "stride": "stride", "padding": "padding",
-        "dilation": "dilation", "groups": "groups", "transposed": "transposed",
+        "dilation": "dilation", "groups": "groups", "transposed": "transposed", "output_mask": "output_mask",
     }  # fmt: skip
     name = func._schema.name
     if "attention" not in name and "convolution" not in name:

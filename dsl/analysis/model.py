@@ -38,3 +38,9 @@ def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
         else 'leave `experts_implementation = "eager"` out'
     )
     return (f"{change}: eager experts read how many tokens each of them takes",)
+
+
+def shapes_by_values(analysis: Analysis) -> bool:
+    """Whether shapes of the model's tensors depend on values, so that it cannot be simulated: eager experts' do."""
+    error = None if analysis.manifest is None else analysis.manifest.flow_error
+    return error is not None and "torch.nonzero()" in error  # what torch raises on the meta device

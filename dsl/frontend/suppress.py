@@ -40,10 +40,10 @@ _ALMOST = re.compile(
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2", "LP315"),
     *("LP501", "LP505", "LP506", "LP507", "LP508", "LP509", "LP510", "LP511", "LP512", "LP513", "LP514", "LP515"),
-    *("LP518", "LP520", "LP601", "LP657"),
+    *("LP518", "LP520", "LP601", "LP657", "LP718"),
 )
 """Codes, or prefixes, of diagnostics after which there is no plan to accept, or no figure to check: unreadable text,
-unknown names, impossible stages and micro batches, devices that were not measured."""
+unknown names, impossible stages and micro batches, devices that were not measured, models that are not simulated."""
 
 
 class Suppression(Record):

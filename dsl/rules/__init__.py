@@ -15,6 +15,7 @@ MODULES: Final = (
     "diagnostics.codes.statements",
     "diagnostics.codes.names",
     "rules.training.model",
+    "rules.training.unsimulated",
     "rules.training.updated_buffers",
     "rules.paths",
     "rules.devices.cluster",

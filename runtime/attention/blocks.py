@@ -61,3 +61,23 @@ def ring_blocks(*, rank: int, source: int, length: int, causal: bool, balance: B
     if source < rank:  # the head of an earlier rank precedes all local tokens, its tail follows them
         return [Block(whole, slice(0, half), False)]
     return [Block(slice(half, length), whole, False)]
+
+
+def blocks_of_rank(*, rank: int, size: int, length: int, causal: bool, gathered: bool, balance: Balance) -> list[Block]:
+    """Return all blocks of a rank, those of a ring in the order of the ranks whose keys they are.
+
+    Args:
+        rank: coordinate of the rank on the axis.
+        size: ranks of the axis.
+        length: tokens of one rank.
+        causal: whether a token sees only those up to itself.
+        gathered: whether the rank has all keys at once; else it gets those of one rank after another.
+        balance: which tokens each rank holds.
+    """
+    if gathered:
+        return gathered_blocks(rank=rank, size=size, length=length, causal=causal, balance=balance)
+    return [
+        block
+        for source in range(size)
+        for block in ring_blocks(rank=rank, source=source, length=length, causal=causal, balance=balance)
+    ]

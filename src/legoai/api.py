@@ -274,10 +274,20 @@ def verify(
 
 
 def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
-    """The error of costing a plan whose device file has no profile that can be read, unless other devices are named.
+    """The error of costing a plan whose model is not simulated, or whose device file has no profile that can be read.
 
-    Lint looks at the profile's first bytes only, and warns; here the whole is read.
+    A profile is not missed where other devices are named. Lint looks at its first bytes only, and warns; here the whole
+    is read.
     """
+    from legoai.dsl.analysis.model import help_to_follow, shapes_by_values
+    from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
+
+    if linted.analysis is not None and shapes_by_values(linted.analysis):
+        return FiguresOfUnsimulatedModel.at(
+            place_of(linted.analysis),
+            "the model cannot be simulated: its shapes depend on values (`torch.nonzero`)",
+            label="not simulated", help=help_to_follow(linted.analysis),
+        )  # fmt: skip
     from legoai.cost.machine.cluster import profile_of
     from legoai.cost.profiles import ProfileError
     from legoai.dsl.rules.devices.profile import FiguresWithoutProfile, cures

@@ -33,6 +33,8 @@ ELSEWHERE = {
     "LP711": "found when a plan is simulated",
     "LP712": "found when a plan is simulated",
     "LP716": "found when a plan is solved",
+    "LP717": "every built-in model is simulated",
+    "LP718": "found when a plan is costed",
     "LP828": "found when a plan is simulated",
     "LP838": "found when a plan is simulated",
     "LP108": "found when a file is read",

@@ -212,6 +212,36 @@ def test_plans_without_figures_are_lowered_and_drawn(unmeasured: Path, capsys: p
     assert (status, "ours.json.gz, is missing beside ours.toml" in err) == (2, True)
 
 
+UNSIMULATED = """\
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        return self.head(x.masked_scatter(x > 1, x[x > 1].sqrt()))
+"""
+
+
+def test_figures_of_models_that_are_not_simulated_are_an_error(here: Path, capsys: pytest.CaptureFixture[str]):
+    Path("masked_net.py").write_text(UNSIMULATED, encoding="utf-8")
+    text = PLAN.replace('llama3("tiny")', 'python("masked_net:Net")').replace("layers.* =", "root =")
+    Path("ours.plan").write_text(text, encoding="utf-8")
+    Path("hole.plan").write_text(text.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    for command in (*FIGURES, ("cost", "--profile", "h200", "ours.plan")):
+        status, out, err = called(capsys, *command)
+        shown = out if command[0] == "check" else err
+        assert (status, shown.count("error[LP718]")) == (1, 1), (command, shown)
+        assert "let forward read no values" in shown and "LP717" not in out + err
+    status, out, _ = called(capsys, "lint", "ours.plan", "--select", "LP7")
+    assert (status, "warning[LP717]" in out, "LP718" in out) == (0, True, False)
+    assert called(capsys, "lower", "ours.plan")[0] == 0
+
+
 def test_other_devices_need_no_profile_of_the_plan(unmeasured: Path):
     found = started("check", "ours.plan", "--profile", "h100_sxm", "--ignore", "LP711")
     assert (found.returncode, "LP31" in found.stdout) == (0, False), found.stdout

@@ -294,3 +294,40 @@ class Zoo:
 
 
 trainer = build
+
+
+class Attention(nn.Module):
+    """Causal attention of four heads."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        q, k, v = (one(hidden).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2)) * scale
+
+
+class Placed(nn.Module):
+    """A decoder with attention that is told the positions of its tokens."""
+
+    def __init__(self, depth: int, dim: int) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(256, dim)
+        self.places = nn.Embedding(4096, dim)
+        self.blocks = nn.ModuleList([Layer(dim) for _ in range(depth)])
+        for block in self.blocks:
+            block.mixer = Attention(dim)
+        self.head = nn.Linear(dim, 256, bias=False)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        at = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+        x = self.embeddings(tokens) + self.places(at)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build_placed(depth: int = 2, dim: int = 32) -> nn.Module:
+    return Placed(depth, dim)

@@ -19,6 +19,7 @@ import torch
 from legoai.cost.calibration.observed.calls import DTYPES, Calls
 from legoai.cost.calibration.observed.trace_files import Call, DeviceKernel, Launch, TraceFile
 from legoai.cost.kernels.work import Work, work_of
+from legoai.cost.trace.records import Kernel
 
 MICROSECONDS: Final = 1e-6
 _COMMUNICATION: Final = ("c10d::", "_c10d_functional::", "record_param_comms", "nccl:", "gloo:", "mpi:", "ucc:")
@@ -61,7 +62,7 @@ class _Owner:
     """A call that the simulator records as one kernel, with the intervals of the kernels that it launched."""
 
     call: Call
-    work: Work | None
+    kernel: Kernel | None
     backward: bool
     launched: list[Interval] = field(default_factory=list)
 
@@ -76,13 +77,13 @@ class _Frame:
     backward: bool
 
 
-def kernel_times(trace: TraceFile) -> KernelTimes:
-    """Return the times of kernels in one trace."""
+def kernel_times(trace: TraceFile, *, tf32: bool = False) -> KernelTimes:
+    """Return the times of kernels in one trace; ``tf32`` is that of :func:`~legoai.cost.kernels.work.work_of`."""
     owners, of_launch, of_call = _owners(trace)
     found = KernelTimes()
     if not trace.on_device:
         for owner in owners:
-            _note(found, owner, owner.call.end - owner.call.start, beside=False)
+            _note(found, owner, owner.call.end - owner.call.start, beside=False, tf32=tf32)
         found.host["gap"] = _gaps(trace, owners)
         return found
     collectives = merged((item.start, item.end) for item in trace.kernels if item.collective is not None)
@@ -97,18 +98,19 @@ def kernel_times(trace: TraceFile) -> KernelTimes:
     for owner in owners:
         if owner.launched:
             lasts = math.fsum(end - start for start, end in owner.launched)
-            _note(found, owner, lasts, beside=any(overlaps(one, collectives) for one in owner.launched))
+            beside = any(overlaps(one, collectives) for one in owner.launched)
+            _note(found, owner, lasts, beside=beside, tf32=tf32)
     for kind, times in _issue_times(trace.launches, owners).items():
         found.host[kind] = times
     return found
 
 
-def _note(found: KernelTimes, owner: _Owner, microseconds: float, *, beside: bool) -> None:
+def _note(found: KernelTimes, owner: _Owner, microseconds: float, *, beside: bool, tf32: bool) -> None:
     seconds = microseconds * MICROSECONDS
-    if owner.work is None:
+    if owner.kernel is None:
         found.unknown[owner.call.name] += seconds
     elif seconds > 0:
-        (found.beside if beside else found.seconds)[owner.work].append(seconds)
+        (found.beside if beside else found.seconds)[work_of(owner.kernel, tf32=tf32)].append(seconds)
 
 
 def _owner_of(kernel: DeviceKernel, of_launch: dict[int, _Owner | None], of_call: dict[int, _Owner]) -> _Owner | None:
@@ -157,7 +159,7 @@ def _frame(call: Call, around: _Frame | None, calls: Calls, owners: list[_Owner]
     if owner is None and not communicates:
         kernel = calls(call.name, call.arguments)
         if kernel != "inner":
-            owner = _Owner(call, None if kernel == "unknown" else work_of(kernel), backward)
+            owner = _Owner(call, None if kernel == "unknown" else kernel, backward)
             owners.append(owner)
     return _Frame(call, owner, communicates, backward)
 
@@ -167,7 +169,7 @@ def _launching(around: _Frame, calls: Calls, owners: list[_Owner]) -> _Owner | N
     if around.owner is None and not around.communicates:
         kernel = calls(around.call.name, around.call.arguments, launches=True)
         if kernel != "inner":
-            around.owner = _Owner(around.call, None if kernel == "unknown" else work_of(kernel), around.backward)
+            around.owner = _Owner(around.call, None if kernel == "unknown" else kernel, around.backward)
             owners.append(around.owner)
     return around.owner
 

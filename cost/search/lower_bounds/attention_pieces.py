@@ -7,12 +7,13 @@ Ranks may hold different parts, of equal work; where they do not, the one with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from typing import cast
 
 from legoai.cost.search.lower_bounds.local_kernels import AttentionPiece
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.runtime.attention.blocks import Balance, Block, gathered_blocks, ring_blocks
+from legoai.runtime.attention.blocks import Balance, Block, blocks_of_rank
 
 
 def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...]:
@@ -31,15 +32,11 @@ def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...
         return ((AttentionPiece(length, length, True),),)
     cut, balance = length // size, cast("Balance", context.dealt)
 
-    def blocks(rank: int) -> Iterator[Block]:
-        if context.rotate == "allgather":
-            yield from gathered_blocks(rank=rank, size=size, length=cut, causal=True, balance=balance)
-            return
-        for source in range(size):
-            yield from ring_blocks(rank=rank, source=source, length=cut, causal=True, balance=balance)
+    gathered = context.rotate == "allgather"
+    blocks = functools.partial(blocks_of_rank, size=size, length=cut, causal=True, gathered=gathered, balance=balance)
 
     ranks = (size - 1,) if balance == "none" else range(size)  # `busiest_rank`, whatever `tp` is
-    return tuple(sorted({_pieces(blocks(rank)) for rank in ranks}))
+    return tuple(sorted({_pieces(blocks(rank=rank)) for rank in ranks}))
 
 
 def _pieces(blocks: Iterable[Block]) -> tuple[AttentionPiece, ...]:

@@ -17,6 +17,7 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
 from legoai.dsl.rules.devices.profile import DeviceWithoutProfile
 from legoai.dsl.rules.hygiene import UnusedSuppression
+from legoai.dsl.rules.training.unsimulated import UnsimulatedModel
 from legoai.specs.record import replace
 
 _DESCRIPTION = """\
@@ -59,9 +60,11 @@ def run(arguments: Namespace) -> int:
             linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
             files |= linted.files
             simulates = not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None
-            # Other devices have figures; otherwise simulating the plan gives the error.
-            warned = simulates or arguments.profile is not None
-            found += [item for item in linted.diagnostics if not warned or item.code != DeviceWithoutProfile.code]
+            # Simulating the plan gives the errors of these warnings, unless other devices have figures.
+            hidden = {UnsimulatedModel.code} if simulates else set()
+            if simulates or arguments.profile is not None:
+                hidden.add(DeviceWithoutProfile.code)
+            found += [item for item in linted.diagnostics if item.code not in hidden]
             if simulates:
                 found += _simulated(source, linted, arguments)
             errors = [item for item in linted.diagnostics if item.severity == "error"]

@@ -154,7 +154,7 @@ def lacks_graph(linted: Linted) -> bool:
 
 
 def lacks_figures(linted: Linted, profile: str | None) -> bool:
-    """Whether the device file of a plan has no profile, and no other devices are named; shows the diagnostic then."""
+    """Whether a plan cannot be costed, by :func:`legoai.api.without_figures`; shows the diagnostic then."""
     from legoai.api import without_figures
 
     found = without_figures(linted, profile)

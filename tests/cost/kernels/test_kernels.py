@@ -84,10 +84,11 @@ def test_convolution_is_an_implicit_matrix_product() -> None:
     assert work.flops == flops
 
 
-def test_fp32_products_use_tf32_only_on_request() -> None:
+def test_fp32_products_do_not_use_tf32() -> None:
     single = kernel("aten.mm", [((8, 32), "float32"), ((32, 4), "float32")], ((8, 4), "float32"))
     rates = [work.rate for work in (work_of(single), work_of(single, tf32=True)) if isinstance(work, Product)]
-    assert rates == ["fp32", "tf32"]
+    assert rates == ["fp32", "fp32"]
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_attention_flops_follow_the_flash_attention_papers() -> None:

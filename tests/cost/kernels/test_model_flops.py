@@ -14,6 +14,7 @@ from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.magnitudes.flops import forward_flops_per_token
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from legoai.runtime.attention.blocks import Balance, blocks_of_rank
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
@@ -74,7 +75,7 @@ def both_ways(model: str) -> tuple[float, float]:
     span = trace.steps[-1]
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
-    return model_flops(linted.plan, linted.analysis.manifest, [records])[0], 3.0 * forward
+    return model_flops(linted.plan, linted.analysis.manifest, {0: records})[0], 3.0 * forward
 
 
 ON_GPUS = """\
@@ -115,3 +116,64 @@ def test_program_without_known_flops_omits_mfu(model: str, device: str):
     linted = lint(text, "one.plan", directory=Path())
     assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
     assert "flops" not in lower(linted.analysis).text
+
+
+OF_A_FACTORY = """\
+plan whole
+model python("support.factories:build_placed")
+cluster h100_sxm(devices = 4)
+batch (global = 4, micro = {micro}, seq_len = 512)
+precision (param = bf16)
+{body}
+"""
+
+
+ON_CP = "mesh (cp = 4)\nfsdp on cp { root = unit }"
+
+
+def captured(micro: int, body: str) -> float:
+    linted = lint(OF_A_FACTORY.format(micro=micro, body=body), "whole.plan", directory=Path())
+    assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
+    return estimate(lower(linted.analysis), linted.analysis.plan, linted.analysis.manifest).model_flops
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{ON_CP}\ncontext on cp",
+        f"{ON_CP}\ncontext on cp (rotate = alltoall)",
+        f"{ON_CP}\ncontext on cp (rotate = alltoall, balance = none)",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (
+                f"{ON_CP}\ncontext on cp (balance = none)",
+                f"{ON_CP}\ncontext on cp (rotate = heads)",
+                f"{ON_CP}\ncontext on cp\ncheckpoint {{ blocks.* = full }}",
+                f"{ON_CP}\ncontext on cp (rotate = alltoall)\ncompile {{ blocks.* = inductor }}",
+                "mesh (pp = 2, cp = 2)\nfsdp on cp { blocks.* = unit(reshard = after_backward) }\ncontext on cp\n"
+                "pipeline on pp (schedule = 1F1B)",
+            )
+        ),
+    ],
+)
+def test_captured_flops_do_not_depend_on_how_ranks_share_a_sequence(body: str):
+    alone = in_the_simulator(captured, 1, "mesh (dp_shard = 4)\nfsdp on dp_shard { root = unit }")
+    micro = 2 if "pipeline" in body else 4
+    assert in_the_simulator(captured, micro, body) == alone
+
+
+@pytest.mark.parametrize("balance", ["head_tail", "none"])
+@pytest.mark.parametrize("gathered", [True, False])
+@pytest.mark.parametrize("rank", range(3))
+def test_blocks_of_a_rank_have_the_queries_that_see_each_key(balance: Balance, gathered: bool, rank: int):
+    """Full blocks and the lower halves of causal ones are all pairs that a causal mask leaves to a rank's tokens."""
+    size, length = 3, 4
+    blocks = blocks_of_rank(rank=rank, size=size, length=length, causal=True, gathered=gathered, balance=balance)
+    seen = 0
+    for queries, keys, causal in blocks:
+        rows, columns = queries.stop - queries.start, keys.stop - keys.start
+        seen += sum(range(1, rows + 1)) if causal else rows * columns
+    half = length // 2
+    head_tail = [*range(rank * half, (rank + 1) * half), *range((5 - rank) * half, (6 - rank) * half)]
+    places = head_tail if balance == "head_tail" else range(rank * length, (rank + 1) * length)
+    assert seen == sum(place + 1 for place in places)

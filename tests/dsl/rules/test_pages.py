@@ -45,6 +45,7 @@ WITHOUT_EXAMPLE = {
     "LP639": "no built-in model draws random numbers",
     "LP659": "no built-in model draws random numbers",
     "LP660": "no built-in model updates its buffers",
+    "LP717": "every built-in model is simulated",
     "LP904": "needs a solver's line whose digest belongs to another text",
 }
 

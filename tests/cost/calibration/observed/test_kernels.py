@@ -48,6 +48,19 @@ def test_float8_products_have_the_float8_rate(tmp_path: Path) -> None:
     assert isinstance(work, Product) and (work.m, work.n, work.k, work.rate) == (64, 16, 32, "fp8")
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_fp32_convolutions_have_the_rate_that_the_device_has(tf32: bool, tmp_path: Path) -> None:
+    trace = GpuTrace()
+    trace.call(
+        "aten::convolution", [[8, 16, 28, 28], [32, 16, 3, 3], [], [], [], [], [], [], []],
+        [FP32, FP32, "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"], 3.0,
+        values=["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
+    )  # fmt: skip
+    (work,) = kernel_times(read_trace(trace.write(tmp_path / "t.json")), tf32=tf32).seconds
+    assert isinstance(work, Product) and (work.m, work.n, work.k) == (8 * 28 * 28, 32, 16 * 9)
+    assert work.rate == ("tf32" if tf32 else "fp32")
+
+
 def test_attention_is_grouped_by_kernel_direction_and_mask(tmp_path: Path) -> None:
     trace = GpuTrace()
     heads = [2, 8, 128, 64]

@@ -1,0 +1,157 @@
+"""Work and time of convolutions: products of their implicit form, one for each gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from legoai.cost.kernels.work import Consecutive, Movement, Product, Work, work_of
+from legoai.cost.machine.contention import beside_collectives
+from legoai.cost.machine.kernel_time import estimate, seconds_of, work_on
+from legoai.cost.profiles import profile
+from legoai.cost.simulated.operators import description, operator, tensors
+from legoai.cost.trace.records import Kernel
+from legoai.runtime.torch_internals.operators import OpOverload
+
+
+def recorded(func: OpOverload, arguments: Sequence[object]) -> Kernel:
+    """The kernel that the simulator records for a call."""
+    out = func(*arguments)
+    said = description(
+        func, operator(func), arguments, {}, inputs=list(tensors(arguments)), fresh=list(tensors(out)), out=out
+    )
+    return Kernel(stream=0, module="", phase="other", **said)
+
+
+def convolution(
+    batch: int,
+    channels: int,
+    outputs: int,
+    size: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    mask: tuple[bool, bool, bool] = (True, True, False),
+) -> tuple[Kernel, Kernel]:
+    """A convolution of squares, padded to keep their size, and its backward."""
+    x = torch.empty(batch, channels, size, size, dtype=dtype, device="meta")
+    weight = torch.empty(outputs, channels // groups, kernel, kernel, dtype=dtype, device="meta")
+    rest = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
+    forward = torch.ops.aten.convolution.default
+    result = forward(x, weight, None, *rest)
+    backward = torch.ops.aten.convolution_backward.default
+    return recorded(forward, (x, weight, None, *rest)), recorded(
+        backward, (result, x, weight, [outputs] if mask[2] else None, *rest, mask)
+    )
+
+
+def shape(work: Work) -> tuple[int, int, int, int]:
+    assert isinstance(work, Product)
+    return work.batch, work.m, work.n, work.k
+
+
+def seconds(kernel: Kernel, name: str = "h100_sxm") -> float:
+    return seconds_of(work_of(kernel), profile(name))[0]
+
+
+def test_backward_has_a_product_for_each_gradient():
+    forward, backward = map(work_of, convolution(8, 64, 128, 28, 3))
+    assert isinstance(backward, Consecutive)
+    of_input, of_weight = backward.parts
+    assert shape(forward) == (1, 8 * 28 * 28, 128, 64 * 9)
+    assert shape(of_input) == (1, 8 * 28 * 28, 64, 128 * 9)
+    assert shape(of_weight) == (1, 128, 64 * 9, 8 * 28 * 28)
+
+
+def test_strided_backward_multiplies_as_often_as_forward():
+    forward, backward = map(work_of, convolution(8, 64, 128, 28, 3, stride=2))
+    assert isinstance(forward, Product) and isinstance(backward, Consecutive)
+    assert [part.flops for part in backward.parts] == [pytest.approx(forward.flops)] * 2
+
+
+def test_gradients_take_the_sum_of_their_times():
+    _, both = convolution(8, 64, 128, 28, 3)
+    alone = [convolution(8, 64, 128, 28, 3, mask=mask)[1] for mask in ((True, False, False), (False, True, False))]
+    assert all(isinstance(work_of(item), Product) for item in alone)
+    assert seconds(both) == pytest.approx(sum(map(seconds, alone)))
+
+
+def test_gradient_of_a_bias_is_a_sum_of_the_results_gradient():
+    _, backward = convolution(8, 64, 128, 28, 3, mask=(False, False, True))
+    assert work_of(backward) == Movement(kind="reduction", bytes=2 * 8 * 128 * 28 * 28)
+
+
+def test_backward_beside_a_collective_is_slowed_as_its_products_are():
+    _, backward = convolution(8, 64, 128, 28, 3)
+    work, h100 = work_of(backward), profile("h100_sxm")
+    assert isinstance(work, Consecutive)
+    assert beside_collectives(work, h100) == pytest.approx(beside_collectives(work.parts[0], h100))
+
+
+@pytest.mark.parametrize(
+    ("batch", "outputs", "size", "kernel", "stride"),
+    [(256, 64, 224, 7, 2), (64, 1024, 224, 16, 16)],  # of ResNet-50 and of ViT-L/16
+)
+def test_first_convolution_has_a_backward_near_the_roofline(
+    batch: int, outputs: int, size: int, kernel: int, stride: int
+):
+    _, backward = convolution(batch, 3, outputs, size, kernel, stride=stride, mask=(False, True, False))
+    work = work_of(backward)
+    assert shape(work)[:3] == (1, outputs, 3 * kernel**2)
+    curve = profile("h100_sxm").products["bf16"].curve
+    moved = sum(2 * math.prod(item.shape) for item in (*backward.inputs[:2], backward.inputs[2]))
+    roofline = max(moved / curve.bandwidth, backward.flops / curve.peak)
+    assert roofline < seconds(backward) < 3 * roofline
+
+
+def test_wide_groups_are_products_of_their_own():
+    forward, backward = map(work_of, convolution(8, 128, 256, 28, 3, groups=4))
+    assert isinstance(backward, Consecutive)
+    assert shape(forward) == (4, 8 * 28 * 28, 64, 32 * 9)
+    assert [shape(part) for part in backward.parts] == [(4, 8 * 28 * 28, 32, 64 * 9), (4, 64, 32 * 9, 8 * 28 * 28)]
+
+
+@pytest.mark.parametrize("groups", [32, 128])
+def test_narrow_groups_take_their_bytes_or_operations_of_the_vector_units(groups: int):
+    forward, backward = convolution(8, 128, 128, 28, 7, groups=groups)
+    works = work_of(forward), work_of(backward)
+    assert isinstance(works[0], Movement) and isinstance(works[1], Consecutive)
+    assert works[0].flops == forward.flops and works[0].bytes == forward.bytes_read + forward.bytes_written
+    assert works[1].parts == (works[0], works[0])
+    rate = profile("h100_sxm").arithmetic["bf16"]
+    curve, _ = profile("h100_sxm").moving("elementwise")
+    assert seconds(forward) == max(forward.flops / rate, curve.seconds(works[0].bytes))
+
+
+def test_depthwise_backward_takes_about_twice_its_forward():
+    """The weight of ConvNeXt-V2's first stage: 352 channels of which each has a 7 by 7 filter."""
+    forward, backward = convolution(32, 352, 352, 56, 7, groups=352)
+    assert seconds(backward) == pytest.approx(2 * seconds(forward), rel=0.01)
+
+
+def test_device_without_stated_vector_rate_has_that_of_its_fp32_products():
+    forward, _ = convolution(8, 128, 128, 28, 7, groups=128, dtype=torch.float32)
+    curve = profile("cpu").products["fp32"].curve
+    assert seconds(forward, "cpu") >= forward.flops / (curve.peak * curve.efficiency) > 0
+    assert seconds(forward, "cpu") > profile("cpu").moving("elementwise")[0].seconds(forward.bytes_read)
+
+
+@pytest.mark.parametrize("name", ["a100_sxm80", "h100_sxm", "b200"])
+def test_fp32_convolutions_use_tf32_as_pytorch_lets_them(name: str):
+    assert torch.backends.cudnn.allow_tf32
+    of_each = [convolution(64, 256, 256, 28, 3, dtype=dtype)[0] for dtype in (torch.float32, torch.bfloat16)]
+    works = [work_on(item, profile(name)) for item in of_each]
+    assert [work.rate for work in works if isinstance(work, Product)] == ["tf32", "bf16"]
+    single, half = (estimate(item, profile(name))[0] for item in of_each)
+    assert 1.2 * half < single < 3 * half
+
+
+def test_processor_without_tf32_computes_fp32_convolutions_in_fp32():
+    forward, _ = convolution(8, 64, 128, 28, 3, dtype=torch.float32)
+    work = work_on(forward, profile("cpu"))
+    assert isinstance(work, Product) and work.rate == "fp32"
