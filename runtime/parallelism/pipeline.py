@@ -154,6 +154,10 @@ class StagedModel:
             for module in self.modules:
                 module.forward = autocast(module.forward)
         self.schedule = pipeline.build_schedule(stages, loss)
+        if _splits_backward(self.schedule):
+            for stage in stages:
+                if not stage.is_last:  # whose loss is what is detached
+                    stage.submod.register_forward_hook(_detachable)
         self.given: dict[str, torch.Tensor] = {}
 
     def give_all(self, **arguments: torch.Tensor) -> None:
@@ -187,6 +191,39 @@ class StagedModel:
         with _forward_only(self.schedule):
             self.schedule.eval(*inputs, target=targets, losses=losses, return_outputs=False)
         return losses
+
+
+def _splits_backward(schedule: PipelineSchedule) -> bool:
+    """Whether a rank computes the gradients of inputs and of weights separately."""
+    return isinstance(schedule, PipelineScheduleRuntime) and any(
+        part.computation_type is ComputationType.BACKWARD_INPUT
+        for actions in schedule.pipeline_order_with_comms.values()
+        for action in actions
+        for part in action.sub_actions or (action,)
+    )
+
+
+def _detachable(module: nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    """Forward hook that returns a stage's output as a tensor that can be detached in place, which a view cannot.
+
+    torch detaches the output where it has computed the gradients of the stage's input alone.
+    """
+    if not output._is_view():
+        return output
+    made: torch.Tensor = _NoView.apply(output)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _NoView(torch.autograd.Function):
+    """The same elements, as a tensor that autograd does not know as a view of another."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 @contextlib.contextmanager

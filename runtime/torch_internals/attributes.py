@@ -39,7 +39,9 @@ ATTRIBUTES: Final[dict[str, Attribute]] = {
     "_cdata": Attribute(
         owners=("torch:UntypedStorage",), why="identity of a storage, of which each tensor has a new object"
     ),
-    "_is_view": Attribute(owners=("torch:Tensor",), why="autocast keeps casts of parameters that are no views"),
+    "_is_view": Attribute(
+        owners=("torch:Tensor",), why="a view cannot be detached in place, and autocast keeps no casts of views"
+    ),
     "_local_tensor": Attribute(owners=(_DTENSOR,), why="this rank's shard; `to_local` is an operation of autograd"),
     "_spec": Attribute(owners=(_DTENSOR,), why="mesh and placements together, compared once"),
     # Operators and autograd

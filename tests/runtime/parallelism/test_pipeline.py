@@ -29,12 +29,41 @@ class Chain(nn.Module):
         return x if self.back is None else self.back(x)
 
 
+class OwnInput(torch.autograd.Function):
+    """Returns its input, which torch makes a view, as a function does that adds a loss in backward."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+RESULTS = {
+    "view": lambda x: x.flatten().view(-1, WIDTH),
+    "slice": lambda x: torch.cat((x, x))[: len(x)],
+    "own input": OwnInput.apply,
+}
+
+
+class ChainOfViews(Chain):
+    """The same, whose stages return views."""
+
+    result = ""
+
+    def forward(self, x: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+        return RESULTS[self.result](super().forward(x, factor))
+
+
 STAGES = (("front", "blocks.0"), ("blocks.1",), ("blocks.2",), ("blocks.3", "back"))
 
 
-def chain(stage: int | None = None) -> Chain:
+def chain(stage: int | None = None, result: str | None = None) -> Chain:
     torch.manual_seed(0)
-    model = Chain()
+    model = Chain() if result is None else ChainOfViews()
+    model.result = result
     if stage is not None:
         keep_modules(model, STAGES[stage])
     return model
@@ -103,7 +132,7 @@ def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def run_order(name: str, factor: float | None) -> dict:
+def run_order(name: str, factor: float | None, result: str | None = None) -> dict:
     """Gradients and losses of this rank after two training passes with an evaluation between them."""
     order, stages_of_rank = ORDERS[name]
     rank = torch.distributed.get_rank()
@@ -119,7 +148,8 @@ def run_order(name: str, factor: float | None) -> dict:
             order, stages, n_microbatches=2, loss_fn=lambda output, target: loss(output, target) / 4, scale_grads=False
         ),
     )
-    stages = [pipeline.build_stage(chain(index), index, None, torch.device("cpu")) for index in stages_of_rank[rank]]
+    device = torch.device("cpu")
+    stages = [pipeline.build_stage(chain(index, result), index, None, device) for index in stages_of_rank[rank]]
     staged = StagedModel(pipeline, stages, loss=mean_square)
     if factor is not None:
         staged.give_all(factor=torch.tensor(factor, dtype=torch.float64))
@@ -141,12 +171,21 @@ def run_order(name: str, factor: float | None) -> dict:
 @pytest.mark.parametrize("factor", [None, 0.5])
 @pytest.mark.parametrize("name", ORDERS)
 def test_order_of_actions_gives_the_gradients_of_the_model(name: str, factor: float | None, gloo):
+    compare(gloo(2)(run_order, name, factor), factor)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_stages_that_return_views_have_the_gradients_of_the_model_where_the_backward_is_split(result: str, gloo):
+    compare(gloo(2)(run_order, "back and forth", None, result), None)
+
+
+def compare(results: list[dict], factor: float | None) -> None:
+    """Compare the gradients and losses of both ranks with those of the whole model."""
     model = chain()
     x, y = inputs()
     scale = None if factor is None else torch.tensor(factor, dtype=torch.float64)
     expected = [mean_square(model(a, scale), b) for a, b in zip(x.split(2), y.split(2), strict=True)]
     (2 * sum(expected) / 4).backward()
-    results = gloo(2)(run_order, name, factor)
     gradients = {key: value for result in results for key, value in result["gradients"].items()}
     assert gradients.keys() == {key for key, _ in model.named_parameters()}
     for key, parameter in model.named_parameters():
