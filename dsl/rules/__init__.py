@@ -61,6 +61,7 @@ MODULES: Final = (
     "rules.data_parallelism.units",
     "rules.data_parallelism.replicate",
     "rules.sharding.context",
+    "rules.sharding.attention_arguments",
     "rules.sharding.positions",
     "rules.sharding.scalars",
     "rules.hygiene",

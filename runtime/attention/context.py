@@ -26,6 +26,7 @@ from legoai.runtime.attention.kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.distributed import collectives
 from legoai.specs.models.layers import exact_dtype
+from legoai.specs.models.manifests.attention_call import AttentionCall
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -103,16 +104,13 @@ def _scaled_dot_product(  # noqa: PLR0917 (PyTorch's own signature)
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` with the tokens of all ranks as keys and values."""
-    with_what = "a mask" if attn_mask is not None else "dropout" if dropout_p > 0 else None
-    if with_what is None and query.shape[2] != key.shape[2]:
-        with_what = f"{query.shape[2]} queries and {key.shape[2]} keys on a rank"
-    if with_what is None and query.shape[1] != key.shape[1] and not enable_gqa:
-        with_what = f"{query.shape[1]} heads of queries and {key.shape[1]} of keys, without enable_gqa,"
-    if with_what is not None:
+    call = AttentionCall(tuple(query.shape), tuple(key.shape), attn_mask is not None, dropout_p > 0, enable_gqa)
+    misfit = call.misfit()
+    if misfit is not None:
         raise RunError(
             RunErrorCode.ATTENTION,
-            f"scaled_dot_product_attention with {with_what} cannot be computed over the pieces of a sequence",
-            help="let each token attend to all, or with is_causal to those up to itself; or leave out `context`",
+            f"scaled_dot_product_attention with {misfit.given} cannot be computed over the pieces of a sequence",
+            help=f"{misfit.help}; or leave out `context`",
         )
     if isinstance(query, DTensor):
         q, k, v = (_of_heads(query, item) for item in (query, key, value))

@@ -63,6 +63,19 @@ def attention_modules(analysis: Analysis) -> dict[str, frozenset[str]]:
     return names
 
 
+def attention_heads(analysis: Analysis, path: str) -> dict[str, int]:
+    """The heads of queries and of keys with which an attention module calls attention, as `n_heads` and `n_kv_heads`.
+
+    Where no call of tensors with heads is recorded, they are those of its attributes; 0 for unknown.
+    """
+    assert analysis.manifest is not None
+    info = analysis.manifest.modules[path]
+    call = next(iter(info.attention_calls), None)
+    if call is not None and call.misfit() is None:
+        return {"n_heads": call.queries[1], "n_kv_heads": call.keys[1]}
+    return {name: int(info.attributes.get(name, 0)) for name in ("n_heads", "n_kv_heads")}
+
+
 @fact
 def possible_kernels(analysis: Analysis) -> frozenset[str]:
     """The kernels that the plan may use: the one that it names, or those with which its hole may be answered."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.computation.attention import attention_modules
+from legoai.dsl.analysis.computation.attention import attention_heads, attention_modules
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -96,8 +96,8 @@ class HeadsOverContext(Check):
             return
         cut = {(item.attention.path, item.heads): mesh.tp for item in cuts(analysis) if item.attention is not None}
         for path in attention_modules(analysis):
-            for name in ("n_heads", "n_kv_heads"):
-                heads, parts = int(manifest.modules[path].attributes.get(name, 0)), cut.get((path, name), 1)
+            for name, heads in attention_heads(analysis, path).items():
+                parts = cut.get((path, name), 1)
                 if heads % parts or heads // parts % mesh.cp == 0:
                     continue  # sizes that `tp` does not divide are reported by another rule
                 beside = f", of which `tp` leaves a rank {heads // parts}" if parts > 1 else ""

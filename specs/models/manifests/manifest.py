@@ -30,10 +30,11 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
+from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 14
+FORMAT = 15
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -184,6 +185,8 @@ class ModuleInfo:
     models of other authors that take positions."""
     feature_uses: tuple[FeatureUse, ...] = ()
     """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
+    attention_calls: tuple[AttentionCall, ...] = ()
+    """Calls of scaled dot-product attention in forward itself, each once; noted likewise."""
     takes: Shape | None = None
     """Shape of the first argument, if that is one tensor whose lengths are multiples of the samples and tokens; like
     `gives` noted for models of other authors that read tokens, and there for all modules but those inside of blocks."""
@@ -244,6 +247,10 @@ class _Template:
             "random": raw.get("random", False),
             "mixes_tokens": raw.get("mixes_tokens", ""),
             "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
+            "attention_calls": tuple(
+                AttentionCall(tuple(queries), tuple(keys), *rest)
+                for queries, keys, *rest in raw.get("attention_calls", ())
+            ),
             "takes": _shape(raw.get("takes")),
             "gives": _shape(raw.get("gives")),
         }

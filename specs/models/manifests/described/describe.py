@@ -149,6 +149,8 @@ class _Describer:
             raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
         if self.shapes and followed and call.feature_uses:
             raw["feature_uses"] = call.feature_uses
+        if self.shapes and call.attention_calls:
+            raw["attention_calls"] = call.attention_calls
         for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):
             if shape is not None:
                 raw[name] = shape

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.described.feature_uses import FeaturesOf
 from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
 from legoai.specs.models.manifests.manifest import FeatureUse, Step, StepOp
@@ -31,6 +33,7 @@ class Call:
     outputs: tuple[int, ...] = ()
     random: bool = False
     feature_uses: tuple[FeatureUse, ...] = ()
+    attention_calls: tuple[AttentionCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,6 +94,8 @@ class FlowRecorder(TorchFunctionMode):
         """Execute a torch function and note it in the innermost forward."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and self._frames:
+            _note_attention(self._frames[-1].call, _attention_call(*args, **kwargs))
         made = tensors_in(result)
         written: list[torch.Tensor] = []
         if writes(func) and isinstance(args[0], torch.Tensor):
@@ -129,6 +134,8 @@ class FlowRecorder(TorchFunctionMode):
             frame.call.flow, frame.call.outputs, frame.call.feature_uses = _prune(frame, outputs)
             self.calls[frame.path] = frame.call
         self.calls[frame.path].random |= frame.call.random
+        for attention in frame.call.attention_calls:
+            _note_attention(self.calls[frame.path], attention)
         if isinstance(module, nn.Linear):
             self._features.made_by_layer(result)
         if self._frames:
@@ -167,6 +174,26 @@ class FlowRecorder(TorchFunctionMode):
         step = frame.append(op, path.removeprefix(prefix), ())
         self._made(frame, [tensor], step)
         return step
+
+
+def _attention_call(  # noqa: PLR0917 (PyTorch's own signature)
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """Describe a call of `scaled_dot_product_attention` by its arguments."""
+    return AttentionCall(tuple(query.shape), tuple(key.shape), attn_mask is not None, dropout_p > 0, enable_gqa)
+
+
+def _note_attention(call: Call, attention: AttentionCall) -> None:
+    if attention not in call.attention_calls:
+        call.attention_calls += (attention,)
 
 
 def _owned_tensors(model: nn.Module) -> Iterator[tuple[torch.Tensor, StepOp, str]]:
