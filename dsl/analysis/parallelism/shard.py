@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.facts import decided, name_of
+from legoai.dsl.analysis.facts import decided, listed, name_of
 from legoai.dsl.analysis.layouts.propagation import PLACEABLE
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
@@ -183,14 +184,27 @@ def readers(info: ModuleInfo, style: Inputs) -> tuple[Step, ...]:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Conversions of known inputs, and placements in layers that compute on DTensors."""
+    """Conversions of known inputs, and layouts of parameters that layers themselves hold and compute with."""
     manifest = analysis.manifest
     if manifest is None:
         return
     yield from _placed(analysis, manifest)
     seen: set[int] = set()
     for path, rule in tensor_parallel(analysis).styles.items():
-        if isinstance(rule.treatment, Inputs) and id(rule) not in seen:
+        if id(rule) in seen:
+            continue
+        if isinstance(rule.treatment, DISTRIBUTING):
+            held = _not_its_own(manifest, path)
+            if held is not None:
+                seen.add(id(rule))
+                yield Unsupported(
+                    analysis.rule_span(rule),
+                    f"`{rule.treatment.name}` distributes the parameters that a layer itself holds and computes with, "
+                    f"and `{name_of(path)}` {held}",
+                    "this layer",
+                    (f"leave `{general(manifest, path)}` out of `shard on tp`",),
+                )
+        elif isinstance(rule.treatment, Inputs):
             seen.add(id(rule))
             if not inputs_of(manifest.modules[path]) and not is_never_called(manifest, path):
                 yield Unsupported(
@@ -200,12 +214,37 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                 )
 
 
+def _not_its_own(manifest: Manifest, path: str) -> str | None:
+    """What keeps a style from distributing a layer's parameters, as the end of a sentence; None where nothing does."""
+    info = manifest.modules[path]
+    if info.kind not in (*PLACEABLE, "other"):
+        return None  # another rule reports the style
+    inside = list(_parameters_inside(manifest, path))
+    if _computes_weight(info):
+        found = [name for name in (*(item.name for item in info.parameters), *inside) if name != "bias"]
+        return f"computes its weight from {listed(found)}"
+    return f"has `{inside[0]}` inside of it" if inside else None
+
+
+def _computes_weight(info: ModuleInfo) -> bool:
+    """Whether a layer has no weight but one that it computes from other parameters, as weight normalisation does."""
+    return info.kind in ("linear", "embedding") and all(item.name != "weight" for item in info.parameters)
+
+
+def _parameters_inside(manifest: Manifest, path: str, prefix: str = "") -> Iterator[str]:
+    """Yield the names of the parameters of a module's descendants, relative to it."""
+    for name in manifest.modules[path].children:
+        child = manifest.modules[f"{path}.{name}"]
+        yield from (f"{prefix}{name}.{item.name}" for item in child.parameters)
+        yield from _parameters_inside(manifest, child.path, f"{prefix}{name}.")
+
+
 def _placed(analysis: Analysis, manifest: Manifest) -> Iterator[Unsupported]:
     """Yield placed parameters of modules whose own forward combines them with plain tensors."""
     seen: set[int] = set()
     for module, rules in placed_modules(analysis).items():
         info = manifest.modules[module]
-        if info.kind in PLACEABLE and not info.children:
+        if info.kind in PLACEABLE and not info.children and not _computes_weight(info):
             continue
         for name, rule in rules.items():
             if id(rule) not in seen:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.rule_plans import codes, diagnostics, message, place
@@ -178,3 +180,60 @@ def test_tied_parameter_diagnostic_labels_both_placements() -> None:
         "cut along dim 0"
     )
     assert [label.text for label in found.others] == ["cut along dim 1"]
+
+
+FACTORY = """
+from torch import nn
+from torch.nn.utils import parametrizations, weight_norm
+
+
+class Adapted(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.adapter = nn.Linear(*sizes)
+
+    def forward(self, x):
+        return super().forward(x) + self.adapter(x)
+
+
+class WrappedNorm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.inner = nn.LayerNorm(dim)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def build():
+    return nn.Sequential(
+        nn.Embedding(256, 16),
+        nn.Linear(16, 16),
+        parametrizations.weight_norm(nn.Linear(16, 16)),
+        parametrizations.spectral_norm(nn.Linear(16, 16)),
+        weight_norm(nn.Linear(16, 16)),
+        Adapted(16, 16),
+        WrappedNorm(16),
+    )
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_styles_are_for_layers_that_hold_their_own_parameters(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    rules = [f"{path} = {'sequence' if path == 6 else 'colwise(output = replicate)'}" for path in range(1, 7)]
+    placed = ["4.weight_v = shard(0)", "2.parametrizations.weight.original1 = shard(0)"]
+    messages = []
+    for written in (rules, placed):
+        text = on_tp(*written, model='python("net:build")')
+        messages += [item.message for item in diagnostics(text, tmp_path) if item.code == "LP010"]
+    reasons = [
+        "`2` computes its weight from `parametrizations.weight.original0` and `parametrizations.weight.original1`",
+        "`3` computes its weight from `parametrizations.weight.original`",
+        "`4` computes its weight from `weight_g` and `weight_v`",
+        "`5` has `adapter.weight` inside of it",
+        "`6` has `inner.weight` inside of it",
+    ]
+    for text, reason in zip(messages[: len(reasons)], reasons, strict=True):
+        assert text.endswith(f"and {reason}")
+    assert len(messages) == len(reasons) + len(placed)
