@@ -16,6 +16,7 @@ class Draft:
         config: that is translated.
         flavour: the model.
         sizes: of the mesh's axes.
+        micro: samples of a micro batch; 0 before the batch is written.
         lines: its statements.
         lost: options, or values of them, that change the training and are not translated, with the reason.
         notes: differences between the plan and TorchTitan, a sentence each.
@@ -24,6 +25,7 @@ class Draft:
     config: Config
     flavour: Flavour
     sizes: dict[str, int]
+    micro: int = 0
     lines: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -321,7 +321,7 @@ KEYS: Final[dict[str, Key]] = {
             "steps": Key("integer", -1),
             "dataset": _no("text", "c4_validation", _DATA),
             "dataset_path": _no("text", None, _DATA),
-            "local_batch_size": _no("integer", 8, "validations take the micro batch of training"),
+            "local_batch_size": Key("integer", 8, least=1),
             "seq_len": _no("integer", 2048, "validations take the sequence length of training"),
             **_WORKERS,
         },

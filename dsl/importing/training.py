@@ -20,10 +20,7 @@ def add_training(draft: Draft) -> None:
         options = [f"every = {config['checkpoint.interval']}", f"keep = {config['checkpoint.keep_latest_k']}"]
         draft.lines.append(f"save ({', '.join([*options, *(['asynchronous = true'] if beside else [])])})")
     if config["validation.enable"]:
-        batches = config["validation.steps"]
-        if batches < 1:
-            draft.lost["validation.steps"] = "a validation takes a number of micro batches, not all of a dataset"
-        options = [f"every = {config['validation.freq']}", *([f"batches = {batches}"] if batches > 0 else [])]
+        options = [f"every = {config['validation.freq']}", *_batches(draft)]
         draft.lines.append(f"evaluate ({', '.join(options)})")
     seed, total = config["debug.seed"], config["lr_scheduler.total_steps"]
     draft.lines += [f"seed {seed}"] if seed is not None else []
@@ -32,6 +29,22 @@ def add_training(draft: Draft) -> None:
         config["training.steps"],
     ):
         draft.lines.append(f"steps {config['training.steps']}")  # by default those of the schedule
+
+
+def _batches(draft: Draft) -> list[str]:
+    """`batches` of validations: the micro batches of a rank that have the samples of TorchTitan's steps."""
+    steps, local = draft.config["validation.steps"], draft.config["validation.local_batch_size"]
+    if steps < 1:
+        draft.lost["validation.steps"] = "a validation takes a number of micro batches, not all of a dataset"
+        return []
+    samples = steps * local
+    batches = -(-samples // max(1, draft.micro))
+    if batches * draft.micro != samples:
+        draft.notes.append(
+            f"TorchTitan validates on {samples} samples of each data-parallel rank, {steps} times {local}; here "
+            f"{batches} micro batches of {draft.micro} make {batches * draft.micro}"
+        )
+    return [f"batches = {batches}"]
 
 
 def _optimizer(draft: Draft) -> str:

@@ -200,6 +200,7 @@ def _batch(draft: Draft) -> list[str]:
         options = options_of(config, schedule, ranks=pp, layers=draft.flavour.layers) if schedule is not None else None
         several = [f"microbatches = {local // micro}"] if whole > local * ranks else []
         pipeline = [f"pipeline on pp ({', '.join([f'schedule = {schedule}', *(options or []), *several])})"]
+    draft.micro = micro
     draft.lines.append(f"batch (global = {whole}, micro = {micro}, seq_len = {config['training.seq_len']})")
     return pipeline
 

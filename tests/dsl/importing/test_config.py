@@ -146,3 +146,33 @@ def test_quoted_and_dotted_keys_are_equivalent():
     [diagnostic] = found.diagnostics
     assert "tp = 3" in diagnostic.message
     assert "\nsteps     7\n" in imported("training.steps = 7\n").text  # all of them warm up
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "batches", "noted"),
+    [
+        ("local_batch_size = 8", "steps = 100", "100", []),  # of 8 samples by default
+        ("local_batch_size = 1", "steps = 100", "800", []),
+        ("local_batch_size = 4", "steps = 3\nlocal_batch_size = 2", "2",
+         ["TorchTitan validates on 6 samples of each data-parallel rank, 3 times 2; here 2 micro batches of 4 make 8"]),
+        ("local_batch_size = 4", "steps = -1\nlocal_batch_size = 2", None, []),
+    ],
+)  # fmt: skip
+def test_validations_have_the_samples_of_torchtitan_steps(
+    training: str, validation: str, batches: str | None, noted: list[str]
+):
+    text = f"[training]\n{training}\n[validation]\nenable = true\nfreq = 50\n{validation}\n"
+    found = imported(text)
+    assert found.text is not None
+    written = re.search(r"evaluate\s+\(every = 50(?:, batches = (\d+))?\)", found.text)
+    assert written is not None
+    assert written[1] == batches
+    assert [note for note in found.notes if "validates" in note] == noted
+    assert [item.name for item in found.unused if item.changes] == ([] if batches else ["validation.steps"])
+
+
+def test_validations_of_a_pipeline_count_its_micro_batches():
+    text = "[training]\nlocal_batch_size = 8\n[validation]\nenable = true\nsteps = 100\n[parallelism]\n"
+    found = imported(text + "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n")
+    assert found.text is not None
+    assert "batches = 400" in found.text
