@@ -29,7 +29,7 @@ from legoai.dsl.frontend.syntax import (
     Value,
     children,
 )
-from legoai.dsl.frontend.values import computed, describe_value, fits, names_of, other_form, short
+from legoai.dsl.frontend.values import computed, describe_value, fits, is_path_of_numbers, names_of, other_form, short
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls
 from legoai.specs.directives.hole import Hole
@@ -299,7 +299,7 @@ class ValueReader(ABC):
     def _either(self, node: Value, kind: kinds.Either) -> Any:
         """Read with the first kind that accepts the value's form; names may be of any kind that accepts names."""
         fitting = [item for item in kind.kinds if fits(node, item)]
-        if not fitting:
+        if not fitting or is_path_of_numbers(node, kind):
             return self._wrong(node, kind)
         if len(fitting) == 1:
             return self._read(node, fitting[0])

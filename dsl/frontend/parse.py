@@ -32,6 +32,7 @@ _CLOSED = re.compile(r'"(?:[^"\\\n]|\\["\\nt])*\\[^"\\nt\n](?=(?:[^"\\\n]|\\.)*"
 """A closed string, up to its first unknown escape."""
 _DASHED = re.compile(r"[A-Za-z_]\w*(?:-\w+)+$")
 _FIRST_WORDS = re.compile(r'model[ \t]+([\w./-]+(?:\("?[\w./-]+)?)')
+_NUMBERS_IN_SPLIT = re.compile(r"\bsplit[ \t]*=[ \t]*\[(?:[^\]]*[ \t,\[])?(\d[\d.]*)$")
 _LAST_WORD = re.compile(r"[\w.]+")
 _BARE_OPTION = re.compile(r"([a-z_]\w*)[ \t]+([a-z_]\w*)")
 _SLICE = re.compile(r"\[(\d+)(?:([-:])(\d+))?\]")
@@ -411,6 +412,8 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
         return ["every requirement is a statement of its own, on its own line"]
     if sign == "{" and not before and _is_family(text[:position].rstrip().rpartition("\n")[2].partition(" ")[0]):
         return ["a block begins on the line of its statement"]
+    if sign.startswith(".") and (begun := _NUMBERS_IN_SPLIT.search(before)):
+        return [f'a path that begins with a number stands in quotes: `"{begun[1]}{sign}"`']
     if "`,`" in expected and "=" in before and token.type in ("DOTTED", "NAME", "PATH"):
         return ["separate with a comma or a new line"]
     if sign == "=" and (dashed := _DASHED.search(before)):

@@ -14,6 +14,7 @@ from legoai.specs.units import UNITS
 
 _NUMERIC: Final = (kinds.Integer, kinds.Number, kinds.Size, kinds.Fraction)
 _AMOUNT: Final = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?([A-Za-z]+|%)?")
+_NUMBERS: Final = re.compile(r"\d+\.\d+")
 
 
 def fits(node: Value, kind: kinds.Kind) -> bool:
@@ -50,6 +51,8 @@ def other_form(node: Value, kind: kinds.Kind) -> list[str]:
     """Help on a value in the form of another kind: `25MB` for `bytes(25MB)`, `"256"` for `256`, `"1f1b"` for `1F1B`."""
     if isinstance(node, String):
         return _unquoted(node.text, kind)
+    if isinstance(node, Number) and is_path_of_numbers(node, kind):
+        return [f'a path that reads as a number stands in quotes: `"{node.text}"`']
     if isinstance(kind, kinds.Either):
         return [line for item in kind.kinds for line in other_form(node, item)]
     if not isinstance(node, Number) or not isinstance(kind, Calls):
@@ -58,6 +61,12 @@ def other_form(node: Value, kind: kinds.Kind) -> list[str]:
     wanted = {"bytes": kinds.Size, "number": kinds.Integer}.get(dimension)
     takes = [item for item in kind.treatments if wanted and item.options and isinstance(item.options[0].kind, wanted)]
     return [f"write `{item.name}({node.text}{node.unit})`" for item in takes]
+
+
+def is_path_of_numbers(node: Value, kind: kinds.Kind) -> bool:
+    """Whether a number such as `1.1` is the path of a module in nested lists, where a path is expected."""
+    paths = isinstance(kind, kinds.Either) and any(isinstance(item, kinds.ModulePath) for item in kind.kinds)
+    return paths and isinstance(node, Number) and _NUMBERS.fullmatch(node.text + node.unit) is not None
 
 
 def _unquoted(text: str, kind: kinds.Kind) -> list[str]:

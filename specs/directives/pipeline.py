@@ -57,7 +57,8 @@ class Pipeline(Directive):
     split: str | Even | tuple[str | int, ...] = option(
         Either((Choice(("even",)), Calls((Even,)), ListOf(Either((ModulePath(), Integer(minimum=1)))))),
         doc="The first module of each stage but the first, the number of blocks of each stage, or `even` for equal "
-        "numbers of blocks, with weights for the additional work of the first and the last stage.",
+        "numbers of blocks, with weights for the additional work of the first and the last stage. A path that reads as "
+        'a number, as modules in nested `Sequential`s have, is quoted: `"1.1"`.',
         default="even",
     )
     microbatches: int | None = option(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from legoai.dsl.analysis.stages.orders import OrderError, order_faults, read_order
+from legoai.dsl.lint import lint
 from support.rule_plans import codes, diagnostics, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
@@ -72,6 +73,20 @@ def pipeline(name: str, ranks: int, stages: int | None, micro_batches: int) -> s
 
 def test_schedule_name_1f1b_parses_as_a_name() -> None:
     assert codes(pipeline("1F1B", 2, None, 8)).isdisjoint({"LP102", "LP103", "LP207", "LP208"})
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "kind"),
+    [("1.1", "LP207", "reads as"), ("1.0", "LP207", "reads as"), ("1.1.0", "LP102", "begins with"),
+     ("1.2.conv", "LP102", "begins with")],
+)  # fmt: skip
+def test_split_at_a_path_of_numbers_is_written_in_quotes(path: str, code: str, kind: str) -> None:
+    def found(split: str) -> list[Any]:
+        text = f'plan p\nmodel llama3("tiny")\nmesh (pp = 3)\npipeline on pp (split = [{split}])\n'
+        return [item for item in lint(text, "p.plan", directory=Path()).diagnostics if item.code == code]
+
+    assert found(f'"0.5", {path}')[0].help == (f'a path that {kind} a number stands in quotes: `"{path}"`',)
+    assert not found(f'"0.5", "{path}"')
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *MULTI])
