@@ -330,8 +330,8 @@ KEYS: Final[dict[str, Key]] = {
         "debug",
         {
             "seed": Key("integer", None, least=0),
-            "deterministic": _other("boolean", False, "kernels are chosen for speed"),
-            "deterministic_warn_only": _no("boolean", False, "kernels are chosen for speed"),
+            "deterministic": _other("boolean", False, "it is `--deterministic` of `legoai run`"),
+            "deterministic_warn_only": _no("boolean", False, "`--deterministic` of `legoai run` only fails"),
             "moe_force_load_balance": _no("boolean", False, _MOE),
         },
     ),

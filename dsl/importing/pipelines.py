@@ -13,6 +13,9 @@ from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE
 _SCHEDULES: Final = {name.lower(): name for name in (*SINGLE_STAGE, *MULTI_STAGE)}
 """TorchTitan's names in any case, as PyTorch looks them up."""
 
+_MOST_BLOCKS: Final = 10_000
+"""Blocks up to which legal stages are looked for."""
+
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 _SPLITS: Final = (
@@ -52,16 +55,49 @@ def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> lis
     else:
         first = config["parallelism.pipeline_parallel_first_stage_less_layers"]
         last = config["parallelism.pipeline_parallel_last_stage_less_layers"]
-        stages = ranks * each if per_stage is None else -(-(layers + first + last) // per_stage)
-        fits = max(first, last) <= layers and not stages % ranks
-        counts = _weighted(layers, stages, first, last) if fits else None
+        if per_stage is not None:
+            counts = _of_at_most(per_stage, layers, ranks, first, last)
+            if counts is None:
+                _refuse_stages(config, per_stage, layers, ranks, each)
+                return None
+        else:
+            counts = _weighted(layers, ranks * each, first, last)
     if counts is None:
-        config.wrong(
-            _SPLITS[2] if per_stage is not None else "parallelism.pipeline_parallel_degree",
-            f"{layers} blocks do not make such stages on {ranks} ranks",
-        )
+        message = f"{layers} blocks do not make such stages on {ranks} ranks"
+        config.wrong("parallelism.pipeline_parallel_degree", message)
         return None
     return _stages(len(counts), ranks, each, "" if len(set(counts)) == 1 else f"[{', '.join(_counted(counts))}]")
+
+
+def _of_at_most(per_stage: int, layers: int, ranks: int, first: int, last: int) -> list[int] | None:
+    """Blocks of each stage where a stage holds so many, embedding and output counted as blocks; None for no stages."""
+    stages = -(-(layers + first + last) // per_stage)
+    fits = max(first, last) <= layers and not stages % ranks
+    return _weighted(layers, stages, first, last) if fits else None
+
+
+def _refuse_stages(config: Config, per_stage: int, layers: int, ranks: int, each: int) -> None:
+    """Report a number of blocks of a stage that makes no stages, with the nearest that makes some."""
+    first, last = (config[f"parallelism.pipeline_parallel_{end}_stage_less_layers"] for end in ("first", "last"))
+    whole = layers + first + last
+    stages = -(-whole // per_stage)
+    if stages % ranks:
+        problem = f"no multiple of {ranks} ranks"
+    else:
+        problem = "of which one would have no blocks, or the first or last fewer than are left out of it"
+    legal = [
+        other
+        for other in range(1, whole + 1 if whole <= _MOST_BLOCKS else 1)
+        if (counts := _of_at_most(other, layers, ranks, first, last)) is not None
+        and (len(counts) == ranks if each == 1 else len(counts) > ranks)
+    ]
+    near = min(legal, key=lambda other: abs(other - per_stage), default=None)
+    config.wrong(
+        _SPLITS[2],
+        f"{layers} blocks, with {first} and {last} for embedding and output, count as {whole}: {per_stage} on a stage "
+        f"make {stages} stage{'s' * (stages > 1)}, {problem}",
+        *([] if near is None else [f"the nearest number with as many stages on every rank is {near}"]),
+    )
 
 
 def _counted(counts: Sequence[int]) -> list[str]:

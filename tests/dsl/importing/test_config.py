@@ -58,6 +58,9 @@ def underlined(text: str, found: Imported) -> list[str]:
         ("[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_first_stage_less_layers = 2\n",
          "LP023", "6 blocks do not make such stages on 8 ranks",
          "pipeline_parallel_degree = 8"),
+        ("[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 3\n",
+         "LP023", "6 blocks, with 1 and 1 for embedding and output, count as 8: 3 on a stage make 3 stages, "
+         "no multiple of 2 ranks", "pipeline_parallel_layers_per_stage = 3"),
         ('[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_split_points = ["a) b"]\n', "LP023",
          "each stage begins with a module, named as `layers.4`", 'pipeline_parallel_split_points = ["a) b"]'),
         ('[activation_checkpoint]\nselective_ac_option = "some"\n', "LP023",
@@ -70,7 +73,7 @@ def underlined(text: str, found: Imported) -> list[str]:
          "`optimizer.early_step_in_backward` is not translated: optimizers step after the backward pass",
          "early_step_in_backward = true"),
         ("[training]\ndeterministic = true\n", "LP024",
-         "`training.deterministic` is not translated: kernels are chosen for speed", "deterministic = true"),
+         "`training.deterministic` is not translated: it is `--deterministic` of `legoai run`", "deterministic = true"),
     ],
 )  # fmt: skip
 def test_error_is_reported_at_its_span(text: str, code: str, message: str, place: str):

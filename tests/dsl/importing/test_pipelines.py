@@ -65,6 +65,31 @@ def test_stages_equal_torchtitan_stages(flavor: str, pp: int, more: str, wanted:
     assert statement(flavor, pp, more) == wanted
 
 
+@pytest.mark.parametrize(
+    ("schedule", "per_stage", "first", "problem", "near"),
+    [
+        ("Interleaved1F1B", 10, 2, "count as 83: 10 on a stage make 9 stages, no multiple of 4 ranks", 11),
+        ("1F1B", 10, 2, "count as 83: 10 on a stage make 9 stages, no multiple of 4 ranks", 21),
+        ("Interleaved1F1B", 8, 8, "make 12 stages, of which one would have no blocks, or the first or last fewer", 12),
+    ],
+)
+def test_blocks_that_make_no_stages_are_counted_and_the_nearest_number_makes_some(
+    schedule: str, per_stage: int, first: int, problem: str, near: int
+):
+    def options(per_stage: int) -> str:
+        return (
+            f'pipeline_parallel_schedule = "{schedule}"\npipeline_parallel_layers_per_stage = {per_stage}\n'
+            f"pipeline_parallel_first_stage_less_layers = {first}"
+        )
+
+    text = PIPELINE.format(flavor="70B", pp=4, more=options(per_stage))
+    [found] = import_config(text, "x.toml", plan="x", cluster="h100_sxm(hosts = 4)", devices=32).diagnostics
+    assert f"80 blocks, with {first} and 1 for embedding and output" in found.message
+    assert problem in found.message
+    assert found.help == (f"the nearest number with as many stages on every rank is {near}",)
+    assert statement("70B", 4, options(near))
+
+
 @given(st.integers(1, 130), st.integers(2, 20), st.integers(0, 3), st.integers(0, 3))
 def test_embedding_and_output_count_as_blocks_in_the_split(layers: int, stages: int, first: int, last: int):
     """Places for all are dealt out in rounds; the embedding takes the first ones, the output the last ones."""
