@@ -1,4 +1,4 @@
-"""Own measurements on an H100 as rows of a fit: products and attention; and as curves of memory-bound kernels.
+"""Own measurements as rows of a fit: products and attention, on an H100; and as curves of memory-bound kernels.
 
 The files are those that `gpu_kernels.py`, `gpu_steps.py` and `legoai calibrate` wrote on it. Times between kernels of a
 full queue include the gap to the next one, which the simulator adds to each kernel: it is subtracted.
@@ -35,6 +35,10 @@ POWER_LIMITED = "llama 8b, 16 layers"
 """Plans that ran for half a minute at the power limit."""
 
 MEASURED_ON = "h100_sxm"
+SUFFIXES = {"h100_sxm": "", "h200": "_h200"}
+"""Of the files of measurements, by the device that was measured."""
+LISTS = ("copy foreach", "reduction foreach")
+"""Kernels on lists of tensors, which were measured on an H200 alone."""
 NOT_MEASURED = {
     "fused": "the rate of an addition, which inductor's kernels reach",
     "loss": "the rate of a fill, which the gradient of its logarithms reaches",
@@ -50,9 +54,9 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-def about() -> str:
+def about(on: str = MEASURED_ON) -> str:
     """The device, versions and date of the measurements."""
-    said = _read("gpu_kernels.json")
+    said = _read(f"gpu_kernels{SUFFIXES[on]}.json")
     return f"{said['gpu']['name']}, driver {said['gpu']['driver_version']}, torch {said['torch']}, {said['date']}"
 
 
@@ -138,40 +142,51 @@ def attention_slowdown() -> tuple[float, int]:
     return statistics.median(ratios), plans
 
 
-def own_movement() -> Mapping[str, Points]:
-    """Bytes and seconds of memory-bound kernels by kind and form.
+def own_movement(on: str) -> Mapping[str, Points]:
+    """Bytes and seconds of memory-bound kernels by kind and form, as measured on a device.
 
     A softmax of large tensors is that of attention, as in the steps of a plan. A long one is that of a loss, over a
     vocabulary, and a copy without vectors is that to fp32: both as in the steps of the plans. A fused kernel has the
     rate of an addition, as inductor's kernels in these steps have. What is left of a loss is a fill: the gradient of
-    its logarithms.
+    its logarithms. An H100's kernels on lists are an H200's, whose memory alone differs.
     """
-    curves = _read("gpu_calibration.json")["movement"]
+    curves = _read(f"gpu_calibration{SUFFIXES[on]}.json")["movement"]
     found = {
         name: [[moved, max(seconds - GAP, GAP)] for moved, seconds in curve["points"]] for name, curve in curves.items()
     }
-    scores = _kernels("aten::_softmax", ["float"], 8)
+    scores = _kernels(on, "aten::_softmax", ["float"], 8)
     found["softmax"] = _at_least(found["softmax"], scores)
     found["fused"], found["loss"] = found["elementwise"], found["fill"]
     for name, kernels in {
-        "softmax long": _kernels("aten::_log_softmax", ["float"], 8),
-        "softmax long backward": _kernels("aten::_log_softmax_backward_data", ["float", "float"], 12),
-        "copy unvectorised": _kernels("aten::copy_", ["float", "c10::BFloat16"], 6),
+        "softmax long": _kernels(on, "aten::_log_softmax", ["float"], 8),
+        "softmax long backward": _kernels(on, "aten::_log_softmax_backward_data", ["float", "float"], 12),
+        "copy unvectorised": _kernels(on, "aten::copy_", ["float", "c10::BFloat16"], 6),
     }.items():
         found[name] = _continued(found[name.replace(" long", "")], kernels)
+    if on == MEASURED_ON:
+        others = own_movement("h200")
+        slower = STREAM["h200"][1] / STREAM[MEASURED_ON][1]
+        found |= {name: _of_slower_memory(others[name], CACHE[on], slower) for name in LISTS}
     return {name: _increasing(points) for name, points in found.items()}
 
 
-def _kernels(op: str, dtypes: Sequence[str], item: int) -> list[tuple[float, float]]:
+def _of_slower_memory(points: Points, cache: float, slower: float) -> Points:
+    """A curve of a device that differs in its memory: what the cache holds takes as long, the rest ``slower`` times."""
+    held = max(seconds for moved, seconds in points if moved <= cache)
+    return [[moved, seconds if moved <= cache else held + (seconds - held) * slower] for moved, seconds in points]
+
+
+def _kernels(on: str, op: str, dtypes: Sequence[str], item: int) -> list[tuple[float, float]]:
     """Bytes and seconds of an operator's kernels in the steps.
 
     Args:
+        on: the device that was measured.
         op: the operator.
         dtypes: of its first operands.
         item: bytes that it moves for each element.
     """
     found: dict[float, list[float]] = {}
-    for row in _read("gpu_steps.json")["rows"]:
+    for row in _read(f"gpu_steps{SUFFIXES[on]}.json")["rows"]:
         for kernel in row["kernels"]:
             shapes, types = json.loads(kernel["shapes"]), json.loads(kernel["types"])
             if kernel["op"] == op and types[: len(dtypes)] == dtypes:
@@ -216,23 +231,28 @@ def power_limited() -> Iterator[Row]:
 
 
 def movement(target: Device, share: tuple[float, float, float], source: str, derived: str = "") -> dict[str, Any]:
-    """Curves of memory-bound kernels: those of the H100 SXM, scaled by the rate of an addition and the cache's size."""
-    cache = CACHE[target.name] / CACHE[MEASURED_ON]
-    faster = share[1] * target.figure("memory.bandwidth_bytes_per_second") / STREAM[MEASURED_ON][1]
-    if target.name != MEASURED_ON:
+    """Curves of memory-bound kernels: own measurements, or the H100's, scaled by an addition's rate and the cache."""
+    on = target.name if target.name in SUFFIXES else MEASURED_ON
+    cache = CACHE[target.name] / CACHE[on]
+    faster = 1.0
+    if target.name != on:
+        faster = share[1] * target.figure("memory.bandwidth_bytes_per_second") / STREAM[on][1]
         derived = notes(
             derived, f"the H100 SXM's, an addition {faster:.3f} times as fast, the cache {cache:.2f} times as large"
         )
     curves = {}
-    for name, points in own_movement().items():
+    for name, points in own_movement(on).items():
         scaled = [[round(moved * cache), float(f"{seconds * cache / faster:.4g}")] for moved, seconds in points]
         moved, seconds = scaled[-1]
+        of = "h200" if name in LISTS else on
         curves[name] = {
             "rate": round(moved / seconds),
             "floor": scaled[0][1],
             "points": scaled,
-            "source": f"{about()}; {source}" if target.name != MEASURED_ON else about(),
-            "derived": derived or NOT_MEASURED.get(name, ""),
+            "source": about(of) if target.name == on else f"{about(of)}; {source}",
+            "derived": derived
+            or NOT_MEASURED.get(name, "")
+            or ("" if of == on else "the H200's, at this memory's rate"),
         }
     return curves
 

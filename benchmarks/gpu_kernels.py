@@ -5,6 +5,9 @@ Rows, all by the GPU's clock with a full queue (`legoai.cost.calibration.timing`
 - `product`: bf16, by the three layouts of a linear layer (`forward`, `input`, `weight`), out of the cache;
 - `cached product`: the same products with operands, result or all of it just used;
 - `attention`: forward and backward by torch's implementations, causal;
+- `unmasked attention`: the same of few heads and pieces of sequences, without a mask, as in context parallelism;
+- `convolution`: forward, and the gradients that a backward computes together, in bf16 and in fp32 (TF32, by default);
+- `list`: kernels on lists of tensors, as `torch.distributed.fsdp` and clipping call them;
 - `movement`: a kernel that reads and writes, only reads, or only writes what is in the cache or out of it;
 - `distance`: a kernel that reads what was written before a number of other bytes.
 """
@@ -44,6 +47,22 @@ ATTENTION = (
     (4, 32, 2048, 64), (1, 8, 4096, 128), (1, 32, 4096, 128), (2, 32, 8192, 128), (1, 8, 8192, 128), (1, 4, 8192, 128),
 )  # fmt: skip
 """Sequences, heads, length and width."""
+UNMASKED = (
+    *((heads, queries, 8192, 128) for heads in (1, 2, 4, 8) for queries in (1024, 4096, 8192)),
+    *((heads, 2048, 2048, 128) for heads in (1, 4, 8, 32)), (8, 4096, 32768, 128), (8, 2048, 4096, 64),
+)  # fmt: skip
+"""Heads, queries, keys and width."""
+CONVOLUTIONS = (
+    (64, 3, 224, 64, 7, 2, 1), (64, 64, 56, 64, 3, 1, 1), (64, 64, 56, 256, 1, 1, 1), (64, 128, 28, 128, 3, 1, 1),
+    (64, 256, 14, 256, 3, 1, 1), (64, 512, 7, 2048, 1, 1, 1), (64, 256, 56, 512, 1, 2, 1),
+    (32, 3, 224, 1024, 16, 16, 1), (32, 3, 224, 96, 4, 4, 1), (32, 96, 56, 192, 2, 2, 1),
+    (32, 96, 56, 96, 7, 1, 96), (32, 384, 14, 384, 7, 1, 384), (32, 768, 7, 768, 7, 1, 768),
+    (64, 128, 56, 128, 3, 1, 32), (64, 1024, 14, 1024, 3, 1, 32),
+)  # fmt: skip
+"""Batch, channels, height and width of images, filters, size of a filter, stride, and groups: ResNet, ViT, ConvNeXt and
+ResNeXt."""
+LISTS = ((1, 2**24), (9, 2**21), (9, 2**18), (64, 2**16), (64, 2**20), (300, 2**12))
+"""Tensors of a list, and elements of each."""
 BACKENDS = {
     "flash2": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -126,6 +145,65 @@ def attentions() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def unmasked_attentions() -> Iterator[dict[str, Any]]:
+    for heads, queries, keys, width in UNMASKED:
+        query, upstream = (noise(1, queries, heads, width).transpose(1, 2) for _ in range(2))
+        key, value = (noise(1, keys, heads, width).transpose(1, 2) for _ in range(2))
+        operands = tuple(one.detach().requires_grad_() for one in (query, key, value))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            attend = partial(F.scaled_dot_product_attention, *operands)
+            forward = microseconds([attend])
+            back = partial(torch.autograd.grad, attend(), operands, upstream, retain_graph=True)
+            backward = microseconds([back])
+        yield {
+            "kind": "unmasked attention", "heads": heads, "queries": queries, "keys": keys, "width": width,
+            "forward_us": forward, "backward_us": backward,
+        }  # fmt: skip
+
+
+def convolutions() -> Iterator[dict[str, Any]]:
+    for dtype, (batch, channels, size, filters, kernel, stride, groups) in itertools.product(
+        (torch.bfloat16, torch.float32), CONVOLUTIONS
+    ):
+        padding = kernel // 2 if stride < kernel else 0
+        given = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype)
+        weight = torch.randn(filters, channels // groups, kernel, kernel, device="cuda", dtype=dtype)
+        arguments = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
+        run = partial(torch.ops.aten.convolution, given, weight, None, *arguments)
+        upstream = torch.randn_like(run())
+        masks = {"both": (True, True, False), "input": (True, False, False), "weight": (False, True, False)}
+        took = {
+            f"{name}_us": microseconds(
+                [partial(torch.ops.aten.convolution_backward, upstream, given, weight, None, *arguments, mask)]
+            )
+            for name, mask in masks.items()
+        }
+        yield {
+            "kind": "convolution", "dtype": str(dtype).removeprefix("torch."), "batch": batch, "channels": channels,
+            "size": size, "filters": filters, "kernel": kernel, "stride": stride, "groups": groups,
+            "forward_us": microseconds([run]), **took,
+        }  # fmt: skip
+
+
+def lists() -> Iterator[dict[str, Any]]:
+    for dtype, (count, elements) in itertools.product((torch.bfloat16, torch.float32), LISTS):
+        sets = min(MOST_SETS // count + 1, math.ceil(COLD / (count * elements * dtype.itemsize)))
+        held = [[torch.randn(elements, device="cuda").to(dtype) for _ in range(count)] for _ in range(sets)]
+        other = torch.float32 if dtype is torch.bfloat16 else torch.bfloat16
+        cast = [[torch.empty(elements, device="cuda", dtype=other) for _ in range(count)] for _ in range(sets)]
+        runs = {
+            "norm": [partial(torch._foreach_norm, one, 2) for one in held],
+            "scale": [partial(torch._foreach_mul_, one, 1.0) for one in held],
+            "copy": [partial(torch._foreach_copy_, to, one) for to, one in zip(cast, held, strict=True)],
+        }
+        for name, functions in runs.items():
+            yield {
+                "kind": "list", "function": name, "dtype": str(dtype).removeprefix("torch."), "count": count,
+                "elements": elements, "us": microseconds(functions),
+            }  # fmt: skip
+        del held, cast
+
+
 def scaled(source: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
     """Return a run of a kernel that reads one tensor and writes another."""
     return partial(torch.mul, source, 1.5, out=result)
@@ -161,8 +239,8 @@ def distances() -> Iterator[dict[str, Any]]:
 
 
 PARTS = {
-    "movements": movements, "distances": distances, "cached_products": cached_products, "attentions": attentions,
-    "products": products,
+    "lists": lists, "convolutions": convolutions, "unmasked_attentions": unmasked_attentions, "movements": movements,
+    "distances": distances, "cached_products": cached_products, "attentions": attentions, "products": products,
 }  # fmt: skip
 
 

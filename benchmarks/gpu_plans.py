@@ -49,12 +49,11 @@ class GpuPlan:
     batch: tuple[int, int, int]
     body: str
 
-    @property
-    def text(self) -> str:
-        """Text of the plan."""
+    def text(self, device: str) -> str:
+        """Text of the plan on one device of the catalogue."""
         whole, micro, length = self.batch
         return (
-            f"plan here\nmodel {MODELS[self.model]}\ncluster h100_sxm(hosts = 1, devices = 1)\n"
+            f"plan here\nmodel {MODELS[self.model]}\ncluster {device}(hosts = 1, devices = 1)\n"
             f"batch (global = {whole}, micro = {micro}, seq_len = {length})\noptimizer adamw(lr = 1e-4)\n{self.body}"
         )
 

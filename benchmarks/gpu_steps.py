@@ -61,7 +61,13 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in names:
         begin = time.perf_counter()
-        rows.append({"name": name, "plan": PLANS[name].text, **_in_a_process(PLANS[name], name, arguments.traces)})
+        rows.append(
+            {
+                "name": name,
+                "plan": PLANS[name].text(device_here()),
+                **_in_a_process(PLANS[name], name, arguments.traces),
+            }
+        )
         print(_line(rows[-1], time.perf_counter() - begin), flush=True)
         write_document(arguments.output, {**about(), "rows": rows})
     return int(any("failed" in row for row in rows))
@@ -89,6 +95,11 @@ def about() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
     }
+
+
+def device_here() -> str:
+    """The GPU's name in the catalogue."""
+    return "h200" if "H200" in str(about()["gpu"].get("name")) else "h100_sxm"
 
 
 def _in_a_process(plan: GpuPlan, name: str, traces: Path | None) -> dict[str, Any]:
@@ -121,7 +132,7 @@ def _send(pipe: Any, plan: GpuPlan, name: str, traces: Path | None) -> None:
 def _measured(plan: GpuPlan, name: str, traces: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.plan"
-        path.write_text(plan.text, encoding="utf-8")
+        path.write_text(plan.text(device_here()), encoding="utf-8")
         namespace: dict[str, Any] = {"__name__": "program"}
         exec(compile(legoai.lower(path).text, "program.py", "exec"), namespace)
         trainer, device = namespace["trainer"](), Device(type="cuda")
