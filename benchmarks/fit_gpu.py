@@ -16,8 +16,8 @@ from typing import Any
 from fit_figures import CONSTANTS, STREAM
 from fit_kernels import Row, product
 
+from legoai.cost.kernels.kinds import Attention, Product
 from legoai.cost.kernels.roofline import ProductCurve
-from legoai.cost.kernels.work import Attention, Product
 from legoai.specs.cluster import Device, device
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,8 +17,8 @@ from scipy.optimize import least_squares, minimize
 from sklearn.ensemble import ExtraTreesRegressor
 
 from legoai.cost.kernels.features import PRODUCT_FEATURES, product_features
+from legoai.cost.kernels.kinds import Attention, Product
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
-from legoai.cost.kernels.work import Attention, Product
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile, from_document
 from legoai.specs.cluster import Device

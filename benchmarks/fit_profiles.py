@@ -78,7 +78,7 @@ from fit_kernels import (
 )
 from fit_network import carry, fit_fabrics, fit_links
 
-from legoai.cost.kernels.work import Attention
+from legoai.cost.kernels.kinds import Attention
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device

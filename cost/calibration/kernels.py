@@ -13,8 +13,9 @@ import torch
 
 from legoai.cost.calibration.movement import MOVEMENTS, error_of
 from legoai.cost.calibration.timing import Budget, Timer, out_of_cache
+from legoai.cost.kernels.kinds import Attention, Product
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
-from legoai.cost.kernels.work import STORED_AS, Attention, Product, element_bytes
+from legoai.cost.kernels.work import STORED_AS, element_bytes
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document
 from legoai.specs.dtypes import TORCH_DTYPES

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 
 from legoai.cost.calibration.correction import FEWEST, Correction, Trial, Typical, left_out, repeated
 from legoai.cost.calibration.observed.kernels import KernelTimes
+from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import Attention, Movement, Product
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile, from_document, movement_of
 from legoai.cost.timing.timeline import call_constant

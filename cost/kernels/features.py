@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.kernels.kinds import Attention, Product
 
 
 def product_features(product: Product, processors: int) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.kernels.kinds import Attention, Product
 from legoai.cost.measurements.interpolation import Measured
 
 

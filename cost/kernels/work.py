@@ -5,130 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
+from legoai.cost.kernels.convolutions import convolution
+from legoai.cost.kernels.kinds import Attention, Movement, MovementForm, MovementKind, Product, Work
 from legoai.cost.trace.records import Kernel, TensorType
 from legoai.specs.dtypes import ITEM_BYTES, TORCH_DTYPES
-
-MovementKind = Literal[
-    "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
-]
-
-MovementForm = Literal["", "backward", "long", "long backward", "unvectorised", "fused", "foreach"]
-"""Kernels of one kind that run at another rate.
-
-`backward` is that of a normalisation, of a softmax and of an embedding, which reduce over other dimensions than their
-forward. `long` is a softmax of rows that no multiprocessor holds, as over a vocabulary. `unvectorised` is what an
-elementwise kernel or a copy is that loads single elements: of operands that are broadcast, or of several dtypes.
-`fused` is a group that inductor compiled. `foreach` is a kernel over a list of tensors, as of FSDP and of optimizers.
-"""
-
-KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """``batch`` products of an ``m`` by ``k`` with a ``k`` by ``n`` matrix.
-
-    ``rate`` names the peak rate of the catalogue that applies (``bf16``, ``tf32``, ``fp8``, …); ``grouped`` marks a
-    product whose batch is a group of experts, ``m`` being the mean of its rows.
-    """
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    rate: str
-    bytes: int
-    grouped: bool = False
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations, two for a multiply-add."""
-        return 2.0 * self.batch * self.m * self.n * self.k
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """Scaled dot-product attention of ``heads`` query heads over ``key_heads`` key and value heads.
-
-    ``flops`` counts two products forward and five backward, halved where a causal mask lets half be skipped.
-    ``implementation`` is `flash2`, `flash3`, `cudnn` or `efficient`.
-    """
-
-    batch: int
-    heads: int
-    key_heads: int
-    queries: int
-    keys: int
-    head_dim: int
-    value_dim: int
-    causal: bool
-    backward: bool
-    rate: str
-    implementation: str
-    bytes: int
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations that are not skipped.
-
-        Forward: `QKᵀ` (2·q·k·d) and `PV` (2·q·k·v) for each head. Backward: recomputed `QKᵀ`, `dP = dO Vᵀ`,
-        `dV = Pᵀ dO`, `dQ = dS K`, `dK = dSᵀ Q`, that is three products of width d and two of width v: 2.5 times the
-        forward where d = v, which is the convention of the FlashAttention papers.
-        """
-        widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
-        whole = 2.0 * self.batch * self.heads * self.queries * self.keys * widths
-        return whole * _causal_share(self.queries, self.keys) if self.causal else whole
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that run side by side: 128 queries of one head; in the backward, which sums up over queries, keys."""
-        return self.batch * self.heads * math.ceil((self.keys if self.backward else self.queries) / 128)
-
-    @property
-    def length(self) -> int:
-        """Number of keys, in the backward of queries, that a block goes through."""
-        return self.queries if self.backward else self.keys
-
-
-def _causal_share(queries: int, keys: int) -> float:
-    """The share of the scores that a causal mask, aligned to the last key, leaves; 1/2 for long square ones."""
-    if queries > keys:
-        return 0.5
-    return 1 - queries / (2 * keys)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Movement:
-    """Bytes read and written once, with little arithmetic."""
-
-    kind: MovementKind
-    bytes: int
-    form: MovementForm = ""
-    rate: str = "fp32"
-    flops: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """Kind and form: `softmax backward`."""
-        return f"{self.kind} {self.form}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Consecutive:
-    """Kernels that one operator launches one after another, as the backward of a convolution for its gradients."""
-
-    parts: tuple[Product | Movement, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.bytes for part in self.parts)
-
-
-Work: TypeAlias = Product | Attention | Movement | Consecutive
 
 _RATES: Final = {
     **{of_torch: name for name, of_torch in TORCH_DTYPES.items()},
@@ -188,7 +70,7 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
         if product is not None:
             return product
     if "convolution" in name and kernel.outputs:
-        return _convolution(kernel, tf32=tf32)
+        return convolution(kernel, _rate(kernel.inputs, tf32=tf32), cores=tf32)
     if "attention" in name and not name.startswith("fused("):
         attention = _attention(kernel, name)
         if attention is not None:
@@ -310,59 +192,6 @@ def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: in
         )
     # Both ragged along k: the gradients of the experts' weights, one product of all rows for each.
     return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
-
-
-_CORE_CHANNELS: Final = 16
-"""Channels of a group from which on a grouped convolution is a product on tensor cores.
-
-Groups of one channel have kernels of PyTorch's own, which multiply on the vector units (`CudaDepthwise2d` and
-`CudaDepthwise3d` of `_select_conv_backend`, ATen/native/Convolution.cpp; tensors that are channels last or in half
-precision go to cuDNN). cuDNN runs other groups. Tensor cores multiply 16 by 8 by 16 elements of two bytes
-(`mma.m16n8k16` of the PTX ISA): narrower groups would fill them with zeros. Their time is that of their bytes, or of
-their operations on the vector units.
-"""
-
-
-def _convolution(kernel: Kernel, *, tf32: bool) -> Product | Movement | Consecutive:
-    """A convolution as the product that its implicit form computes; a backward has one kernel for each gradient.
-
-    Rows are positions of the result, and `k` is what each of them sees. The gradient of the weight sums over positions.
-    """
-    rate = _rate(kernel.inputs, tf32=tf32)
-    groups = kernel.attributes.get("groups", 1)
-    if "backward" not in _short(kernel.op):
-        [result, *_], [_, weight, *_] = kernel.outputs, kernel.inputs
-        sizes = _rows_and_columns(result, groups)
-        return _of_groups(groups, sizes, weight, kernel.flops, rate, kernel.bytes_read + kernel.bytes_written)
-    result, x, weight = kernel.inputs[:3]
-    asked = kernel.attributes.get("output_mask", (True, True, False))
-    each = kernel.flops / max(1, sum(asked[:2]))
-    of_weight = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    moved = _size_of(result, x, weight)  # each gradient has the shape of the tensor that it does not read
-    found = zip(asked, (_rows_and_columns(x, groups), of_weight), strict=False)
-    parts = [_of_groups(groups, sizes, weight, each, rate, moved) for wanted, sizes in found if wanted]
-    if asked[2]:  # no backend computes it with the others (`convolution_backward` of ATen/native/Convolution.cpp)
-        parts.append(Movement(kind="reduction", bytes=_size_of(result)))
-    return parts[0] if len(parts) == 1 else Consecutive(tuple(parts))
-
-
-def _rows_and_columns(result: TensorType, groups: int) -> tuple[int, int]:
-    """Rows and columns of a group's product, for a result with channels in its second dim."""
-    return result.shape[0] * math.prod(result.shape[2:]), result.shape[1] // groups
-
-
-def _of_groups(  # noqa: PLR0917
-    groups: int, sizes: tuple[int, int], weight: TensorType, flops: float, rate: str, size: int
-) -> Product | Movement:
-    m, n = sizes
-    if groups > 1 and min(weight.shape[0] // groups, weight.shape[1]) < _CORE_CHANNELS:
-        return Movement(kind="elementwise", bytes=size, rate=_rate((weight,)), flops=flops)
-    k = max(1, round(flops / (2 * groups * m * n)))
-    return Product(batch=groups, m=m, n=n, k=k, rate=rate, bytes=size)
-
-
-def _size_of(*tensors: TensorType) -> int:
-    return sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in tensors)
 
 
 def _implementation(name: str) -> str:

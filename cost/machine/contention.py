@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 
-from legoai.cost.kernels.work import Consecutive, Movement, Product, Work
+from legoai.cost.kernels.kinds import Consecutive, Movement, Product, Work
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.profiles import Profile

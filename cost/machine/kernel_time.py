@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
+from legoai.cost.kernels.kinds import Attention, Consecutive, Movement, MovementForm, Product, Work
 from legoai.cost.kernels.roofline import AttentionCurve
-from legoai.cost.kernels.work import Attention, Consecutive, Movement, MovementForm, Product, Work, work_of
+from legoai.cost.kernels.work import work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
 

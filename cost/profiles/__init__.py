@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legoai.cost.kernels.forest import Forest
+from legoai.cost.kernels.kinds import MovementForm, MovementKind, Product, Work
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import MovementForm, MovementKind, Product, Work, element_bytes
+from legoai.cost.kernels.work import element_bytes
 from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve

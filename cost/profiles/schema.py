@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from legoai.cost.kernels.features import ATTENTION_FEATURES, PRODUCT_FEATURES
-from legoai.cost.kernels.work import MovementForm, MovementKind
+from legoai.cost.kernels.kinds import MovementForm, MovementKind
 from legoai.cost.measurements.file import FORMAT, ProfileError
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]

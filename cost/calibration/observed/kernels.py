@@ -18,7 +18,8 @@ import torch
 
 from legoai.cost.calibration.observed.calls import DTYPES, Calls
 from legoai.cost.calibration.observed.trace_files import Call, DeviceKernel, Launch, TraceFile
-from legoai.cost.kernels.work import Work, work_of
+from legoai.cost.kernels.kinds import Work
+from legoai.cost.kernels.work import work_of
 from legoai.cost.trace.records import Kernel
 
 MICROSECONDS: Final = 1e-6

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.kernels.kinds import Movement, MovementKind
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.lower_bounds import memory_bound_kernels
 from legoai.cost.search.lower_bounds.activations import inputs_of_blocks, kept_of_blocks, worked_on

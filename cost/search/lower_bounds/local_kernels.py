@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from legoai.cost.kernels.kinds import Attention, KindAndForm, Product
 from legoai.cost.kernels.roofline import MovementCurve
-from legoai.cost.kernels.work import Attention, KindAndForm, Product, element_bytes
+from legoai.cost.kernels.work import element_bytes
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.estimate import Estimate
-from legoai.cost.kernels.work import Movement, MovementForm, MovementKind, kind_of, work_of
+from legoai.cost.kernels.kinds import Movement, MovementForm, MovementKind
+from legoai.cost.kernels.work import kind_of, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 from legoai.cost.search.lower_bounds.local_kernels import Pass, kernel_gap

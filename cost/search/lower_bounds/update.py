@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.cost.kernels.work import KindAndForm
+from legoai.cost.kernels.kinds import KindAndForm
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis

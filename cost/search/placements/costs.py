@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.cost.kernels.work import Movement, MovementForm, MovementKind
+from legoai.cost.kernels.kinds import Movement, MovementForm, MovementKind
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.lower_bounds.communication.collectives import seconds_on_tp

@@ -75,8 +75,8 @@ def test_correction_is_applied_only_if_it_reduces_the_error() -> None:
 def test_observed_times_lower_the_search_bound(tmp_path: Path) -> None:
     from dataclasses import replace
 
+    from legoai.cost.kernels.kinds import Product
     from legoai.cost.kernels.table import Table
-    from legoai.cost.kernels.work import Product
     from legoai.cost.machine.kernel_time import seconds_of
     from legoai.cost.profiles import profile
     from legoai.cost.search.lower_bounds.layers import fastest_rate

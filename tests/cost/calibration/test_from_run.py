@@ -20,7 +20,8 @@ from legoai.cost.calibration.observed.kernels import kernel_times
 from legoai.cost.calibration.observed.run_folder import RunFolderError, run_folder
 from legoai.cost.calibration.observed.trace_files import read_trace
 from legoai.cost.capture import capture
-from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
+from legoai.cost.kernels.kinds import Attention, Movement, Product, Work
+from legoai.cost.kernels.work import work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import ProfileError, load, profile, read_document, write_document
 from legoai.cost.report.run import Measured, measured, note_cluster

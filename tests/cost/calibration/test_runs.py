@@ -19,8 +19,8 @@ from legoai.cost.calibration.movement import three_segments
 from legoai.cost.calibration.output import OutputError
 from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
+from legoai.cost.kernels.kinds import Movement, Product
 from legoai.cost.kernels.roofline import MovementCurve
-from legoai.cost.kernels.work import Movement, Product
 from legoai.cost.machine.collective_time import network_of, seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import Placement

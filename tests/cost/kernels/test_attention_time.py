@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from legoai.cost.kernels.features import attention_features
+from legoai.cost.kernels.kinds import Attention
 from legoai.cost.kernels.roofline import AttentionCurve
-from legoai.cost.kernels.work import Attention
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import profile
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from legoai.cost.kernels.work import Consecutive, Movement, Product, Work, work_of
+from legoai.cost.kernels.kinds import Consecutive, Movement, Product, Work
+from legoai.cost.kernels.work import work_of
 from legoai.cost.machine.contention import beside_collectives
-from legoai.cost.machine.kernel_time import estimate, seconds_of, work_on
+from legoai.cost.machine.kernel_time import estimate, work_on
 from legoai.cost.profiles import profile
 from legoai.cost.simulated.operators import description, operator, tensors
 from legoai.cost.trace.records import Kernel
@@ -56,7 +56,7 @@ def shape(work: Work) -> tuple[int, int, int, int]:
 
 
 def seconds(kernel: Kernel, name: str = "h100_sxm") -> float:
-    return seconds_of(work_of(kernel), profile(name))[0]
+    return estimate(kernel, profile(name))[0]
 
 
 def test_backward_has_a_product_for_each_gradient():
@@ -93,20 +93,35 @@ def test_backward_beside_a_collective_is_slowed_as_its_products_are():
     assert beside_collectives(work, h100) == pytest.approx(beside_collectives(work.parts[0], h100))
 
 
+def on(kernel: Kernel, name: str = "h100_sxm") -> tuple[Work, ...]:
+    work = work_on(kernel, profile(name))
+    return work.parts if isinstance(work, Consecutive) else (work,)
+
+
+def test_gpu_converts_operands_and_results_to_channels_last():
+    forward, backward = convolution(8, 64, 128, 28, 3)
+    moved = 2 * 2 * 8 * 28 * 28 * (64 + 128)
+    conversion = Movement(kind="copy", form="unvectorised", bytes=moved)
+    assert [type(part) for part in on(backward)] == [Movement, Product] * 2
+    assert on(forward)[0] == on(backward)[0] == conversion
+    assert seconds(forward, "cpu") and on(forward, "cpu") == (work_of(forward),)
+
+
 @pytest.mark.parametrize(
-    ("batch", "outputs", "size", "kernel", "stride"),
-    [(256, 64, 224, 7, 2), (64, 1024, 224, 16, 16)],  # of ResNet-50 and of ViT-L/16
+    ("size", "kernel", "stride", "plain"), [(28, 1, 1, True), (7, 1, 1, False), (28, 1, 2, False), (28, 3, 1, False)]
 )
-def test_first_convolution_has_a_backward_near_the_roofline(
-    batch: int, outputs: int, size: int, kernel: int, stride: int
-):
-    _, backward = convolution(batch, 3, outputs, size, kernel, stride=stride, mask=(False, True, False))
-    work = work_of(backward)
-    assert shape(work)[:3] == (1, outputs, 3 * kernel**2)
-    curve = profile("h100_sxm").products["bf16"].curve
-    moved = sum(2 * math.prod(item.shape) for item in (*backward.inputs[:2], backward.inputs[2]))
-    roofline = max(moved / curve.bandwidth, backward.flops / curve.peak)
-    assert roofline < seconds(backward) < 3 * roofline
+def test_filter_of_one_element_is_a_product_of_what_lies_in_memory(size, kernel, stride, plain):
+    forward, _ = convolution(8, 64, 128, size, kernel, stride=stride)
+    assert (len(on(forward)) == 1) is plain
+
+
+@pytest.mark.parametrize(("channels", "dtype", "aligned"), [
+    (3, torch.bfloat16, False), (4, torch.bfloat16, False), (8, torch.bfloat16, True), (3, torch.float32, False),
+    (4, torch.float32, True),
+])  # fmt: skip
+def test_channels_that_fill_no_vector_are_computed_without_tensor_cores(channels, dtype, aligned):
+    for kernel in convolution(8, channels, 64, 56, 7, dtype=dtype):
+        assert any(isinstance(part, Product) for part in on(kernel)) is aligned
 
 
 def test_wide_groups_are_products_of_their_own():
@@ -123,15 +138,13 @@ def test_narrow_groups_take_their_bytes_or_operations_of_the_vector_units(groups
     assert isinstance(works[0], Movement) and isinstance(works[1], Consecutive)
     assert works[0].flops == forward.flops and works[0].bytes == forward.bytes_read + forward.bytes_written
     assert works[1].parts == (works[0], works[0])
-    rate = profile("h100_sxm").arithmetic["bf16"]
-    curve, _ = profile("h100_sxm").moving("elementwise")
-    assert seconds(forward) == max(forward.flops / rate, curve.seconds(works[0].bytes))
+    assert all(isinstance(part, Movement) and part.flops > forward.flops for part in (*on(forward), *on(backward)))
 
 
-def test_depthwise_backward_takes_about_twice_its_forward():
+def test_depthwise_backward_takes_several_times_its_forward():
     """The weight of ConvNeXt-V2's first stage: 352 channels of which each has a 7 by 7 filter."""
     forward, backward = convolution(32, 352, 352, 56, 7, groups=352)
-    assert seconds(backward) == pytest.approx(2 * seconds(forward), rel=0.01)
+    assert 2 * seconds(forward) < seconds(backward) < 5 * seconds(forward)
 
 
 def test_device_without_stated_vector_rate_has_that_of_its_fp32_products():
@@ -146,7 +159,8 @@ def test_fp32_convolutions_use_tf32_as_pytorch_lets_them(name: str):
     assert torch.backends.cudnn.allow_tf32
     of_each = [convolution(64, 256, 256, 28, 3, dtype=dtype)[0] for dtype in (torch.float32, torch.bfloat16)]
     works = [work_on(item, profile(name)) for item in of_each]
-    assert [work.rate for work in works if isinstance(work, Product)] == ["tf32", "bf16"]
+    products = [part for work in works if isinstance(work, Consecutive) for part in work.parts]
+    assert [part.rate for part in products if isinstance(part, Product)] == ["tf32", "bf16"]
     single, half = (estimate(item, profile(name))[0] for item in of_each)
     assert 1.2 * half < single < 3 * half
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from legoai.cost.capture import capture, capture_piece
 from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
-from legoai.cost.kernels.work import Product, work_of
+from legoai.cost.kernels.kinds import Product
+from legoai.cost.kernels.work import work_of
 from legoai.cost.machine import kernel_time
 from legoai.cost.profiles import profile
 from legoai.cost.replay.piece import Piece

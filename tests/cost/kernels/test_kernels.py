@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from legoai.cost.kernels.forest import Forest
+from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import Attention, Movement, Product, kind_of, work_of
+from legoai.cost.kernels.work import kind_of, work_of
 from legoai.cost.machine.kernel_time import NoModelError, estimate, seconds_of
 from legoai.cost.profiles import profile
 from legoai.cost.trace.records import Kernel, TensorType

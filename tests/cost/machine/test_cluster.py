@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.kernels.kinds import Product
 from legoai.cost.kernels.table import Table
-from legoai.cost.kernels.work import Product
 from legoai.cost.machine import collective_time, kernel_time
 from legoai.cost.machine.cluster import Machine, cluster_of, machine_of
 from legoai.cost.machine.op_costs import OpCosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.kernels.work import Attention, Movement, Product
+from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.profiles import profile
 from legoai.cost.timing.timeline import Cost, Host

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from legoai.cost.capture import capture
-from legoai.cost.kernels.work import Attention, work_of
+from legoai.cost.kernels.kinds import Attention
+from legoai.cost.kernels.work import work_of
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
 from support import simulated

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from legoai.cost.kernels.work import Attention, Movement, Product
+from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on, slowest
 from legoai.cost.machine.contention import beside_collectives

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times, merged, overlaps
 from legoai.cost.calibration.observed.trace_files import read_trace
-from legoai.cost.kernels.work import Attention, Movement, Product
+from legoai.cost.kernels.kinds import Attention, Movement, Product
 from support.traces import BACKWARD, GpuTrace
 
 BF16, FP32 = "c10::BFloat16", "float"
