@@ -1,9 +1,10 @@
-"""Error of the costs predicted for one H100, against `results/gpu_steps.json`: `python -m benchmarks.gpu_error`.
+"""Error of the costs predicted for one H100 and one H200, against `results/gpu_steps*.json`.
 
-Needs no GPU. `gpu_steps.py` measured the plans on one; no whole step is used in a fit, but what the power limit costs
-long kernels, of the plans of 16 layers (`fit_gpu.py`). Time is the median step between two moments at which the device
-is idle. Memory is the peak of the allocator; the measured one includes two workspaces of cuBLAS, of 32 MiB each.
-With `--write` the results are written to `results/gpu_error.json` and `.md`.
+Needs no GPU: `python -m benchmarks.gpu_error`. `gpu_steps.py` measured the plans on either; no whole step is used in a
+fit, but what the power limit costs long kernels, of the H100's plans of 16 layers (`fit_gpu.py`). Of an H200 only
+memory-bound kernels were measured alone; its products and attention are the H100's. Time is the median step between
+two moments at which the device is idle. Memory is the peak of the allocator; the measured one includes two workspaces
+of cuBLAS, of 32 MiB each. With `--write` the results are written to `results/gpu_error.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.machine import about_machine, write_page
 import legoai
 
 RESULTS = Path(__file__).parent / "results"
+MEASURED = ("gpu_steps.json", "gpu_steps_h200.json")
 WORKSPACES = 2 * 32 * 2**20
 MIB, MS = 2**20, 1e-3
 
@@ -30,14 +32,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write results/gpu_error.json and .md")
     write = parser.parse_args().write
-    measured = json.loads((RESULTS / "gpu_steps.json").read_text("utf-8"))
-    rows = [_row(row) for row in measured["rows"]]
-    lines = _page(measured, rows)
+    lines = [
+        "# Predicted and measured steps of one GPU",
+        "",
+        "`python -m benchmarks.gpu_error --write`, of what `gpu_steps.py` measured.",
+        "",
+        "Busy is the share of the step in which kernels run; where it is small the host limits the step.",
+    ]
+    parts = []
+    for name in MEASURED:
+        measured = json.loads((RESULTS / name).read_text("utf-8"))
+        rows = [_row(row) for row in measured["rows"]]
+        lines += _part(measured, rows)
+        where = {key: measured[key] for key in ("date", "gpu", "processor", "torch", "cuda", "python")}
+        parts.append({"measured": where, "rows": rows})
     print("\n".join(lines))
     if write:
-        where = {key: measured[key] for key in ("gpu", "processor", "torch", "cuda", "python")}
-        document = {**about_machine(), "measured": {"date": measured["date"], **where}, "rows": rows}
-        write_page(RESULTS / "gpu_error.json", document, lines)
+        write_page(RESULTS / "gpu_error.json", {**about_machine(), "devices": parts}, lines)
     return 0
 
 
@@ -58,15 +69,15 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _page(measured: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+def _part(measured: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """The table of one device, and its errors."""
     gpu = measured["gpu"]
     lines = [
-        f"# Predicted and measured steps of one GPU ({measured['date']})",
         "",
-        f"{gpu['name']}, driver {gpu['driver_version']}, torch {measured['torch']}, Python {measured['python']}, "
-        f"{measured['processor']}. `python -m benchmarks.gpu_error --write`, of what `gpu_steps.py` measured.",
+        f"## {gpu['name']}, {measured['date']}",
         "",
-        "Busy is the share of the step in which kernels run; where it is small the host limits the step.",
+        f"Driver {gpu['driver_version']}, torch {measured['torch']}, Python {measured['python']}, "
+        f"{measured['processor']}.",
         "",
         "| plan | busy | step, ms | predicted | error | peak active, MiB | error | peak reserved, MiB | error |",
         "|---|---|---|---|---|---|---|---|---|",

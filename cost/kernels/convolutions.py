@@ -40,6 +40,9 @@ _SHARES: Final[Mapping[tuple[ConvolutionClass, Direction], float]] = {
 }
 """Rates in single precision, which all dtypes are computed in, as shares of the vector units': medians of
 `benchmarks/fit_convolutions.py`, and for the weight of a depthwise convolution what long sums reach."""
+_LAST_SHARES: Final[Mapping[str, tuple[float, float]]] = {"bf16": (0.163, 0.116), "tf32": (0.069, 0.0095)}
+"""Of a depthwise convolution whose channels are last in memory, which cuDNN computes, by the rate of its dtype: that of
+forward, and that of either gradient, in steps of a ConvNeXt V2 (`benchmarks/results/gpu_images_h200.json`)."""
 _SUM_FLOPS: Final = 6470
 """Arithmetic that takes as long as starting and ending the sum for one element of a depthwise convolution's weight."""
 
@@ -49,6 +52,7 @@ class _Convolution(NamedTuple):
     weight: TensorType
     result: TensorType
     groups: int
+    channels_last: bool
     flops: float
     """Of one direction."""
 
@@ -75,14 +79,14 @@ def class_of(kernel: Kernel) -> ConvolutionClass:
 
 def _read(kernel: Kernel) -> tuple[_Convolution, tuple[Direction, ...], bool]:
     """The convolution of a kernel, the directions that it computes, and whether it sums the gradient of a bias."""
-    groups = kernel.attributes.get("groups", 1)
+    groups, last = kernel.attributes.get("groups", 1), "channels_last" in kernel.attributes
     if "backward" not in kernel.op:
         [result, *_], [x, weight, *_] = kernel.outputs, kernel.inputs
-        return _Convolution(x, weight, result, groups, kernel.flops), ("forward",), False
+        return _Convolution(x, weight, result, groups, last, kernel.flops), ("forward",), False
     result, x, weight = kernel.inputs[:3]
     of_input, of_weight, of_bias = kernel.attributes.get("output_mask", (True, True, False))
     directions: tuple[Direction, ...] = (*(("input",) if of_input else ()), *(("weight",) if of_weight else ()))
-    return _Convolution(x, weight, result, groups, kernel.flops / max(1, len(directions))), directions, of_bias
+    return _Convolution(x, weight, result, groups, last, kernel.flops / max(1, len(directions))), directions, of_bias
 
 
 def _class_of(one: _Convolution) -> ConvolutionClass:
@@ -96,6 +100,10 @@ def _class_of(one: _Convolution) -> ConvolutionClass:
 def _parts(one: _Convolution, direction: Direction, rate: str, *, cores: bool) -> Iterator[Product | Movement]:
     moved = _size_of(one.x, one.weight, one.result)  # each direction reads two of them, and writes the third
     kind = _class_of(one)
+    if kind == "depthwise" and cores and one.channels_last:
+        share = _LAST_SHARES.get(rate, _LAST_SHARES["bf16"])[direction != "forward"]
+        yield Movement(kind="elementwise", bytes=moved, flops=one.flops / share)
+        return
     if kind != "product" and cores:
         sums = _SUM_FLOPS * math.prod(one.weight.shape) if (kind, direction) == ("depthwise", "weight") else 0
         yield Movement(kind="elementwise", bytes=moved, flops=(one.flops + sums) / _SHARES[kind, direction])
@@ -103,9 +111,8 @@ def _parts(one: _Convolution, direction: Direction, rate: str, *, cores: bool) -
     if kind in ("narrow", "depthwise"):
         yield Movement(kind="elementwise", bytes=moved, rate=rate, flops=one.flops)
         return
-    if cores and not _is_plain(one):
-        converted = one.x, one.result
-        yield Movement(kind="copy", form="unvectorised", bytes=2 * _size_of(*converted))
+    if cores and not one.channels_last and not _is_plain(one):
+        yield Movement(kind="copy", form="unvectorised", bytes=2 * _size_of(one.x, one.result))
     if direction == "weight":
         m, n = one.weight.shape[0] // one.groups, math.prod(one.weight.shape[1:])
     else:

@@ -1,11 +1,11 @@
-"""Kernels of the simulated device for attention and normalisation."""
+"""Kernels of the simulated device for attention, normalisation and convolution."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -13,9 +13,13 @@ from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.dsl.analysis.computation.attention import takes_widths
+from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.operators import allowed_attention_kernels
+from legoai.runtime.torch_internals.patching import original, patched_item
 
 aten = torch.ops.aten
+
+_FAKES: Final = "torch._subclasses.fake_impls:op_implementations_dict"
 
 _ONE_KERNEL: Final[dict[Kind, tuple[str, ...]]] = {
     "cuda": ("_fused_rms_norm", "silu_backward", "mish_backward"),
@@ -29,7 +33,7 @@ _CUDNN_FIRST: Final = ("9", "10")
 
 @contextlib.contextmanager
 def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
-    """Run attention and normalisation as the kernels of a device, with the tensors that they save.
+    """Run attention, normalisation and convolution as the kernels of a device, with the tensors that they save.
 
     Args:
         kind: of the device.
@@ -43,9 +47,28 @@ def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
     for name in _ONE_KERNEL[kind]:
         library.impl(name, _never_computed, "PrivateUse1")  # type: ignore[no-untyped-call]
     try:
-        yield
+        with _convolving_on_gpu() if kind == "cuda" else contextlib.nullcontext():
+            yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _convolving_on_gpu() -> Iterator[None]:
+    """Let convolutions leave channels last where they are, as cuDNN does; torch asks for that by the device's type."""
+    fakes: dict[Any, Callable[..., Any]] = original(_FAKES)
+    contiguous = fakes[aten.convolution.default]
+
+    def convolved(mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = contiguous(mode, function, *args, **kwargs)
+        images = args[0] if args else kwargs["input"]
+        if images.dim() != 4 or images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
+            return out
+        with mode:
+            return torch.empty_like(out, memory_format=torch.channels_last)
+
+    with patched_item(_FAKES, aten.convolution.default, convolved):
+        yield
 
 
 def _never_computed(*_: Any, **__: Any) -> Any:

@@ -352,8 +352,16 @@ def description(
         "flops": flops(func, known, args, kwargs, out),
         "bytes_read": read,
         "bytes_written": written,
-        "attributes": attributes(func, args, kwargs),
+        "attributes": attributes(func, args, kwargs) | _layout(known, inputs),
     }
+
+
+def _layout(known: Operator, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return whether the images of a convolution have their channels last in memory, which cuDNN leaves so."""
+    images = inputs[1 if "backward" in known.name else 0] if "convolution" in known.name else None
+    if images is None or images.dim() != 4 or images.is_contiguous():
+        return {}
+    return {"channels_last": True} if images.is_contiguous(memory_format=torch.channels_last) else {}
 
 
 @functools.cache

@@ -31,7 +31,8 @@ _SIMULATION: Final = (
     Patch(
         path="torch._subclasses.fake_impls:op_implementations_dict",
         kind="mapping",
-        why="page-locking fake host memory would ask for an accelerator with real memory",
+        why="page-locking fake host memory would ask for an accelerator with real memory, and a convolution asks for "
+        "its device's type whether it leaves channels last",
         test="test_simulation.py::test_host_memory_is_page_locked",
     ),
     Patch(

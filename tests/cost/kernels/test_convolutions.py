@@ -37,9 +37,12 @@ def convolution(
     groups: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     mask: tuple[bool, bool, bool] = (True, True, False),
+    channels_last: bool = False,
 ) -> tuple[Kernel, Kernel]:
     """A convolution of squares, padded to keep their size, and its backward."""
     x = torch.empty(batch, channels, size, size, dtype=dtype, device="meta")
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
     weight = torch.empty(outputs, channels // groups, kernel, kernel, dtype=dtype, device="meta")
     rest = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
     forward = torch.ops.aten.convolution.default
@@ -105,6 +108,16 @@ def test_gpu_converts_operands_and_results_to_channels_last():
     assert [type(part) for part in on(backward)] == [Movement, Product] * 2
     assert on(forward)[0] == on(backward)[0] == conversion
     assert seconds(forward, "cpu") and on(forward, "cpu") == (work_of(forward),)
+
+
+def test_images_with_channels_last_are_not_converted():
+    forward, backward = convolution(8, 64, 128, 28, 3, channels_last=True)
+    assert [type(part) for part in (*on(forward), *on(backward))] == [Product] * 3
+    for dtype in (torch.bfloat16, torch.float32):
+        last, first = (
+            convolution(32, 352, 352, 56, 7, groups=352, dtype=dtype, channels_last=last)[0] for last in (True, False)
+        )
+        assert seconds(last) < seconds(first)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,19 @@ def test_host_memory_is_page_locked():
     assert simulate(page_locked) == ("cpu", (1, 3))
 
 
+def convolved(recorder: Capture) -> list[bool]:
+    images = torch.empty(2, 8, 6, 6, device=SIM)
+    weight = torch.empty(16, 8, 3, 3, device=SIM)
+    return [
+        torch.nn.functional.conv2d(images.to(memory_format=layout), weight).is_contiguous(memory_format=layout)
+        for layout in (torch.channels_last, torch.contiguous_format)
+    ]
+
+
+def test_convolutions_leave_the_layout_of_images():
+    assert simulate(convolved) == [True, True]
+
+
 def functional(recorder: Capture) -> tuple[bool, list[type]]:
     out = collectives.all_gather_single(torch.ones(4, device=SIM), 0, dist.group.WORLD)
     on_its_way = isinstance(out, collectives.AsyncCollectiveTensor)
