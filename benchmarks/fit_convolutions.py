@@ -1,4 +1,4 @@
-"""Rates of convolutions without tensor cores, as shares of the vector units': `python -m benchmarks.fit_convolutions`.
+"""Rates of convolutions without tensor cores, as shares of those of the vector units, and errors of predicted times.
 
 Of the convolutions that `gpu_kernels.py` measured on an H200 (`results/gpu_kernels_h200.json`), the median over shapes
 and dtypes of each class and direction: what `legoai.cost.kernels.convolutions` states. Then the error of the predicted
