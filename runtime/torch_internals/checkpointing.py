@@ -1,14 +1,52 @@
-"""Recomputation under selective checkpointing that may run other operators than forward did."""
+"""Selective checkpointing: saved outputs that became invalid, and other operators in recomputation than in forward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch.utils.checkpoint
 
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 
 _MISSING: Final = ("encountered during backward", "not found in storage")
 """Parts of torch's error for an operator that ran in recomputation but not in forward, around the invocation index."""
+
+
+_RECOMPUTE: Final = getattr(torch.utils.checkpoint, "_RECOMPUTE", None)
+"""Entry of torch's storage for an output that is not saved; torch 2.12 has none, and asks the policy again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOutput:
+    """Output of one invocation of an operator in torch's storage.
+
+    Attributes:
+        storage: of torch's forward context.
+        operator: that returned it.
+        invocation: of this operator, from 0.
+    """
+
+    SUPPORTED: ClassVar = _RECOMPUTE is not None
+
+    storage: dict[Any, dict[int, Any]]
+    operator: OpOverload
+    invocation: int
+
+    @classmethod
+    def last(cls, forward: Any, operator: OpOverload) -> SavedOutput:
+        """Return the output for which torch asks the policy now.
+
+        Args:
+            forward: the first of `create_selective_checkpoint_contexts`.
+            operator: that has returned it.
+        """
+        return cls(forward.storage, operator, forward.func_counter[operator] - 1)
+
+    def recompute(self) -> None:
+        """Let recomputation compute this output again, as if it had never been saved."""
+        self.storage[self.operator][self.invocation] = _RECOMPUTE
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
