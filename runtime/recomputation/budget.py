@@ -109,7 +109,14 @@ class RecomputeWithin:
         self.by = by
         self.kept: frozenset[Call] | None = None
 
-    def __call__(self, module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        module: nn.Module,
+        *args: Any,
+        preserve_rng_state: bool = True,
+        early_stop: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Run the module checkpointed."""
         with _uncached_casts():
             if self.kept is None and torch.is_grad_enabled():
@@ -119,6 +126,7 @@ class RecomputeWithin:
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=preserve_rng_state,
+                early_stop=early_stop,
                 context_fn=self._contexts,
                 **kwargs,
             )
