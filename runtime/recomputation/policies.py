@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.recomputation.storages import changed_by, is_mutable, sizes, tensors_in
-from legoai.runtime.torch_internals.checkpointing import SavedOutput, recompute_freely
+from legoai.runtime.torch_internals.checkpointing import SavedOutputs, recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket, has_kernel
 from legoai.specs.models.random_operators import is_random
 from legoai.specs.operators import ATTENTION, PRODUCTS
@@ -101,7 +101,10 @@ def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> C
     tracing = _TRACING.get()
     if tracing is not None:
         return tracing.contexts(policy)
-    saved: dict[int, list[SavedOutput]] = {}
+    if not SavedOutputs.SUPPORTED:
+        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        return forward, recompute_freely(recomputation, keeps)
+    saved: dict[int, list[tuple[OpOverload, int]]] = {}
 
     def watched(context: Any, operator: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         decision = policy(context, operator, *args, **kwargs)
@@ -109,18 +112,18 @@ def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> C
             if saved:
                 for storage in changed_by(operator, args, kwargs):
                     for output in saved.pop(storage, ()):
-                        output.recompute()
+                        outputs.recompute(*output)
             return save(False)
         if decision is CheckpointPolicy.MUST_SAVE:
             # Views of an output share its storage, but not always its version counter: torch's own check misses those
             # of a linear layer without a bias.
-            output = SavedOutput.last(forward, operator)
+            output = outputs.last(operator)
             for storage in sizes(tensors_in(context.op_output)):
                 saved.setdefault(storage, []).append(output)
         return decision
 
-    used = watched if SavedOutput.SUPPORTED else policy
-    forward, recomputation = create_selective_checkpoint_contexts(used)  # type: ignore[no-untyped-call]
+    forward, recomputation = create_selective_checkpoint_contexts(watched)  # type: ignore[no-untyped-call]
+    outputs = SavedOutputs.of(forward)
     return forward, recompute_freely(recomputation, keeps)
 
 

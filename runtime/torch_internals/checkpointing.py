@@ -19,34 +19,34 @@ _RECOMPUTE: Final = getattr(torch.utils.checkpoint, "_RECOMPUTE", None)
 
 
 @dataclass(frozen=True, slots=True)
-class SavedOutput:
-    """Output of one invocation of an operator in torch's storage.
+class SavedOutputs:
+    """Outputs in torch's storage of one call of a module.
+
+    It does not refer to the context, which refers to the policy: a cycle would keep the outputs until Python collects
+    garbage.
 
     Attributes:
-        storage: of torch's forward context.
-        operator: that returned it.
-        invocation: of this operator, from 0.
+        storage: of the outputs, by operator and invocation.
+        invocations: of each operator so far.
     """
+
+    storage: dict[Any, dict[int, Any]]
+    invocations: Mapping[Any, int]
 
     SUPPORTED: ClassVar = _RECOMPUTE is not None
 
-    storage: dict[Any, dict[int, Any]]
-    operator: OpOverload
-    invocation: int
-
     @classmethod
-    def last(cls, forward: Any, operator: OpOverload) -> SavedOutput:
-        """Return the output for which torch asks the policy now.
+    def of(cls, forward: Any) -> SavedOutputs:
+        """Return those of the first of `create_selective_checkpoint_contexts`."""
+        return cls(forward.storage, forward.func_counter)
 
-        Args:
-            forward: the first of `create_selective_checkpoint_contexts`.
-            operator: that has returned it.
-        """
-        return cls(forward.storage, operator, forward.func_counter[operator] - 1)
+    def last(self, operator: OpOverload) -> tuple[OpOverload, int]:
+        """Return the operator and the invocation for which torch asks the policy now."""
+        return operator, self.invocations[operator] - 1
 
-    def recompute(self) -> None:
-        """Let recomputation compute this output again, as if it had never been saved."""
-        self.storage[self.operator][self.invocation] = _RECOMPUTE
+    def recompute(self, operator: OpOverload, invocation: int) -> None:
+        """Let recomputation compute an output again, as if it had never been saved."""
+        self.storage[operator][invocation] = _RECOMPUTE
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]

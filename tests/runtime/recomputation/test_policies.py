@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -125,6 +126,15 @@ def test_outputs_changed_in_place_are_recomputed(change: str, bias: bool):
     plain = gradients(built())
     for names in (("matmul",), ("alternate_matmul",)):
         assert_close(gradients(checkpoint_wrapper(built(), context_fn=keep_outputs(*names))), plain, rtol=0, atol=0)
+
+
+def test_saved_outputs_are_freed_without_the_garbage_collector():
+    forward, recomputation = keep_outputs("matmul")()
+    with forward:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    left = weakref.ref(forward)
+    del forward, recomputation
+    assert left() is None
 
 
 class Noisy(nn.Module):
