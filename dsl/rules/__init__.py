@@ -64,6 +64,7 @@ MODULES: Final = (
     "rules.sharding.attention_arguments",
     "rules.sharding.positions",
     "rules.sharding.scalars",
+    "rules.in_place",
     "rules.hygiene",
     "rules.idle_exceptions",
     "diagnostics.codes.lowering",

@@ -31,8 +31,9 @@ from legoai.runtime.recomputation.policies import (
     save,
     selective_contexts,
 )
+from legoai.runtime.recomputation.storages import changed_by, is_mutable, sizes, tensors_in
 from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group
-from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 from legoai.runtime.wrapped import plain_local_part, plain_parts
 from legoai.specs.models.random_operators import is_random
 
@@ -108,7 +109,14 @@ class RecomputeWithin:
         self.by = by
         self.kept: frozenset[Call] | None = None
 
-    def __call__(self, module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        module: nn.Module,
+        *args: Any,
+        preserve_rng_state: bool = True,
+        early_stop: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Run the module checkpointed."""
         with _uncached_casts():
             if self.kept is None and torch.is_grad_enabled():
@@ -118,6 +126,7 @@ class RecomputeWithin:
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=preserve_rng_state,
+                early_stop=early_stop,
                 context_fn=self._contexts,
                 **kwargs,
             )
@@ -165,7 +174,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.update(_sizes([tensor]))
+        saved.update(sizes([tensor]))
         recorder.until = recorder.count
         return tensor.detach()  # a saved output that referred to itself would never be freed
 
@@ -177,7 +186,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
         _Recorder(buffers) as recorder,
     ):
         output = module(*args, **kwargs)
-    given = _sizes((*_tensors((args, kwargs)), *module.parameters(), *there))
+    given = sizes((*tensors_in((args, kwargs)), *module.parameters(), *there))
     total = sum(size for storage, size in saved.items() if storage not in given)
     del output  # it holds saved tensors, and so has kept their storages distinct until here
     measured = ForwardMeasurement(operators=tuple(recorder.operators()), total=total)
@@ -186,7 +195,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
 
 def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
     """Restore the random state of the tensors' device and of the CPU in the end."""
-    devices = {tensor.device for tensor in map(plain_local_part, _tensors((args, kwargs)))} - {torch.device("cpu")}
+    devices = {tensor.device for tensor in map(plain_local_part, tensors_in((args, kwargs)))} - {torch.device("cpu")}
     kind = next((device.type for device in devices), "cuda")
     return torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind)
 
@@ -256,7 +265,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operator: OpOverload, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        changed = [*_changed(operator, args, kwargs)] if operator._schema.is_mutable else []
+        changed = [*changed_by(operator, args, kwargs)] if is_mutable(operator) else []
         self._buffers.keep(changed)
         output = operator(*args, **kwargs)
         if operator in SAC_IGNORED_OPS:
@@ -267,9 +276,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         random = is_random(operator, args, kwargs)
         if random:
             self._random[call] = place
-        read = _sizes(_tensors((args, kwargs)))
-        made = _sizes(_tensors(output))
-        if operator._schema.is_mutable:
+        read = sizes(tensors_in((args, kwargs)))
+        made = sizes(tensors_in(output))
+        if is_mutable(operator):
             self._forget(changed)
         elif made and not read.keys() & made.keys() and operator is not WAIT:  # a fake one returns other memory
             cost = _cost(operator, args, kwargs, output)
@@ -289,15 +298,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_groups(self, operator: OpOverload, args: Sequence[Any], output: Any) -> None:
         for parameter, value in zip(operator._schema.arguments, args, strict=False):
             if parameter.name == "group_name" and isinstance(value, str):
-                self.groups[value] = next(_tensors(output)).device
-
-
-def _changed(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[int]:
-    """The storages of the arguments that an operator changes."""
-    given = dict(zip((parameter.name for parameter in operator._schema.arguments), args, strict=False)) | dict(kwargs)
-    for parameter in operator._schema.arguments:
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
-            yield from _sizes(_tensors(given.get(parameter.name)))
+                self.groups[value] = next(tensors_in(output)).device
 
 
 def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> ForwardMeasurement:
@@ -325,7 +326,7 @@ def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> F
 
 def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
     """Cost of recomputation: arithmetic, or moving the operands where that takes longer."""
-    moved = sum(part.nbytes for tensor in _tensors((args, kwargs, output)) for part in plain_parts(tensor))
+    moved = sum(part.nbytes for tensor in tensors_in((args, kwargs, output)) for part in plain_parts(tensor))
     if is_collective(operator):
         return float(FLOP_PER_LINK_BYTE * moved)
     formula: Callable[..., Any] | None = flop_registry.get(operator._overloadpacket)
@@ -338,18 +339,8 @@ def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
 
 def _ranks_that_share(output: Any) -> int:
     """Ranks over which a distributed tensor is cut, or is a sum of: each computes a share of it."""
-    one = next((tensor for tensor in _tensors(output) if isinstance(tensor, DTensor)), None)
+    one = next((tensor for tensor in tensors_in(output) if isinstance(tensor, DTensor)), None)
     if one is None:
         return 1
     sizes = zip(one.device_mesh.shape, one.placements, strict=True)
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-
-def _sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """The storages of this rank's parts of tensors, each with its bytes."""
-    storages = (part.untyped_storage() for tensor in tensors for part in plain_parts(tensor))
-    return {storage._cdata: storage.nbytes() for storage in storages}

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.torch_internals.checkpointing import recompute_freely
+from legoai.runtime.recomputation.storages import changed_by, is_mutable, sizes, tensors_in
+from legoai.runtime.torch_internals.checkpointing import SavedOutputs, recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket, has_kernel
 from legoai.specs.models.random_operators import is_random
 from legoai.specs.operators import ATTENTION, PRODUCTS
@@ -90,6 +91,9 @@ def traced_by(tracing: Tracing) -> Iterator[None]:
 def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> Contexts:
     """Return torch's contexts of selective checkpointing, or those of the current trace.
 
+    An output that forward changes in place after it was saved is computed again: what was saved is no longer what the
+    operator returned, and recomputation would change it a second time.
+
     Args:
         policy: for one call of a module.
         keeps: whether outputs of an operator may be saved.
@@ -97,7 +101,29 @@ def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> C
     tracing = _TRACING.get()
     if tracing is not None:
         return tracing.contexts(policy)
-    forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    if not SavedOutputs.SUPPORTED:
+        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        return forward, recompute_freely(recomputation, keeps)
+    saved: dict[int, list[tuple[OpOverload, int]]] = {}
+
+    def watched(context: Any, operator: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        decision = policy(context, operator, *args, **kwargs)
+        if is_mutable(operator):
+            if saved:
+                for storage in changed_by(operator, args, kwargs):
+                    for output in saved.pop(storage, ()):
+                        outputs.recompute(*output)
+            return save(False)
+        if decision is CheckpointPolicy.MUST_SAVE:
+            # Views of an output share its storage, but not always its version counter: torch's own check misses those
+            # of a linear layer without a bias.
+            output = outputs.last(operator)
+            for storage in sizes(tensors_in(context.op_output)):
+                saved.setdefault(storage, []).append(output)
+        return decision
+
+    forward, recomputation = create_selective_checkpoint_contexts(watched)  # type: ignore[no-untyped-call]
+    outputs = SavedOutputs.of(forward)
     return forward, recompute_freely(recomputation, keeps)
 
 

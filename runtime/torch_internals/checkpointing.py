@@ -1,14 +1,52 @@
-"""Recomputation under selective checkpointing that may run other operators than forward did."""
+"""Selective checkpointing: saved outputs that became invalid, and other operators in recomputation than in forward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch.utils.checkpoint
 
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 
 _MISSING: Final = ("encountered during backward", "not found in storage")
 """Parts of torch's error for an operator that ran in recomputation but not in forward, around the invocation index."""
+
+
+_RECOMPUTE: Final = getattr(torch.utils.checkpoint, "_RECOMPUTE", None)
+"""Entry of torch's storage for an output that is not saved; torch 2.12 has none, and asks the policy again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOutputs:
+    """Outputs in torch's storage of one call of a module.
+
+    It does not refer to the context, which refers to the policy: a cycle would keep the outputs until Python collects
+    garbage.
+
+    Attributes:
+        storage: of the outputs, by operator and invocation.
+        invocations: of each operator so far.
+    """
+
+    storage: dict[Any, dict[int, Any]]
+    invocations: Mapping[Any, int]
+
+    SUPPORTED: ClassVar = _RECOMPUTE is not None
+
+    @classmethod
+    def of(cls, forward: Any) -> SavedOutputs:
+        """Return those of the first of `create_selective_checkpoint_contexts`."""
+        return cls(forward.storage, forward.func_counter)
+
+    def last(self, operator: OpOverload) -> tuple[OpOverload, int]:
+        """Return the operator and the invocation for which torch asks the policy now."""
+        return operator, self.invocations[operator] - 1
+
+    def recompute(self, operator: OpOverload, invocation: int) -> None:
+        """Let recomputation compute an output again, as if it had never been saved."""
+        self.storage[operator][invocation] = _RECOMPUTE
 
 
 class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]

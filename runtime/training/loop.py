@@ -42,7 +42,7 @@ from legoai.runtime.training.resume import (
 )
 from legoai.runtime.training.state import Notice, StepResult, Training
 from legoai.runtime.training.step import take_step
-from legoai.runtime.training.validation import validation_loss
+from legoai.runtime.training.validation import passes, validation_loss
 
 KEPT_RECORDS: Final = 100_000
 """Steps of which a run keeps the records: some 40 MB on each rank. The metrics' file has all of them."""
@@ -275,6 +275,11 @@ class TrainingLoop:
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:
             yield f"--profile-step {profiled_step}: the run ends at step {self.options.steps}, and none is profiled"
+        batches = self.options.evaluate_batches
+        if self.options.evaluate_every and (
+            (times := passes(self.training, self._stream(validation=True), batches=batches)) > 1
+        ):
+            yield f"a validation of {batches} micro batches of each rank reads the validation part {times:.2f} times"
         if vocabulary is not None and self.data.tokens is not None and vocabulary > 4 * self.data.tokens:
             are = "are bytes," if self.data.unit == Bytes.unit else "have"
             beyond = ", and losses say nothing about tokenized text" if self.data.unit == Bytes.unit else ""

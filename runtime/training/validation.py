@@ -41,13 +41,24 @@ def validation_loss(
     return summed / ranks
 
 
+def passes(training: Training, unread: Stream, *, batches: int) -> float:
+    """Return how often a validation of so many micro batches reads its data, whose stream is used up for that."""
+    unread.skip(_rounded(training, batches))
+    return unread.epoch
+
+
+def _rounded(training: Training, batches: int) -> int:
+    together = 1 if training.staged is None else training.staged.microbatches
+    return -(-batches // together) * together
+
+
 def _sum_of_losses(  # noqa: PLR0917
     recipe: Recipe, training: Training, stream: Stream, count: int, device: Device, stop: StopRequest
 ) -> tuple[torch.Tensor, int] | None:
     """Return the sum of the micro batches' losses, and their number; None after a signal, on all ranks at once."""
     total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
     together = 1 if training.staged is None else training.staged.microbatches
-    count = -(-count // together) * together
+    count = _rounded(training, count)
     for batch in Batches(training, stream).take(count, together=together):
         with loss_context(parallel=recipe.loss_parallel):
             if training.staged is None:

@@ -18,9 +18,9 @@ class Units(Treatment):
 
 
 class Proactive(Treatment):
-    """Gathers as early as a bound on their memory, and `require peak_memory`, allow, under `backend = graph`.
+    """Gathers as early as a bound on their memory, and `require peak_memory`, allow.
 
-    DeepCompile, section 4.2, Algorithm 1.
+    Under `backend = graph`, beside `reorder = true`. DeepCompile, section 4.2, Algorithm 1.
     """
 
     name: ClassVar[str] = "proactive"

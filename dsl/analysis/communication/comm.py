@@ -149,7 +149,8 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     elif isinstance(comm.prefetch, Units):
         yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
     elif comm.prefetch != "implicit" and not comm.reorder:
-        yield _option(analysis, "prefetch", "it moves gathers where `reorder = true` does")
+        why = "it moves gathers where `reorder = true` does"
+        yield _option(analysis, "prefetch", why, "or write `reorder = true` beside it")
     if comm.reduce == "last_micro_batch":
         yield _option(analysis, "reduce", "the graph of a micro batch reduces its gradients")
 

@@ -85,6 +85,16 @@ def may_draw(analysis: Analysis, path: str) -> bool:
     return unknown or any(path in (name, *holders(name)) for name in random_modules(analysis))
 
 
+def stops_early(analysis: Analysis, path: str) -> bool:
+    """Whether recomputation of a module may stop when autograd has been given all tensors that backward needs.
+
+    Not where an operator such as `rrelu` fills one of them with random numbers only after that.
+    """
+    assert analysis.manifest is not None, "a model that can be inspected"
+    modules = analysis.manifest.modules.items()
+    return not any(module.changes.noise and path in (name, *holders(name)) for name, module in modules)
+
+
 @fact
 def random_modules(analysis: Analysis) -> tuple[str, ...]:
     """Return the paths of the modules whose own forward draws random numbers in training."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
-from legoai.dsl.analysis.computation.checkpoint import keeps_random_state
+from legoai.dsl.analysis.computation.checkpoint import keeps_random_state, stops_early
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import MODEL, BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal, quoted
@@ -32,6 +32,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             draft,
             rule,
             keeps=keeps_random_state(lowering.analysis, path),
+            early=stops_early(lowering.analysis, path),
             is_shared=lowering.manifest.is_shared(path),
         )
         for path, rule in wrapped.items()
@@ -51,7 +52,7 @@ class Wrapper:
     note: Note
 
 
-def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool, is_shared: bool) -> Wrapper:
+def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool, early: bool, is_shared: bool) -> Wrapper:
     treatment = rule.treatment
     options: dict[str, Node] = {}
     if isinstance(treatment, Selective):
@@ -62,6 +63,8 @@ def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool, is_shared: bool)
         options["checkpoint_fn"] = call("RecomputeWithin", literal(treatment.amount), by=quoted(treatment.by))
     if not keeps:
         options["preserve_rng_state"] = "False"
+    if not early:
+        options["early_stop"] = "False"
     if is_shared:
         draft.imports.name("legoai.runtime", "replace_everywhere")
     return Wrapper(tuple(options.items()), is_shared, rule_note(rule))

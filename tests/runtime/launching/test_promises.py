@@ -63,6 +63,16 @@ def test_run_beyond_the_schedule_gets_a_warning(capsys, text):
     assert "warning" not in output
 
 
+def test_validation_that_reads_its_part_twice_gets_a_warning(capsys, text):
+    text.write_text(text.read_text() * 10)
+    every = ("--evaluate-every", 1, "--evaluate-batches")
+    status, output = run(capsys, program(), *on_cpu(text), *every, 90)
+    assert status == 0
+    assert "warning: a validation of 90 micro batches of each rank reads the validation part " in output
+    _, output = run(capsys, program(), *on_cpu(text)[:-1], 2, *every, 1)
+    assert "reads the validation part" not in output
+
+
 def test_step_that_is_not_profiled_is_reported(capsys, text):
     _, output = run(capsys, program(), *on_cpu(text), "--profile-step", 3)
     assert "warning: --profile-step 3: the run ends at step 1, and none is profiled" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -91,6 +92,93 @@ def test_gradients_equal_those_without_checkpointing(names: tuple[str, ...], dro
     plain = gradients(block(dropout))
     kept = gradients(checkpoint_wrapper(block(dropout), context_fn=keep_outputs(*names)))
     assert_close(kept, plain, rtol=0, atol=0)
+
+
+class Changing(nn.Module):
+    """Changes the output of its first layer in place."""
+
+    def __init__(self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, bias: bool) -> None:
+        super().__init__()
+        self.change = change
+        self.first = nn.Linear(DIM, DIM, bias=bias, dtype=torch.float64)
+        self.second = nn.Linear(DIM, DIM, bias=bias, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.change(self.first(x), x)))
+
+
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda hidden, x: hidden.add_(x),
+    "silu": lambda hidden, x: F.silu(hidden, inplace=True),
+    "dropout": lambda hidden, x: F.dropout(hidden, 0.5, inplace=True),
+    "view": lambda hidden, x: hidden.view(-1, DIM).neg_().view_as(hidden),
+    "part": lambda hidden, x: hidden.index_fill_(-1, torch.tensor([3]), 2.0),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_outputs_changed_in_place_are_recomputed(change: str, bias: bool):
+    def built() -> nn.Module:
+        torch.manual_seed(0)
+        return Changing(CHANGES[change], bias=bias)
+
+    plain = gradients(built())
+    for names in (("matmul",), ("alternate_matmul",)):
+        assert_close(gradients(checkpoint_wrapper(built(), context_fn=keep_outputs(*names))), plain, rtol=0, atol=0)
+
+
+def test_saved_outputs_are_freed_without_the_garbage_collector():
+    forward, recomputation = keep_outputs("matmul")()
+    with forward:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    left = weakref.ref(forward)
+    del forward, recomputation
+    assert left() is None
+
+
+class Noisy(nn.Module):
+    """Ends with an operator whose noise autograd saves before it is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(DIM, DIM, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(self.layer(x), 0.2, 0.9, training=True)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("way", ["full", "selective", "budget"])
+def test_noise_that_is_drawn_last_needs_recomputation_to_the_end(way: str, early: bool):
+    """The reason for `early_stop = False`: torch stops as soon as the noise is there, before it has its values."""
+
+    def built() -> nn.Module:
+        torch.manual_seed(0)
+        return Noisy()
+
+    ways = {
+        "selective": {"context_fn": keep_outputs("matmul")},
+        "budget": {"checkpoint_fn": RecomputeWithin(0.5, by="greedy")},
+    }
+    found = gradients(checkpoint_wrapper(built(), early_stop=early, **ways.get(way, {})))
+    plain = gradients(built())
+    assert all(map(torch.equal, found, plain)) is not early
+
+
+def test_only_outputs_changed_in_place_are_recomputed():
+    calls = Counter[OpOverload]()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls[func] += 1
+            return func(*args, **kwargs or {})
+
+    module = checkpoint_wrapper(Changing(CHANGES["add"], bias=True), context_fn=keep_outputs("matmul"))
+    out = module(inputs())
+    with Counting():
+        out.sum().backward()
+    assert calls[torch.ops.aten.addmm.default] == 1
 
 
 @pytest.mark.parametrize("by", METHODS)

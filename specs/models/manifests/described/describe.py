@@ -147,6 +147,8 @@ class _Describer:
             raw["random"] = True
         if self.paths[module] in self.followed.mixing:
             raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
+        if self.shapes and self.paths[module] in self.followed.changes:
+            raw["changes"] = self.followed.changes[self.paths[module]]
         if self.shapes and followed and call.feature_uses:
             raw["feature_uses"] = call.feature_uses
         if self.shapes and call.attention_calls:

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from legoai.specs.models.manifests.changes import Changes
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
+from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
@@ -35,6 +37,8 @@ class Followed:
     """The buffers that forward updates."""
     mixing: Mapping[str, str] = field(default_factory=dict)
     """The modules that combine tokens outside of attention, by path, each with the first function that does."""
+    changes: Mapping[str, Changes] = field(default_factory=dict)
+    """What the modules change in place, by path."""
     unfit: str | None = None
     """Why the loss cannot be computed from what forward returned, or None."""
     error: str | None = None
@@ -65,6 +69,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     UpdatedBuffers(model) as updated,
                     FlowRecorder(model) as recorder,
                     ShapeRecorder(noted) as shapes,
+                    InPlaceRecorder(model) as in_place,
                 ):
                     result = model(*inputs)
                 reads = reads_of(model)
@@ -73,6 +78,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
                     mixing=_mixing(model, inputs, routed),
+                    changes=in_place.changes,
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:

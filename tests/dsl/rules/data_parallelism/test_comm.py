@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message
+from support.rule_plans import codes, diagnostics, message
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard {{ layers.* = unit{} }}\n"
 REPLICATE = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"
@@ -17,6 +17,14 @@ def test_comm_options_require_their_collectives(option: str) -> None:
     assert "LP661" in codes(f"comm ({option})")
     assert "LP661" not in codes(f"{FSDP.format('')}comm ({option})")
     assert ("LP661" in codes(f"{REPLICATE}comm ({option})")) is not option.startswith("reduce")
+
+
+def test_proactive_prefetch_of_a_graph_needs_reorder() -> None:
+    graph = "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
+    prefetch = "prefetch = proactive(limit = 4GiB)"
+    [refused] = [item for item in diagnostics(f"{graph}comm ({prefetch})") if item.code == "LP010"]
+    assert any("`reorder = true`" in line for line in refused.help)
+    assert "LP010" not in codes(f"{graph}comm (reorder = true, {prefetch})")
 
 
 def test_bucket_must_match_fsdp_units() -> None:

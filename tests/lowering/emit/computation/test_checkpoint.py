@@ -165,6 +165,16 @@ def test_rng_state_is_preserved_per_module_with_random_operators():
     assert "checkpoint_wrapper(block)" in text
 
 
+@pytest.mark.parametrize(("kind", "early"), [("none", True), ("noise", False)])
+@pytest.mark.parametrize("treatment", ["full", "selective([matmul])", "budget(50%)"])
+def test_recomputation_goes_on_where_an_operator_fills_noise_late(treatment: str, kind: str, early: bool):
+    model = f'python("support.in_place_factories:build", kind = "{kind}")'
+    text = lowered(
+        f"{HEAD}{TRAINING}checkpoint {{ embeddings = full, blocks.* = {treatment} }}".replace('llama3("tiny")', model)
+    ).text
+    assert text.count("early_stop=False") == (0 if early else 1)
+
+
 @pytest.mark.parametrize(("kind", "kept"), [("gpt2", True), ("llama", False), ("t5", True)])
 def test_rng_state_is_preserved_for_hugging_face_dropout(kind: str, kept: bool, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[kind]))

@@ -1,0 +1,154 @@
+"""Rules about tensors that a forward changes in place, where recomputation or parallelism need them unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.facts import grouped, holders, name_of
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.shard import placed_modules, shard_on_tp, tensor_parallel
+from legoai.dsl.analysis.stages.pipeline import first_modules, has_placeholders, split_points, stage_of
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.shard import Colwise, Inputs, SequenceStyle
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifests.manifest import Manifest
+
+_HELP = "write `x = x + …` in place of `x += …`, and leave out `inplace = True`"
+
+
+class ChangesOwnInput(Check):
+    """A module that changes its own input in place, as `x += self.pos` does, and is recomputed or is a unit.
+
+    A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` hands its
+    input through a function of autograd, whose results PyTorch does not let it change (PyTorch 2.13).
+    """
+
+    code = "LP642"
+    slug = "changes-own-input"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None:
+            return
+        # The model itself takes tokens or images, which have no gradient.
+        units = {path: unit.rule for path, unit in fsdp_units(analysis).items() if path and unit.rule is not None}
+        for rules, why, label in (
+            (checkpointed_modules(analysis), "is computed again from it", "recomputed"),
+            (units, "as a unit it must leave it as it is", "a unit"),
+        ):
+            changing = ((path, rule) for path, rule in rules.items() if manifest.modules[path].changes.own_input)
+            for rule, paths in grouped(changing):
+                yield self.at(
+                    analysis.rule_span(rule),
+                    f"{_these(manifest, paths)} changes its own input in place, and {why}",
+                    label=label,
+                    help=[_HELP],
+                )
+
+
+class ChangesShard(Check):
+    """A tensor that a style of `shard on tp` has made a plain one, and that the model changes in place.
+
+    Layers compute on DTensors, and styles turn their results into plain tensors. Such a tensor is a view that a
+    function of autograd returns, and PyTorch does not let it be changed (PyTorch 2.13): `h = self.attention(x); h += x`
+    fails where the last layer of attention is `rowwise`, and so does `ReLU(inplace = True)` behind a layer that is
+    `colwise`. The same holds for the input of a module with `inputs(…, local = true)`.
+    """
+
+    code = "LP442"
+    slug = "changes-shard"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None or shard_on_tp(analysis) is None:
+            return
+        styles = tensor_parallel(analysis).styles
+        placed = {path: next(iter(rules.values())) for path, rules in placed_modules(analysis).items()}
+        plain = placed | {path: rule for path, rule in styles.items() if _gives_plain(rule.treatment)}
+        changed = dict.fromkeys(
+            path
+            for info in manifest.modules.values()
+            for path in (info.child_path(result.path) for result in info.changes.results)
+        )
+        for rule, paths in grouped((path, plain[path]) for path in changed if path in plain):
+            yield self._report(analysis, rule, f"the result of {_these(manifest, paths)} is changed in place")
+        taking = (
+            (path, rule)
+            for path, rule in styles.items()
+            if isinstance(rule.treatment, Inputs) and rule.treatment.local and manifest.modules[path].changes.own_input
+        )
+        for rule, paths in grouped(taking):
+            yield self._report(analysis, rule, f"{_these(manifest, paths)} changes its own input in place")
+
+    def _report(self, analysis: Analysis, rule: PathRule[Any], what: str) -> Diagnostic:
+        return self.at(
+            analysis.rule_span(rule),
+            f"{what}, and is a view of a DTensor, which PyTorch does not let be changed",
+            label="makes it a plain tensor",
+            help=[_HELP],
+        )
+
+
+class ChangesBetweenStages(Check):
+    """A pipeline of a model that changes in place what one of its blocks returns, or where a stage begins its input.
+
+    Each stage runs the forward of the whole model, with placeholders for the modules of other stages, which return the
+    tensor that the stage received, or the one that it sends. A change in place of their results changes that tensor
+    itself: what a stage sends is wrong, or PyTorch refuses.
+    """
+
+    code = "LP522"
+    slug = "changes-between-stages"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, manifest = analysis.plan.pipeline, analysis.manifest
+        starts = first_modules(analysis) if has_placeholders(analysis) else None
+        if pipeline is None or manifest is None or not starts:
+            return
+        changing = next((path for path in starts if manifest.modules[path].changes.own_input), None)
+        changed = next(_changed_between(analysis, manifest), None)
+        if changing is not None:
+            what = f"`{changing}`, with which a stage begins, changes its own input in place"
+        elif changed is not None:
+            what = f"`{name_of(changed[0])}` changes in place what `{changed[1]}` returns"
+        else:
+            return
+        yield self.at(
+            analysis.span_of(pipeline),
+            f"{what}, which passes from stage to stage",
+            label="passes it on",
+            help=[_HELP],
+        )
+
+
+def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield each forward that runs on several stages and changes the result of a module of one stage, with both."""
+    above = dict.fromkeys(path for start in split_points(analysis).starts for path in holders(start))
+    for path in above:
+        info = manifest.modules[path]
+        for result in info.changes.results:
+            changed = info.child_path(result.path)
+            by_stage = result.by and stage_of(analysis, info.child_path(result.by)) is not None
+            if not by_stage and stage_of(analysis, changed) is not None:
+                yield path, changed
+
+
+def _gives_plain(style: Any) -> bool:
+    """Whether a style makes the result of its module a plain tensor."""
+    if isinstance(style, Colwise):
+        return not style.loss_parallel
+    if isinstance(style, SequenceStyle):
+        return style.local
+    return not isinstance(style, Inputs) or style.then is not None
+
+
+def _these(manifest: Manifest, paths: Iterable[str]) -> str:
+    first, *more = dict.fromkeys(general(manifest, path) for path in paths)
+    return f"`{first}` (and {len(more)} more)" if more else f"`{first}`"

@@ -1,0 +1,68 @@
+"""Tensors that a model changes in place are reported where recomputation or parallelism need them as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rule_plans import codes, diagnostics
+
+CODES = {"LP442", "LP522", "LP642"}
+FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
+PIPELINE = "mesh (pp = 2, dp_replicate = 4)\nreplicate on dp_replicate\npipeline on pp (schedule = 1F1B)\n"
+MESH = "mesh (tp = 2, dp_replicate = 4)\nreplicate on dp_replicate\n"
+
+
+def found(kind: str, text: str) -> set[str]:
+    return codes(f'model python("support.in_place_factories:build", kind = "{kind}")\n{text}') & CODES
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (FSDP, "LP642"),
+        ("mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.*.up = unit }\n", None),
+        ("mesh (dp_replicate = 8)\nreplicate on dp_replicate\n", None),
+        ("checkpoint { blocks.* = full }\n", "LP642"),
+        ("checkpoint { blocks.* = selective([matmul]) }\n", "LP642"),
+        ("checkpoint { blocks.* = budget(50%) }\n", "LP642"),
+        ("checkpoint { blocks.* = budget(50%) }\ncompile { blocks.* = inductor }\n", None),
+        ("checkpoint { blocks.*.norm = full }\n", None),
+        (PIPELINE, "LP522"),
+    ],
+)
+def test_modules_that_change_their_input_are_reported(text: str, code: str | None):
+    assert found("inputs", text) == ({code} if code else set())
+    assert not found("none", text)
+
+
+def test_model_may_not_change_what_passes_between_stages():
+    assert found("between", PIPELINE) == {"LP522"}
+    assert not found("between", FSDP)
+    assert not found("results", PIPELINE), "each change is within a stage"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "is_refused"),
+    [
+        ("results", "blocks.*.up = colwise, blocks.*.down = rowwise", True),
+        ("none", "blocks.*.up = colwise, blocks.*.down = rowwise", False),
+        ("results", "blocks.*.norm = sequence", False),
+        ("results", "blocks.*.up = colwise(output = replicate)", True),
+        ("between", "blocks.* = outputs(from = replicate, to = replicate)", True),
+        ("inputs", "blocks.* = inputs(from = replicate, to = replicate, local = true)", True),
+        ("none", "blocks.* = inputs(from = replicate, to = replicate, local = true)", False),
+    ],
+)
+def test_plain_tensors_of_styles_may_not_be_changed(kind: str, rules: str, is_refused: bool):
+    assert ("LP442" in found(kind, f"{MESH}shard on tp {{ {rules} }}")) is is_refused
+
+
+def test_one_rank_of_tp_computes_on_plain_tensors():
+    assert not found("results", "mesh (dp_replicate = 8)\nshard on tp { blocks.*.up = colwise }\n")
+
+
+def test_message_names_the_modules_once():
+    model = 'model python("support.in_place_factories:build", kind = "results")\n'
+    text = f"{model}{MESH}shard on tp {{ blocks.*.{{up, down}} = colwise(output = replicate) }}"
+    [message] = [item.message for item in diagnostics(text) if item.code == "LP442"]
+    assert message.startswith("the result of `blocks.*.up` (and 1 more) is changed in place")

@@ -1,0 +1,53 @@
+"""Tensors that a forward changes in place: inputs of modules, and results of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.manifest import Manifest
+from support.in_place_factories import build
+
+
+def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], bool]]:
+    manifest = describe(model.to("meta"), "model", shapes=True)
+    assert manifest.flow_error is None
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    found = {path: info.changes for path, info in manifest.modules.items()}
+    return {path: (item.own_input, {*item.results}, item.noise) for path, item in found.items() if any(item)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("none", {}),
+        ("results", {"blocks.0": (False, {("up", "act"), ("down", "")}, False), "blocks.0.act": (True, set(), False)}),
+        (
+            "inputs",
+            {"": (False, {("embeddings", "blocks.0")}, False), "blocks.0": (True, set(), False)},
+        ),
+        ("between", {"": (False, {("blocks.0", "")}, False)}),
+        ("noise", {"blocks.0": (False, set(), True)}),
+    ],
+)
+def test_changes_are_noted_of_the_modules_that_see_them(kind: str, expected: dict):
+    assert changes(build(kind, depth=1)) == expected
+
+
+def test_changes_of_own_buffers_and_of_new_tensors_are_none():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("total", torch.zeros(4))
+
+        def example_inputs(self) -> tuple[torch.Tensor, ...]:
+            return (torch.empty(2, 4),)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total += x.sum(0)
+            return self.layer(x).clone().mul_(2.0) + torch.zeros_like(x).add_(1.0)
+
+    assert changes(Counts()) == {}

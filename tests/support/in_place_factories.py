@@ -1,0 +1,60 @@
+"""Models whose forward changes tensors in place."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from support.factories import Decoder
+
+
+class Residual(nn.Module):
+    """Adds to the result of a layer, in place or not."""
+
+    def __init__(self, dim: int, in_place: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, dim, bias=False)
+        self.act = nn.ReLU(inplace=in_place)
+        self.down = nn.Linear(dim, dim, bias=False)
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.down(self.act(self.up(self.norm(x))))
+        if not self.in_place:
+            return hidden + x
+        hidden += x
+        return hidden
+
+
+class Positioned(Residual):
+    """Changes its own input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.view(-1)[:] += 1.0
+        return super().forward(x)
+
+
+class Noisy(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(super().forward(x), training=self.training)
+
+
+class Between(Decoder):
+    """Changes what the last block returns."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        for block in self.blocks:
+            x = block(x)
+        x *= 2.0
+        return self.head(x + 1.0)
+
+
+def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
+    """A model that changes nothing in place (`none`), results, the inputs of blocks, or tensors between blocks."""
+    model = (Between if kind == "between" else Decoder)(depth, dim)
+    block = {"inputs": Positioned, "noise": Noisy}.get(kind, Residual)
+    model.blocks = nn.ModuleList([block(dim, kind == "results") for _ in range(depth)])
+    return model
