@@ -31,6 +31,7 @@ from benchmarks.machine import write_document
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from legoai.cost.calibration.timing import measure
+from legoai.runtime.torch_internals.operators import foreach_copy_, foreach_mul_, foreach_norm
 
 BUDGET = 0.012
 TOKENS = (1024, 2048, 4096, 8192, 16384)
@@ -192,9 +193,9 @@ def lists() -> Iterator[dict[str, Any]]:
         other = torch.float32 if dtype is torch.bfloat16 else torch.bfloat16
         cast = [[torch.empty(elements, device="cuda", dtype=other) for _ in range(count)] for _ in range(sets)]
         runs = {
-            "norm": [partial(torch._foreach_norm, one, 2) for one in held],
-            "scale": [partial(torch._foreach_mul_, one, 1.0) for one in held],
-            "copy": [partial(torch._foreach_copy_, to, one) for to, one in zip(cast, held, strict=True)],
+            "norm": [partial(foreach_norm, one, 2) for one in held],
+            "scale": [partial(foreach_mul_, one, 1.0) for one in held],
+            "copy": [partial(foreach_copy_, to, one) for to, one in zip(cast, held, strict=True)],
         }
         for name, functions in runs.items():
             yield {

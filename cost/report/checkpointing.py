@@ -12,7 +12,7 @@ from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.memory.storages import LiveStorage
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
-from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
@@ -20,9 +20,7 @@ from legoai.dsl.analysis.facts import grouped, holders, listed, of_innermost
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.runtime.recomputation.policies import operators
 from legoai.specs.directives.checkpoint import Selective
-from legoai.specs.operators import ATTENTION, PRODUCTS
 
 _NAME: Final = re.compile(r"\w+\.\w+")
 """Operators in the name of a kernel, which may be several, fused."""
@@ -112,7 +110,8 @@ def recomputed_calls(rank: RankEstimate, causes: Causes) -> tuple[RecomputedCall
 def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each policy that names operators which no module under it calls.
 
-    The kernels of a compiled module do not show which operators its code calls.
+    Lint knows what words such as `matmul` keep, without a simulation. The kernels of a compiled module do not show
+    which operators its code calls.
     """
     analysis = causes.analysis
     if is_traced(analysis):
@@ -125,7 +124,8 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
         if called is None:
             called = _called(estimate)
         names = {name for path, found in called.items() if _is_under(path, paths) for name in found}
-        idle = [word for word in rule.treatment.keep if not (_meant(word) & names or _is_view(word))]
+        named = [name for name in rule.treatment.keep if "." in name]
+        idle = [name for name in named if ".".join(name.split(".")[:2]) not in names and not _is_view(name)]
         if idle:
             yield OperatorNotCalled.at(
                 analysis.span_of(rule.treatment, "keep"),
@@ -137,32 +137,22 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
 
 
 def _called(estimate: Estimate) -> dict[str, set[str]]:
-    """Return the operators that modules call in forward, by path, and `collective` for those that communicate."""
+    """Return the operators that modules call in forward, by path."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for rank in estimate.ranks:
         for item in rank.trace.between(rank.span):
             records = item.segment.records if isinstance(item, Instance) else (item,)
             for record in records:
-                if isinstance(record, Kernel | Collective) and record.phase == "forward":
+                if isinstance(record, Kernel) and record.phase == "forward":
                     path = item.path(record.module) if isinstance(item, Instance) else record.module
-                    names = _NAME.findall(record.op) if isinstance(record, Kernel) else ("collective",)
-                    found[path].update(names)
+                    found[path].update(_NAME.findall(record.op))
     return found
-
-
-def _meant(word: str) -> frozenset[str]:
-    """Return the operators that a word or a name of `selective` stands for."""
-    if word in ("matmul", "alternate_matmul"):
-        return frozenset(PRODUCTS)
-    if word == "attention":
-        return frozenset(ATTENTION)
-    return frozenset([".".join(word.split(".")[:2])])
 
 
 def _is_view(name: str) -> bool:
     """Whether an operator computes nothing, so that no kernel shows whether it was called."""
-    if "." not in name:
-        return False
+    from legoai.runtime.recomputation.policies import operators  # imports torch, which a cached simulation does not
+
     return all(any(result.alias_info is not None for result in item._schema.returns) for item in operators(name))
 
 

@@ -132,7 +132,7 @@ class MemoryLeftByRecomputation(Rule):
 
 
 class OperatorNotCalled(Rule):
-    """A value of `selective` that keeps nothing, since no module under it computes such an operator.
+    """An operator in `selective` that keeps nothing, since no module under it calls it.
 
     An operator is called as the model's code and torch's own decompositions call it: a linear layer with a bias is
     `aten.addmm`, one without is `aten.mm`, and attention on a CPU has another kernel than on a GPU. `legoai cost` lists

@@ -55,7 +55,7 @@ def test_a_kernel_continues_with_the_result_of_the_one_before() -> None:
 
 
 def test_measured_forms_are_those_of_shipped_profiles() -> None:
-    assert {*KINDS, "loss", "fused"} - LISTS == set(profile("h100_sxm").movement)
+    assert {*KINDS, "loss", "fused"} == set(profile("h100_sxm").movement)
     assert set(profile("h100_sxm").movement) == set(profile("a100_sxm80").movement)
     assert set(profile("cpu").movement) == set(movement.MOVEMENTS)
 
@@ -70,7 +70,7 @@ def test_a_form_that_was_not_measured_runs_as_its_kind() -> None:
     assert h100.moving("elementwise", "unvectorised") == h100.movement["unvectorised"]
 
 
-@pytest.mark.parametrize("kind", ["copy", "reduction", "elementwise", "fill"])
+@pytest.mark.parametrize("kind", ["elementwise", "fill"])
 def test_kernels_on_lists_that_were_not_measured_run_as_the_update(kind: MovementKind) -> None:
     h100 = profile("h100_sxm")
     update, _ = h100.moving("optimizer")

@@ -32,6 +32,7 @@ _SECOND_FIRST: Final = ("rmatmul", "addmm", "baddbmm")
 """Products whose left factor is the second argument."""
 _CONVOLUTION: Final = re.compile(r"conv(_transpose|_tbc)?[123]?d?")
 _POOL: Final = re.compile(r"\w*pool[123]d(_with_indices)?|unfold|fold|interpolate|upsample\w*")
+_DIVISIONS: Final = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 _RECURRENT: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
@@ -154,8 +155,11 @@ def _combines(one: _Operation, other: _Operation, sizes: Sizes, others: Sizes) -
 
 
 def _cuts(one: _Operation, other: _Operation, sizes: Sizes, others: Sizes) -> bool:
-    """Whether a part of a sequence is taken, or a sequence is made longer: the beginning of zeros, the last token."""
-    if operation_of(one.name) not in ("reshape", "index"):
+    """Whether a part of a sequence is taken, or a sequence is made longer: the beginning of zeros, the last token.
+
+    Pieces that make the whole, as of a feed-forward that computes one after another, cut nothing yet.
+    """
+    if operation_of(one.name) not in ("reshape", "index") or one.name in _DIVISIONS:
         return False
     given = [compared(*pair, sizes, others) for pair in zip(one.given, other.given, strict=False)]
     results = [compared(*pair, sizes, others) for pair in zip(one.results, other.results, strict=False)]

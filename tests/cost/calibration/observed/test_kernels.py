@@ -8,7 +8,7 @@ import pytest
 
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times, merged, overlaps
 from legoai.cost.calibration.observed.trace_files import read_trace
-from legoai.cost.kernels.kinds import Attention, Movement, Product
+from legoai.cost.kernels.kinds import Attention, Consecutive, Movement, Product
 from support.traces import BACKWARD, GpuTrace
 
 BF16, FP32 = "c10::BFloat16", "float"
@@ -57,8 +57,9 @@ def test_fp32_convolutions_have_the_rate_that_the_device_has(tf32: bool, tmp_pat
         values=["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"],
     )  # fmt: skip
     (work,) = kernel_times(read_trace(trace.write(tmp_path / "t.json")), tf32=tf32).seconds
-    assert isinstance(work, Product) and (work.m, work.n, work.k) == (8 * 28 * 28, 32, 16 * 9)
-    assert work.rate == ("tf32" if tf32 else "fp32")
+    *conversion, product = work.parts if isinstance(work, Consecutive) else (work,)
+    assert isinstance(product, Product) and (product.m, product.n, product.k) == (8 * 28 * 28, 32, 16 * 9)
+    assert product.rate == ("tf32" if tf32 else "fp32") and len(conversion) == tf32
 
 
 def test_attention_is_grouped_by_kernel_direction_and_mask(tmp_path: Path) -> None:

@@ -190,6 +190,8 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
         lambda: Function(lambda x: x * x.square().mean(-1, keepdim=True).rsqrt()),
         lambda: Function(lambda x: x + 0.0 * x.square().mean()),
         lambda: Function(lambda x: x[:, :, : WIDTH // 2].repeat(1, 1, 2)),
+        lambda: Function(lambda x: torch.cat([piece.relu() for piece in x.chunk(2, 1)], 1)),
+        lambda: Function(lambda x: torch.cat([piece.relu() for piece in x.split(2, 1)], 1)),
     ],
 )  # fmt: skip
 def test_functions_of_single_tokens_and_attention_are_not_found(part):
