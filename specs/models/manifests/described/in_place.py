@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.changes import ChangedResult, Changes
-from legoai.specs.models.manifests.described.functions import tensors_in
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key
+from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key, whole_of
 
 
 @dataclass(slots=True)
@@ -27,6 +28,10 @@ class InPlaceRecorder:
 
     Tensors are kept alive until the recorder is deleted, so that their storages stay distinct: record on the meta
     device. A model's own parameters and buffers do not count as inputs.
+
+    A cast makes a new tensor here even where it changes no dtype. Models are followed in fp32, in which `x.float()` is
+    `x` itself, and mostly train with parameters in bf16, in which it is a copy. Where they train in fp32, a change of
+    it is noted by PyTorch alone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,9 +42,12 @@ class InPlaceRecorder:
         """Paths of the modules whose forward runs, outermost first, with the storages that they were given."""
         self._returned: dict[int, dict[str, None]] = {}
         """The modules that returned a tensor of a storage."""
+        self._cast: set[int] = set()
+        """Identities of the tensors that a cast returned in place of its argument."""
         self._kept: list[torch.Tensor] = []
         self._handles: list[RemovableHandle] = []
         self._operators = _Changing(self._change, self._fill)
+        self._casts = _Casting(self._separate)
 
     @property
     def changes(self) -> Mapping[str, Changes]:
@@ -51,9 +59,11 @@ class InPlaceRecorder:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave))
         self._operators.__enter__()  # type: ignore[no-untyped-call]
+        self._casts.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._casts.__exit__(*exception)  # type: ignore[no-untyped-call]
         self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
@@ -70,11 +80,25 @@ class InPlaceRecorder:
         for tensor in tensors_in(values):
             if tensor.is_floating_point() and _storage(tensor) not in self._owned:
                 self._kept.append(tensor)
-                yield _storage(tensor)
+                yield self._key(tensor)
+
+    def _key(self, tensor: torch.Tensor) -> int:
+        """What a tensor has in common with its views: its storage, or the cast that would have made one."""
+        whole = whole_of(tensor)
+        origin = id(tensor if whole is None else whole)
+        return origin if origin in self._cast else _storage(tensor)
+
+    def _separate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what a cast of a tensor to its own dtype would return if it copied."""
+        # It shares the storage, by which other recorders know the features of layers.
+        result = tensor.detach()
+        self._kept.append(result)
+        self._cast.add(id(result))
+        return result
 
     def _change(self, tensor: torch.Tensor) -> None:
         """Note a change of a tensor by the innermost forward."""
-        storage = _storage(tensor)
+        storage = self._key(tensor)
         for path, given in self._entered:
             if storage in given:
                 self._of(path).own_input = True
@@ -112,6 +136,28 @@ class _Changing(OperatorMode):
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
         return func(*args, **kwargs)
+
+
+class _Casting(TorchFunctionMode):
+    """Replaces, while active, the result of each cast that returned its own argument, a floating-point tensor."""
+
+    def __init__(self, separate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._separate = separate
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute a torch function."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        is_same = isinstance(result, torch.Tensor) and args and result is args[0]
+        if not is_same or not result.is_floating_point() or operation_of(name := function_name(func)) != "cast":
+            return result
+        # `x.to(device)` is no cast.
+        told = (*args[1:], *kwargs.values())
+        is_cast = name != "to" or any(isinstance(item, torch.dtype | torch.Tensor) for item in told)
+        return self._separate(result) if is_cast else result
 
 
 def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -51,3 +53,38 @@ def test_changes_of_own_buffers_and_of_new_tensors_are_none():
             return self.layer(x).clone().mul_(2.0) + torch.zeros_like(x).add_(1.0)
 
     assert changes(Counts()) == {}
+
+
+@pytest.mark.parametrize(
+    ("cast", "is_copy"),
+    [
+        (lambda x: x.float(), True),
+        (lambda x: x.to(torch.float32)[:, :2], True),
+        (lambda x: x.to(dtype=torch.float32).view(-1), True),
+        (lambda x: x.type_as(x), True),
+        (lambda x: x.to(x.device), False),
+        (lambda x: x.contiguous(), False),
+    ],
+)
+def test_cast_counts_as_copy(cast: Callable[[torch.Tensor], torch.Tensor], is_copy: bool):
+    class Casts(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = cast(x)
+            y *= 2.0
+            return super().forward(x)
+
+    model = build("none", depth=1)
+    model.blocks[0].up = Casts(16, 16)
+    assert changes(model).get("blocks.0.up") == (None if is_copy else (True, set(), False))
+
+
+def test_cast_result_of_module_may_be_changed():
+    class Casts(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).float()
+            y -= y.mean(-1, keepdim=True)
+            return y
+
+    model = build("none", depth=1)
+    model.blocks[0] = Casts(nn.Linear(16, 16))
+    assert changes(model) == {}
