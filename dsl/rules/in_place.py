@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import grouped, holders, name_of
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters
 from legoai.dsl.analysis.parallelism.shard import placed_modules, shard_on_tp, tensor_parallel
 from legoai.dsl.analysis.stages.pipeline import first_modules, has_placeholders, split_points, stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -26,8 +26,9 @@ _HELP = "write `x = x + …` in place of `x += …`, and leave out `inplace = Tr
 class ChangesOwnInput(Check):
     """A module that changes its own input in place, as `x += self.pos` does, and is recomputed or is a unit.
 
-    A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` hands its
-    input through a function of autograd, whose results PyTorch does not let it change (PyTorch 2.13).
+    A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` that holds
+    parameters hands those of its inputs that have a gradient through a function of autograd, whose results PyTorch does
+    not let it change (PyTorch 2.13).
     """
 
     code = "LP642"
@@ -38,12 +39,21 @@ class ChangesOwnInput(Check):
         if manifest is None:
             return
         # The model itself takes tokens or images, which have no gradient.
-        units = {path: unit.rule for path, unit in fsdp_units(analysis).items() if path and unit.rule is not None}
-        for rules, why, label in (
-            (checkpointed_modules(analysis), "is computed again from it", "recomputed"),
-            (units, "as a unit it must leave it as it is", "a unit"),
+        units = fsdp_units(analysis)
+        wrapping = (
+            (path, unit.rule)
+            for path, unit in units.items()
+            if path
+            and unit.rule is not None
+            and manifest.modules[path].changes.trained_input
+            and has_own_parameters(manifest, path, units)
+        )
+        recomputed = checkpointed_modules(analysis).items()
+        again = ((path, rule) for path, rule in recomputed if manifest.modules[path].changes.own_input)
+        for changing, why, label in (
+            (again, "is computed again from it", "recomputed"),
+            (wrapping, "as a unit it must leave it as it is", "a unit"),
         ):
-            changing = ((path, rule) for path, rule in rules.items() if manifest.modules[path].changes.own_input)
             for rule, paths in grouped(changing):
                 yield self.at(
                     analysis.rule_span(rule),
@@ -82,7 +92,9 @@ class ChangesShard(Check):
         taking = (
             (path, rule)
             for path, rule in styles.items()
-            if isinstance(rule.treatment, Inputs) and rule.treatment.local and manifest.modules[path].changes.own_input
+            if isinstance(rule.treatment, Inputs)
+            and rule.treatment.local
+            and manifest.modules[path].changes.trained_input
         )
         for rule, paths in grouped(taking):
             yield self._report(analysis, rule, f"{_these(manifest, paths)} changes its own input in place")
@@ -112,7 +124,7 @@ class ChangesBetweenStages(Check):
         starts = first_modules(analysis) if has_placeholders(analysis) else None
         if pipeline is None or manifest is None or not starts:
             return
-        changing = next((path for path in starts if manifest.modules[path].changes.own_input), None)
+        changing = next((path for path in starts if manifest.modules[path].changes.received_input), None)
         changed = next(_changed_between(analysis, manifest), None)
         if changing is not None:
             what = f"`{changing}`, with which a stage begins, changes its own input in place"

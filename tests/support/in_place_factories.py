@@ -36,6 +36,35 @@ class Positioned(Residual):
         return super().forward(x)
 
 
+class Biased(Residual):
+    """Changes an argument without a gradient."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        bias += 1.0
+        return super().forward(x + bias)
+
+
+class Constant(Decoder):
+    """Gives its blocks a bias that is made of constants."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        bias = torch.zeros_like(x)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(x)
+
+
+class Summed(Decoder):
+    """Gives its blocks new tensors, not those that modules returned."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        for block in self.blocks:
+            x = block(x + 1.0)
+        return self.head(x)
+
+
 class Noisy(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rrelu(super().forward(x), training=self.training)
@@ -54,7 +83,7 @@ class Between(Decoder):
 
 def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
     """A model that changes nothing in place (`none`), results, the inputs of blocks, or tensors between blocks."""
-    model = (Between if kind == "between" else Decoder)(depth, dim)
-    block = {"inputs": Positioned, "noise": Noisy}.get(kind, Residual)
+    model = {"between": Between, "constant": Constant, "sums": Summed}.get(kind, Decoder)(depth, dim)
+    block = {"inputs": Positioned, "sums": Positioned, "constant": Biased, "noise": Noisy}.get(kind, Residual)
     model.blocks = nn.ModuleList([block(dim, kind == "results") for _ in range(depth)])
     return model

@@ -20,6 +20,10 @@ class Changes(NamedTuple):
 
     own_input: bool = False
     """Whether a tensor that forward was given is changed."""
+    trained_input: bool = False
+    """Whether one is that was computed from parameters that are trained, and thus has a gradient."""
+    received_input: bool = False
+    """Whether one is, with a gradient, that a module returned, or a view of it."""
     results: tuple[ChangedResult, ...] = ()
     """Results of modules below that are changed, each in the innermost forward that contains both modules."""
     noise: bool = False
@@ -34,5 +38,5 @@ def changes_from(raw: Sequence[Any] | None) -> Changes:
     """Read the serialised form; None is that of no changes."""
     if raw is None:
         return NO_CHANGES
-    own_input, results, noise = raw
-    return Changes(own_input, tuple(ChangedResult(*item) for item in results), noise)
+    own_input, trained_input, received_input, results, noise = raw
+    return Changes(own_input, trained_input, received_input, tuple(ChangedResult(*item) for item in results), noise)

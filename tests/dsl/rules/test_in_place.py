@@ -35,6 +35,26 @@ def test_modules_that_change_their_input_are_reported(text: str, code: str | Non
     assert not found("none", text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "code"),
+    [
+        ("constant", FSDP, None),
+        ("constant", PIPELINE, None),
+        ("constant", "checkpoint { blocks.* = full }\n", "LP642"),
+        ("sums", FSDP, "LP642"),
+        ("sums", PIPELINE, None),
+        ("results", "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.*.act = unit }\n", None),
+        (
+            "inputs",
+            "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit, blocks.*.{norm, up, down} = unit }\n",
+            None,
+        ),
+    ],
+)
+def test_changes_that_work_are_not_reported(kind: str, text: str, code: str | None):
+    assert found(kind, text) == ({code} if code else set())
+
+
 def test_model_may_not_change_what_passes_between_stages():
     assert found("between", PIPELINE) == {"LP522"}
     assert not found("between", FSDP)

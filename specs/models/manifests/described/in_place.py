@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,8 +19,17 @@ from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storag
 @dataclass(slots=True)
 class _Found:
     own_input: bool = False
+    trained_input: bool = False
+    received_input: bool = False
     results: dict[ChangedResult, None] = field(default_factory=dict)
     noise: bool = False
+
+
+class _Given(NamedTuple):
+    """A tensor that a forward was given; see `Changes`."""
+
+    is_trained: bool
+    is_received: bool
 
 
 class InPlaceRecorder:
@@ -38,21 +47,26 @@ class InPlaceRecorder:
         self._found: dict[str, _Found] = {}
         self._paths = {module: path for path, module in model.named_modules()}
         self._owned = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._entered: list[tuple[str, set[int]]] = []
-        """Paths of the modules whose forward runs, outermost first, with the storages that they were given."""
+        self._trained = {_storage(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        """Storages of the parameters that are trained, and of what is computed from them."""
+        self._entered: list[tuple[str, dict[int, _Given]]] = []
+        """Paths of the modules whose forward runs, outermost first, with what they were given."""
         self._returned: dict[int, dict[str, None]] = {}
         """The modules that returned a tensor of a storage."""
         self._cast: set[int] = set()
         """Identities of the tensors that a cast returned in place of its argument."""
         self._kept: list[torch.Tensor] = []
         self._handles: list[RemovableHandle] = []
-        self._operators = _Changing(self._change, self._fill)
+        self._operators = _Changing(self._change, self._fill, self._compute)
         self._casts = _Casting(self._separate)
 
     @property
     def changes(self) -> Mapping[str, Changes]:
         """The changes of each module that has some, by path."""
-        return {path: Changes(item.own_input, tuple(item.results), item.noise) for path, item in self._found.items()}
+        return {
+            path: Changes(item.own_input, item.trained_input, item.received_input, tuple(item.results), item.noise)
+            for path, item in self._found.items()
+        }
 
     def __enter__(self) -> InPlaceRecorder:
         for module in self._paths:
@@ -69,18 +83,23 @@ class InPlaceRecorder:
             handle.remove()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._entered.append((self._paths[module], set(self._storages((args, kwargs)))))
+        given = {}
+        for tensor in self._own(tensors_in((args, kwargs))):
+            key, is_trained = self._key(tensor), _storage(tensor) in self._trained
+            given[key] = _Given(is_trained, is_trained and key in self._returned)
+        self._entered.append((self._paths[module], given))
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         path, _ = self._entered.pop()
-        for storage in self._storages(result):
-            self._returned.setdefault(storage, {})[path] = None
+        for tensor in self._own(tensors_in(result)):
+            self._returned.setdefault(self._key(tensor), {})[path] = None
 
-    def _storages(self, values: Any) -> Iterator[int]:
-        for tensor in tensors_in(values):
+    def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yield the floating-point tensors that are no parameters or buffers."""
+        for tensor in tensors:
             if tensor.is_floating_point() and _storage(tensor) not in self._owned:
                 self._kept.append(tensor)
-                yield self._key(tensor)
+                yield tensor
 
     def _key(self, tensor: torch.Tensor) -> int:
         """What a tensor has in common with its views: its storage, or the cast that would have made one."""
@@ -101,7 +120,10 @@ class InPlaceRecorder:
         storage = self._key(tensor)
         for path, given in self._entered:
             if storage in given:
-                self._of(path).own_input = True
+                found = self._of(path)
+                found.own_input = True
+                found.trained_input |= given[storage].is_trained
+                found.received_input |= given[storage].is_received
         for path in self._returned.get(storage, ()):
             above = next((above for above, _ in reversed(self._entered) if _is_below(path, above)), None)
             if above is not None:
@@ -113,17 +135,31 @@ class InPlaceRecorder:
         if self._entered:
             self._of(self._entered[-1][0]).noise = True
 
+    def _compute(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
+        """Note what an operator made of tensors, some of them perhaps computed from parameters."""
+        if any(tensor.is_floating_point() and _storage(tensor) in self._trained for tensor in given):
+            for tensor in made:
+                self._kept.append(tensor)
+                if tensor.is_floating_point():
+                    self._trained.add(_storage(tensor))
+
     def _of(self, path: str) -> _Found:
         return self._found.setdefault(path, _Found())
 
 
 class _Changing(OperatorMode):
-    """Calls a function, while active, for each tensor that an operator changes, and another for each noise it fills."""
+    """Calls functions, while active: for each tensor that an operator changes, each noise fill, and what it makes."""
 
-    def __init__(self, change: Callable[[torch.Tensor], None], fill: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        change: Callable[[torch.Tensor], None],
+        fill: Callable[[], None],
+        compute: Callable[[Iterable[torch.Tensor], Iterable[torch.Tensor]], None],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._change = change
         self._fill = fill
+        self._compute = compute
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +171,16 @@ class _Changing(OperatorMode):
                 self._change(tensor)
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not _takes_only_shape(func):
+            self._compute(tensors_in((args, kwargs)), tensors_in(result))
+        return result
+
+
+def _takes_only_shape(operator: Any) -> bool:
+    """Whether an operator such as `zeros_like` or `new_full` has nothing but shape and dtype from its argument."""
+    name: str = operator._schema.name.partition("::")[2] if isinstance(operator, OpOverload) else ""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 class _Casting(TorchFunctionMode):

@@ -22,6 +22,19 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
 
 
 @pytest.mark.parametrize(
+    ("kind", "trained", "received"), [("inputs", True, True), ("sums", True, False), ("constant", False, False)]
+)
+def test_changed_inputs_are_told_by_where_they_come_from(kind: str, trained: bool, received: bool):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.1"].changes
+    assert (found.own_input, found.trained_input, found.received_input) == (True, trained, received)
+
+
+def test_inputs_computed_from_frozen_parameters_have_no_gradient():
+    model = build("inputs", depth=1).requires_grad_(False)
+    assert not describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes.trained_input
+
+
+@pytest.mark.parametrize(
     ("kind", "expected"),
     [
         ("none", {}),
