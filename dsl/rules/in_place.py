@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -15,7 +16,9 @@ from legoai.dsl.analysis.stages.pipeline import first_modules, has_placeholders,
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.checkpoint import Budget
 from legoai.specs.directives.shard import Colwise, Inputs, SequenceStyle
+from legoai.specs.operators import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.manifest import Manifest
@@ -29,6 +32,9 @@ class ChangesOwnInput(Check):
     A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` that holds
     parameters hands those of its inputs that have a gradient through a function of autograd, whose results PyTorch does
     not let it change (PyTorch 2.13).
+
+    The same holds for what a module with selective checkpointing returns, where the module computes with it too, and it
+    is, or with a budget may be, among the outputs that are kept: a change by a module above changes what is kept.
     """
 
     code = "LP642"
@@ -61,6 +67,13 @@ class ChangesOwnInput(Check):
                     label=label,
                     help=[_HELP],
                 )
+        for rule, paths in grouped(_changed_kept(manifest, checkpointed_modules(analysis))):
+            yield self.at(
+                analysis.rule_span(rule),
+                f"what {_these(manifest, paths)} returns is changed in place, and is kept for its recomputation",
+                label="recomputed with it",
+                help=[_HELP],
+            )
 
 
 class ChangesShard(Check):
@@ -138,6 +151,28 @@ class ChangesBetweenStages(Check):
             label="passes it on",
             help=[_HELP],
         )
+
+
+def _changed_kept(manifest: Manifest, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
+    """Yield the modules, with their rules, that keep an output for recomputation which a module above changes."""
+    found = {
+        path
+        for info in manifest.modules.values()
+        for result in info.changes.results
+        if result.operator
+        and (path := info.child_path(result.path)) in rules
+        and _keeps(rules[path].treatment, result.operator)
+    }
+    return ((path, rule) for path, rule in rules.items() if path in found)
+
+
+def _keeps(treatment: Any, operator: str) -> bool:
+    """Whether recomputation with a treatment may begin from kept outputs of an operator such as `aten.mm.default`."""
+    if isinstance(treatment, Budget):
+        return True
+    words = {"attention": ATTENTION, "matmul": PRODUCTS, "alternate_matmul": PRODUCTS, "collective": ()}
+    kept = chain.from_iterable(words.get(word, (word,)) for word in getattr(treatment, "keep", ()))
+    return any(f"{operator}.".startswith(f"{name}.") for name in kept)
 
 
 def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, str]]:

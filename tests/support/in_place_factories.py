@@ -65,6 +65,33 @@ class Summed(Decoder):
         return self.head(x)
 
 
+class Gated(nn.Module):
+    """Returns a product beside what it computes from it, or from its input."""
+
+    def __init__(self, dim: int, is_used: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, dim, bias=False)
+        self.is_used = is_used
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.gate(x)
+        return (scores if self.is_used else x).sigmoid(), scores
+
+
+class Scored(nn.Module):
+    """Changes one of the two results of a module."""
+
+    def __init__(self, dim: int, is_used: bool) -> None:
+        super().__init__()
+        self.router = Gated(dim, is_used)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, scores = self.router(x)
+        scores -= 3.0
+        return x + self.out(scores.sigmoid()) * weights
+
+
 class Noisy(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rrelu(super().forward(x), training=self.training)
@@ -84,6 +111,13 @@ class Between(Decoder):
 def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
     """A model that changes nothing in place (`none`), results, the inputs of blocks, or tensors between blocks."""
     model = {"between": Between, "constant": Constant, "sums": Summed}.get(kind, Decoder)(depth, dim)
-    block = {"inputs": Positioned, "sums": Positioned, "constant": Biased, "noise": Noisy}.get(kind, Residual)
-    model.blocks = nn.ModuleList([block(dim, kind == "results") for _ in range(depth)])
+    block = {
+        "inputs": Positioned,
+        "sums": Positioned,
+        "constant": Biased,
+        "noise": Noisy,
+        "used": Scored,
+        "unused": Scored,
+    }.get(kind, Residual)
+    model.blocks = nn.ModuleList([block(dim, kind in ("results", "used")) for _ in range(depth)])
     return model

@@ -13,6 +13,8 @@ class ChangedResult(NamedTuple):
     """Of the module that returned it, relative to the module whose forward leads to the change."""
     by: str
     """Of the module that changes it, relative likewise; `""` is the forward itself."""
+    operator: str = ""
+    """What made it, such as `aten.mm.default`, if the module that returned it made it and computed with it too."""
 
 
 class Changes(NamedTuple):

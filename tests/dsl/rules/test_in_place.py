@@ -55,6 +55,23 @@ def test_changes_that_work_are_not_reported(kind: str, text: str, code: str | No
     assert found(kind, text) == ({code} if code else set())
 
 
+@pytest.mark.parametrize(
+    ("kind", "treatment", "is_refused"),
+    [
+        ("used", "selective([matmul])", True),
+        ("used", 'selective(["aten.mm.default"])', True),
+        ("used", 'selective(["aten.mm"])', True),
+        ("used", "budget(50%)", True),
+        ("used", 'selective(["aten.sigmoid"])', False),
+        ("used", "full", False),
+        ("unused", "selective([matmul])", False),
+    ],
+)
+def test_kept_outputs_may_not_be_changed(kind: str, treatment: str, is_refused: bool):
+    assert ("LP642" in found(kind, f"checkpoint {{ blocks.*.router = {treatment} }}\n")) is is_refused
+    assert not found(kind, f"checkpoint {{ blocks.* = {treatment} }}\n"), "the change is within what is recomputed"
+
+
 def test_model_may_not_change_what_passes_between_stages():
     assert found("between", PIPELINE) == {"LP522"}
     assert not found("between", FSDP)

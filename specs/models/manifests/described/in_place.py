@@ -51,8 +51,12 @@ class InPlaceRecorder:
         """Storages of the parameters that are trained, and of what is computed from them."""
         self._entered: list[tuple[str, dict[int, _Given]]] = []
         """Paths of the modules whose forward runs, outermost first, with what they were given."""
-        self._returned: dict[int, dict[str, None]] = {}
-        """The modules that returned a tensor of a storage."""
+        self._returned: dict[int, dict[str, str]] = {}
+        """The modules that returned a tensor of a storage, each with `ChangedResult.operator`."""
+        self._makers: dict[int, tuple[str, frozenset[str]]] = {}
+        """The operator that made a storage in `_trained`, and the paths of the modules whose forward ran."""
+        self._used: set[int] = set()
+        """Storages in `_trained` from which another was computed."""
         self._cast: set[int] = set()
         """Identities of the tensors that a cast returned in place of its argument."""
         self._kept: list[torch.Tensor] = []
@@ -92,7 +96,9 @@ class InPlaceRecorder:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         path, _ = self._entered.pop()
         for tensor in self._own(tensors_in(result)):
-            self._returned.setdefault(self._key(tensor), {})[path] = None
+            operator, within = self._makers.get(_storage(tensor), ("", frozenset()))
+            is_used = path in within and _storage(tensor) in self._used
+            self._returned.setdefault(self._key(tensor), {})[path] = operator if is_used else ""
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
@@ -124,24 +130,30 @@ class InPlaceRecorder:
                 found.own_input = True
                 found.trained_input |= given[storage].is_trained
                 found.received_input |= given[storage].is_received
-        for path in self._returned.get(storage, ()):
+        for path, operator in self._returned.get(storage, {}).items():
             above = next((above for above, _ in reversed(self._entered) if _is_below(path, above)), None)
             if above is not None:
                 by = self._entered[-1][0]
-                self._of(above).results[ChangedResult(_relative(path, above), _relative(by, above))] = None
+                changed = ChangedResult(_relative(path, above), _relative(by, above), operator)
+                self._of(above).results[changed] = None
 
     def _fill(self) -> None:
         """Note that the innermost forward fills a tensor with random numbers that autograd has saved."""
         if self._entered:
             self._of(self._entered[-1][0]).noise = True
 
-    def _compute(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor]) -> None:
+    def _compute(self, operator: Any, given: Iterable[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
         """Note what an operator made of tensors, some of them perhaps computed from parameters."""
-        if any(tensor.is_floating_point() and _storage(tensor) in self._trained for tensor in given):
-            for tensor in made:
-                self._kept.append(tensor)
-                if tensor.is_floating_point():
-                    self._trained.add(_storage(tensor))
+        trained = {_storage(tensor) for tensor in given if tensor.is_floating_point()} & self._trained
+        if not trained:
+            return
+        self._kept += made
+        results = {_storage(tensor) for tensor in made if tensor.is_floating_point()}
+        if results - trained:  # others are views
+            self._used |= trained
+        for storage in results - self._trained:
+            self._trained.add(storage)
+            self._makers[storage] = str(operator), frozenset(path for path, _ in self._entered)
 
     def _of(self, path: str) -> _Found:
         return self._found.setdefault(path, _Found())
@@ -154,7 +166,7 @@ class _Changing(OperatorMode):
         self,
         change: Callable[[torch.Tensor], None],
         fill: Callable[[], None],
-        compute: Callable[[Iterable[torch.Tensor], Iterable[torch.Tensor]], None],
+        compute: Callable[[Any, Iterable[torch.Tensor], Sequence[torch.Tensor]], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._change = change
@@ -173,7 +185,7 @@ class _Changing(OperatorMode):
                 self._fill()
         result = func(*args, **kwargs)
         if not _takes_only_shape(func):
-            self._compute(tensors_in((args, kwargs)), tensors_in(result))
+            self._compute(func, tensors_in((args, kwargs)), tensors_in(result))
         return result
 
 

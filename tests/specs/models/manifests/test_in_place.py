@@ -18,7 +18,11 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
     assert manifest.flow_error is None
     assert Manifest.from_json(manifest.to_json()) == manifest
     found = {path: info.changes for path, info in manifest.modules.items()}
-    return {path: (item.own_input, {*item.results}, item.noise) for path, item in found.items() if any(item)}
+    return {
+        path: (item.own_input, {result[:2] for result in item.results}, item.noise)
+        for path, item in found.items()
+        if any(item)
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,7 @@ def test_inputs_computed_from_frozen_parameters_have_no_gradient():
             {"": (False, {("embeddings", "blocks.0")}, False), "blocks.0": (True, set(), False)},
         ),
         ("between", {"": (False, {("blocks.0", "")}, False)}),
+        ("used", {"blocks.0": (False, {("router", ""), ("router.gate", "")}, False)}),
         ("noise", {"blocks.0": (False, set(), True)}),
     ],
 )
@@ -101,3 +106,9 @@ def test_cast_result_of_module_may_be_changed():
     model = build("none", depth=1)
     model.blocks[0] = Casts(nn.Linear(16, 16))
     assert changes(model) == {}
+
+
+@pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
+def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
+    assert {*found} == {("router", "", operator), ("router.gate", "", "")}
