@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.computation.precision import autocast_dtype
 from legoai.dsl.analysis.facts import grouped, holders, name_of
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters
 from legoai.dsl.analysis.parallelism.shard import placed_modules, shard_on_tp, tensor_parallel
@@ -51,11 +52,11 @@ class ChangesOwnInput(Check):
             for path, unit in units.items()
             if path
             and unit.rule is not None
-            and manifest.modules[path].changes.trained_input
+            and _changes_input(analysis, path, "trained_input")
             and has_own_parameters(manifest, path, units)
         )
         recomputed = checkpointed_modules(analysis).items()
-        again = ((path, rule) for path, rule in recomputed if manifest.modules[path].changes.own_input)
+        again = ((path, rule) for path, rule in recomputed if _changes_input(analysis, path, "own_input"))
         for changing, why, label in (
             (again, "is computed again from it", "recomputed"),
             (wrapping, "as a unit it must leave it as it is", "a unit"),
@@ -98,7 +99,7 @@ class ChangesShard(Check):
         changed = dict.fromkeys(
             path
             for info in manifest.modules.values()
-            for path in (info.child_path(result.path) for result in info.changes.results)
+            for path in (info.child_path(result.path) for result in info.changes.results if not result.behind_cast)
         )
         for rule, paths in grouped((path, plain[path]) for path in changed if path in plain):
             yield self._report(analysis, rule, f"the result of {_these(manifest, paths)} is changed in place")
@@ -137,7 +138,7 @@ class ChangesBetweenStages(Check):
         starts = first_modules(analysis) if has_placeholders(analysis) else None
         if pipeline is None or manifest is None or not starts:
             return
-        changing = next((path for path in starts if manifest.modules[path].changes.received_input), None)
+        changing = next((path for path in starts if _changes_input(analysis, path, "received_input")), None)
         changed = next(_changed_between(analysis, manifest), None)
         if changing is not None:
             what = f"`{changing}`, with which a stage begins, changes its own input in place"
@@ -151,6 +152,21 @@ class ChangesBetweenStages(Check):
             label="passes it on",
             help=[_HELP],
         )
+
+
+def _changes_input(analysis: Analysis, path: str, which: str) -> bool:
+    """Whether a module changes an input of a kind of `Changes`, or one behind a cast that does nothing."""
+    assert analysis.manifest is not None
+    changes = analysis.manifest.modules[path].changes
+    return bool(getattr(changes, which)) or (changes.cast_input and not _casts_copy(analysis))
+
+
+def _casts_copy(analysis: Analysis) -> bool:
+    """Whether the activations have another dtype than fp32, to which models cast them.
+
+    Under autocast only the results of products have; what passes between blocks and stages is fp32.
+    """
+    return analysis.plan.precision.param != "fp32" and autocast_dtype(analysis) is None
 
 
 def _changed_kept(manifest: Manifest, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
@@ -182,6 +198,8 @@ def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[s
         info = manifest.modules[path]
         for result in info.changes.results:
             changed = info.child_path(result.path)
+            if result.behind_cast and _casts_copy(analysis):
+                continue
             by_stage = result.by and stage_of(analysis, info.child_path(result.by)) is not None
             if not by_stage and stage_of(analysis, changed) is not None:
                 yield path, changed

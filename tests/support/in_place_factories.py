@@ -92,6 +92,24 @@ class Scored(nn.Module):
         return x + self.out(scores.sigmoid()) * weights
 
 
+class Cast(Residual):
+    """Changes a cast of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        y -= 1.0
+        return super().forward(y.type_as(x))
+
+
+class CastBetween(Decoder):
+    """Changes a cast of what its head returns."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(tokens).float()
+        logits *= 0.5
+        return logits
+
+
 class Noisy(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rrelu(super().forward(x), training=self.training)
@@ -110,10 +128,13 @@ class Between(Decoder):
 
 def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
     """A model that changes nothing in place (`none`), results, the inputs of blocks, or tensors between blocks."""
-    model = {"between": Between, "constant": Constant, "sums": Summed}.get(kind, Decoder)(depth, dim)
+    model = {"between": Between, "constant": Constant, "sums": Summed, "cast_between": CastBetween}.get(kind, Decoder)(
+        depth, dim
+    )
     block = {
         "inputs": Positioned,
         "sums": Positioned,
+        "cast": Cast,
         "constant": Biased,
         "noise": Noisy,
         "used": Scored,

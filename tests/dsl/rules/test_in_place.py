@@ -56,6 +56,20 @@ def test_changes_that_work_are_not_reported(kind: str, text: str, code: str | No
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "code"),
+    [("cast", FSDP, "LP642"), ("cast", PIPELINE, "LP522"), ("cast_between", PIPELINE, "LP522")],
+)
+def test_cast_is_a_copy_only_in_other_dtypes(kind: str, text: str, code: str):
+    assert found(kind, f"{text}precision (param = fp32)\n") == {code}
+    assert not found(kind, f"{text}precision (param = bf16)\n")
+
+
+def test_autocast_passes_fp32_between_stages():
+    text = "cluster h100_sxm(devices = 2)\nmesh (pp = 2)\npipeline on pp (schedule = 1F1B)\nprecision (param = bf16)\n"
+    assert found("cast_between", text) == {"LP522"}
+
+
+@pytest.mark.parametrize(
     ("kind", "treatment", "is_refused"),
     [
         ("used", "selective([matmul])", True),

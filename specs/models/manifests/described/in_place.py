@@ -21,6 +21,7 @@ class _Found:
     own_input: bool = False
     trained_input: bool = False
     received_input: bool = False
+    cast_input: bool = False
     results: dict[ChangedResult, None] = field(default_factory=dict)
     noise: bool = False
 
@@ -30,6 +31,7 @@ class _Given(NamedTuple):
 
     is_trained: bool
     is_received: bool
+    storage: int
 
 
 class InPlaceRecorder:
@@ -39,8 +41,7 @@ class InPlaceRecorder:
     device. A model's own parameters and buffers do not count as inputs.
 
     A cast makes a new tensor here even where it changes no dtype. Models are followed in fp32, in which `x.float()` is
-    `x` itself, and mostly train with parameters in bf16, in which it is a copy. Where they train in fp32, a change of
-    it is noted by PyTorch alone.
+    `x` itself, and mostly train with parameters in bf16, in which it is a copy. Changes of it are told apart.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,6 +54,8 @@ class InPlaceRecorder:
         """Paths of the modules whose forward runs, outermost first, with what they were given."""
         self._returned: dict[int, dict[str, str]] = {}
         """The modules that returned a tensor of a storage, each with `ChangedResult.operator`."""
+        self._returned_storages: dict[int, dict[str, None]] = {}
+        """The same as if casts returned their arguments."""
         self._makers: dict[int, tuple[str, frozenset[str]]] = {}
         """The operator that made a storage in `_trained`, and the paths of the modules whose forward ran."""
         self._used: set[int] = set()
@@ -68,7 +71,14 @@ class InPlaceRecorder:
     def changes(self) -> Mapping[str, Changes]:
         """The changes of each module that has some, by path."""
         return {
-            path: Changes(item.own_input, item.trained_input, item.received_input, tuple(item.results), item.noise)
+            path: Changes(
+                item.own_input,
+                item.trained_input,
+                item.received_input,
+                item.cast_input,
+                tuple(item.results),
+                item.noise,
+            )
             for path, item in self._found.items()
         }
 
@@ -90,7 +100,7 @@ class InPlaceRecorder:
         given = {}
         for tensor in self._own(tensors_in((args, kwargs))):
             key, is_trained = self._key(tensor), _storage(tensor) in self._trained
-            given[key] = _Given(is_trained, is_trained and key in self._returned)
+            given[key] = _Given(is_trained, is_trained and key in self._returned, _storage(tensor))
         self._entered.append((self._paths[module], given))
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
@@ -99,6 +109,7 @@ class InPlaceRecorder:
             operator, within = self._makers.get(_storage(tensor), ("", frozenset()))
             is_used = path in within and _storage(tensor) in self._used
             self._returned.setdefault(self._key(tensor), {})[path] = operator if is_used else ""
+            self._returned_storages.setdefault(_storage(tensor), {})[path] = None
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
@@ -123,19 +134,22 @@ class InPlaceRecorder:
 
     def _change(self, tensor: torch.Tensor) -> None:
         """Note a change of a tensor by the innermost forward."""
-        storage = self._key(tensor)
+        key, storage = self._key(tensor), _storage(tensor)
         for path, given in self._entered:
-            if storage in given:
+            if key in given:
                 found = self._of(path)
                 found.own_input = True
-                found.trained_input |= given[storage].is_trained
-                found.received_input |= given[storage].is_received
-        for path, operator in self._returned.get(storage, {}).items():
+                found.trained_input |= given[key].is_trained
+                found.received_input |= given[key].is_received
+            elif any(item.storage == storage for item in given.values()):
+                self._of(path).cast_input = True
+        returned = self._returned.get(key, {})
+        for path in self._returned_storages.get(storage, ()):
             above = next((above for above, _ in reversed(self._entered) if _is_below(path, above)), None)
             if above is not None:
                 by = self._entered[-1][0]
-                changed = ChangedResult(_relative(path, above), _relative(by, above), operator)
-                self._of(above).results[changed] = None
+                names = _relative(path, above), _relative(by, above)
+                self._of(above).results[ChangedResult(*names, returned.get(path, ""), path not in returned)] = None
 
     def _fill(self) -> None:
         """Note that the innermost forward fills a tensor with random numbers that autograd has saved."""

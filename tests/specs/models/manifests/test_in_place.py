@@ -93,10 +93,11 @@ def test_cast_counts_as_copy(cast: Callable[[torch.Tensor], torch.Tensor], is_co
 
     model = build("none", depth=1)
     model.blocks[0].up = Casts(16, 16)
-    assert changes(model).get("blocks.0.up") == (None if is_copy else (True, set(), False))
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0.up"].changes
+    assert (found.own_input, found.cast_input) == (not is_copy, is_copy)
 
 
-def test_cast_result_of_module_may_be_changed():
+def test_changed_casts_of_results_are_told_apart():
     class Casts(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = super().forward(x).float()
@@ -105,10 +106,11 @@ def test_cast_result_of_module_may_be_changed():
 
     model = build("none", depth=1)
     model.blocks[0] = Casts(nn.Linear(16, 16))
-    assert changes(model) == {}
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes
+    assert found.results == (("0", "", "", True),)
 
 
 @pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
 def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
     found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
-    assert {*found} == {("router", "", operator), ("router.gate", "", "")}
+    assert {*found} == {("router", "", operator, False), ("router.gate", "", "", False)}
