@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.computation.precision import autocast_dtype
 from legoai.dsl.analysis.facts import grouped, holders, name_of
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters
 from legoai.dsl.analysis.parallelism.shard import placed_modules, shard_on_tp, tensor_parallel
 from legoai.dsl.analysis.stages.pipeline import first_modules, has_placeholders, split_points, stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.checkpoint import Budget
 from legoai.specs.directives.shard import Colwise, Inputs, SequenceStyle
+from legoai.specs.operators import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.manifest import Manifest
@@ -26,8 +30,12 @@ _HELP = "write `x = x + …` in place of `x += …`, and leave out `inplace = Tr
 class ChangesOwnInput(Check):
     """A module that changes its own input in place, as `x += self.pos` does, and is recomputed or is a unit.
 
-    A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` hands its
-    input through a function of autograd, whose results PyTorch does not let it change (PyTorch 2.13).
+    A recomputed module is computed again from its input, which is no longer what it was. A unit of `fsdp` that holds
+    parameters hands those of its inputs that have a gradient through a function of autograd, whose results PyTorch does
+    not let it change (PyTorch 2.13).
+
+    The same holds for what a module with selective checkpointing returns, where the module computes with it too, and it
+    is, or with a budget may be, among the outputs that are kept: a change by a module above changes what is kept.
     """
 
     code = "LP642"
@@ -38,12 +46,21 @@ class ChangesOwnInput(Check):
         if manifest is None:
             return
         # The model itself takes tokens or images, which have no gradient.
-        units = {path: unit.rule for path, unit in fsdp_units(analysis).items() if path and unit.rule is not None}
-        for rules, why, label in (
-            (checkpointed_modules(analysis), "is computed again from it", "recomputed"),
-            (units, "as a unit it must leave it as it is", "a unit"),
+        units = fsdp_units(analysis)
+        wrapping = (
+            (path, unit.rule)
+            for path, unit in units.items()
+            if path
+            and unit.rule is not None
+            and _changes_input(analysis, path, "trained_input")
+            and has_own_parameters(manifest, path, units)
+        )
+        recomputed = checkpointed_modules(analysis).items()
+        again = ((path, rule) for path, rule in recomputed if _changes_input(analysis, path, "own_input"))
+        for changing, why, label in (
+            (again, "is computed again from it", "recomputed"),
+            (wrapping, "as a unit it must leave it as it is", "a unit"),
         ):
-            changing = ((path, rule) for path, rule in rules.items() if manifest.modules[path].changes.own_input)
             for rule, paths in grouped(changing):
                 yield self.at(
                     analysis.rule_span(rule),
@@ -51,6 +68,13 @@ class ChangesOwnInput(Check):
                     label=label,
                     help=[_HELP],
                 )
+        for rule, paths in grouped(_changed_kept(manifest, checkpointed_modules(analysis))):
+            yield self.at(
+                analysis.rule_span(rule),
+                f"what {_these(manifest, paths)} returns is changed in place, and is kept for its recomputation",
+                label="recomputed with it",
+                help=[_HELP],
+            )
 
 
 class ChangesShard(Check):
@@ -75,14 +99,16 @@ class ChangesShard(Check):
         changed = dict.fromkeys(
             path
             for info in manifest.modules.values()
-            for path in (info.child_path(result.path) for result in info.changes.results)
+            for path in (info.child_path(result.path) for result in info.changes.results if not result.behind_cast)
         )
         for rule, paths in grouped((path, plain[path]) for path in changed if path in plain):
             yield self._report(analysis, rule, f"the result of {_these(manifest, paths)} is changed in place")
         taking = (
             (path, rule)
             for path, rule in styles.items()
-            if isinstance(rule.treatment, Inputs) and rule.treatment.local and manifest.modules[path].changes.own_input
+            if isinstance(rule.treatment, Inputs)
+            and rule.treatment.local
+            and manifest.modules[path].changes.trained_input
         )
         for rule, paths in grouped(taking):
             yield self._report(analysis, rule, f"{_these(manifest, paths)} changes its own input in place")
@@ -112,7 +138,7 @@ class ChangesBetweenStages(Check):
         starts = first_modules(analysis) if has_placeholders(analysis) else None
         if pipeline is None or manifest is None or not starts:
             return
-        changing = next((path for path in starts if manifest.modules[path].changes.own_input), None)
+        changing = next((path for path in starts if _changes_input(analysis, path, "received_input")), None)
         changed = next(_changed_between(analysis, manifest), None)
         if changing is not None:
             what = f"`{changing}`, with which a stage begins, changes its own input in place"
@@ -128,6 +154,43 @@ class ChangesBetweenStages(Check):
         )
 
 
+def _changes_input(analysis: Analysis, path: str, which: str) -> bool:
+    """Whether a module changes an input of a kind of `Changes`, or one behind a cast that does nothing."""
+    assert analysis.manifest is not None
+    changes = analysis.manifest.modules[path].changes
+    return bool(getattr(changes, which)) or (changes.cast_input and not _casts_copy(analysis))
+
+
+def _casts_copy(analysis: Analysis) -> bool:
+    """Whether the activations have another dtype than fp32, to which models cast them.
+
+    Under autocast only the results of products have; what passes between blocks and stages is fp32.
+    """
+    return analysis.plan.precision.param != "fp32" and autocast_dtype(analysis) is None
+
+
+def _changed_kept(manifest: Manifest, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
+    """Yield the modules, with their rules, that keep an output for recomputation which a module above changes."""
+    found = {
+        path
+        for info in manifest.modules.values()
+        for result in info.changes.results
+        if result.operator
+        and (path := info.child_path(result.path)) in rules
+        and _keeps(rules[path].treatment, result.operator)
+    }
+    return ((path, rule) for path, rule in rules.items() if path in found)
+
+
+def _keeps(treatment: Any, operator: str) -> bool:
+    """Whether recomputation with a treatment may begin from kept outputs of an operator such as `aten.mm.default`."""
+    if isinstance(treatment, Budget):
+        return True
+    words = {"attention": ATTENTION, "matmul": PRODUCTS, "alternate_matmul": PRODUCTS, "collective": ()}
+    kept = chain.from_iterable(words.get(word, (word,)) for word in getattr(treatment, "keep", ()))
+    return any(f"{operator}.".startswith(f"{name}.") for name in kept)
+
+
 def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield each forward that runs on several stages and changes the result of a module of one stage, with both."""
     above = dict.fromkeys(path for start in split_points(analysis).starts for path in holders(start))
@@ -135,6 +198,8 @@ def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[s
         info = manifest.modules[path]
         for result in info.changes.results:
             changed = info.child_path(result.path)
+            if result.behind_cast and _casts_copy(analysis):
+                continue
             by_stage = result.by and stage_of(analysis, info.child_path(result.by)) is not None
             if not by_stage and stage_of(analysis, changed) is not None:
                 yield path, changed

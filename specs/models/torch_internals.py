@@ -2,6 +2,9 @@
 
 import torch
 
+# Hides what is done inside from modes and from subclasses of tensors.
+from torch._C import DisableTorchFunction
+
 # Class of `torch.ops.aten.add.Tensor`, for annotations.
 from torch._ops import OpOverload
 
@@ -64,7 +67,8 @@ def times_changed(tensor: torch.Tensor) -> int:
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which this one is a view; None where it is not a view."""
-    return tensor._base
+    with DisableTorchFunction():  # otherwise a mode would observe it as an operation of the model
+        return tensor._base
 
 
 # The function that a torch-function mode receives for `tensor.is_meta`.

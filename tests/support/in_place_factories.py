@@ -36,6 +36,80 @@ class Positioned(Residual):
         return super().forward(x)
 
 
+class Biased(Residual):
+    """Changes an argument without a gradient."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        bias += 1.0
+        return super().forward(x + bias)
+
+
+class Constant(Decoder):
+    """Gives its blocks a bias that is made of constants."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        bias = torch.zeros_like(x)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(x)
+
+
+class Summed(Decoder):
+    """Gives its blocks new tensors, not those that modules returned."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(tokens)
+        for block in self.blocks:
+            x = block(x + 1.0)
+        return self.head(x)
+
+
+class Gated(nn.Module):
+    """Returns a product beside what it computes from it, or from its input."""
+
+    def __init__(self, dim: int, is_used: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, dim, bias=False)
+        self.is_used = is_used
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.gate(x)
+        return (scores if self.is_used else x).sigmoid(), scores
+
+
+class Scored(nn.Module):
+    """Changes one of the two results of a module."""
+
+    def __init__(self, dim: int, is_used: bool) -> None:
+        super().__init__()
+        self.router = Gated(dim, is_used)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, scores = self.router(x)
+        scores -= 3.0
+        return x + self.out(scores.sigmoid()) * weights
+
+
+class Cast(Residual):
+    """Changes a cast of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        y -= 1.0
+        return super().forward(y.type_as(x))
+
+
+class CastBetween(Decoder):
+    """Changes a cast of what its head returns."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(tokens).float()
+        logits *= 0.5
+        return logits
+
+
 class Noisy(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rrelu(super().forward(x), training=self.training)
@@ -54,7 +128,17 @@ class Between(Decoder):
 
 def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
     """A model that changes nothing in place (`none`), results, the inputs of blocks, or tensors between blocks."""
-    model = (Between if kind == "between" else Decoder)(depth, dim)
-    block = {"inputs": Positioned, "noise": Noisy}.get(kind, Residual)
-    model.blocks = nn.ModuleList([block(dim, kind == "results") for _ in range(depth)])
+    model = {"between": Between, "constant": Constant, "sums": Summed, "cast_between": CastBetween}.get(kind, Decoder)(
+        depth, dim
+    )
+    block = {
+        "inputs": Positioned,
+        "sums": Positioned,
+        "cast": Cast,
+        "constant": Biased,
+        "noise": Noisy,
+        "used": Scored,
+        "unused": Scored,
+    }.get(kind, Residual)
+    model.blocks = nn.ModuleList([block(dim, kind in ("results", "used")) for _ in range(depth)])
     return model

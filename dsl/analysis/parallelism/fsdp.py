@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
@@ -10,6 +11,9 @@ from legoai.dsl.analysis.facts import following, holders
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.record import Record
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifests.manifest import Manifest
 
 
 class FsdpUnit(Record):
@@ -41,6 +45,15 @@ def fsdp_units(analysis: Analysis) -> dict[str, FsdpUnit]:
     for path, rule in following(analysis, fsdp, Unit).items():
         units[path] = FsdpUnit(rule, resharding(rule.treatment, path))
     return units
+
+
+def has_own_parameters(manifest: Manifest, path: str, units: Container[str]) -> bool:
+    """Whether a module has parameters that no unit inside of it holds; as a unit, it is empty otherwise."""
+    info = manifest.modules[path]
+    if info.parameters:
+        return True
+    inside = (info.child_path(name) for name in info.children)
+    return any(child not in units and has_own_parameters(manifest, child, units) for child in inside)
 
 
 def resharding(unit: Unit, path: str) -> Any:

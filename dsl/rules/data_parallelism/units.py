@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -97,10 +97,11 @@ class EmptyUnit(Check):
             empty = [
                 path
                 for path in paths
-                if manifest.modules[path].class_name not in _HELD_CONTAINERS and not _holds(manifest, path, units)
+                if manifest.modules[path].class_name not in _HELD_CONTAINERS
+                and not has_own_parameters(manifest, path, units)
             ]
             if empty:
-                deeper = _holds(manifest, empty[0], ())
+                deeper = has_own_parameters(manifest, empty[0], ())
                 yield self.at(
                     span_of(rule),
                     f"the unit `{general(manifest, empty[0])}` is empty: "
@@ -108,15 +109,6 @@ class EmptyUnit(Check):
                     label="holds nothing",
                     help=["delete it" if len(empty) == len(paths) else "make the path more specific"],
                 )
-
-
-def _holds(manifest: Manifest, path: str, units: Container[str]) -> bool:
-    """Whether the module has parameters that no unit inside of it holds."""
-    info = manifest.modules[path]
-    if info.parameters:
-        return True
-    inside = (info.child_path(name) for name in info.children)
-    return any(child not in units and _holds(manifest, child, units) for child in inside)
 
 
 class TiedAcrossUnits(Check):

@@ -35,7 +35,7 @@ from legoai.specs.models.manifests.changes import NO_CHANGES, Changes, changes_f
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 16
+FORMAT = 17
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

@@ -35,6 +35,57 @@ def test_modules_that_change_their_input_are_reported(text: str, code: str | Non
     assert not found("none", text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "code"),
+    [
+        ("constant", FSDP, None),
+        ("constant", PIPELINE, None),
+        ("constant", "checkpoint { blocks.* = full }\n", "LP642"),
+        ("sums", FSDP, "LP642"),
+        ("sums", PIPELINE, None),
+        ("results", "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.*.act = unit }\n", None),
+        (
+            "inputs",
+            "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit, blocks.*.{norm, up, down} = unit }\n",
+            None,
+        ),
+    ],
+)
+def test_changes_that_work_are_not_reported(kind: str, text: str, code: str | None):
+    assert found(kind, text) == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code"),
+    [("cast", FSDP, "LP642"), ("cast", PIPELINE, "LP522"), ("cast_between", PIPELINE, "LP522")],
+)
+def test_cast_is_a_copy_only_in_other_dtypes(kind: str, text: str, code: str):
+    assert found(kind, f"{text}precision (param = fp32)\n") == {code}
+    assert not found(kind, f"{text}precision (param = bf16)\n")
+
+
+def test_autocast_passes_fp32_between_stages():
+    text = "cluster h100_sxm(devices = 2)\nmesh (pp = 2)\npipeline on pp (schedule = 1F1B)\nprecision (param = bf16)\n"
+    assert found("cast_between", text) == {"LP522"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "treatment", "is_refused"),
+    [
+        ("used", "selective([matmul])", True),
+        ("used", 'selective(["aten.mm.default"])', True),
+        ("used", 'selective(["aten.mm"])', True),
+        ("used", "budget(50%)", True),
+        ("used", 'selective(["aten.sigmoid"])', False),
+        ("used", "full", False),
+        ("unused", "selective([matmul])", False),
+    ],
+)
+def test_kept_outputs_may_not_be_changed(kind: str, treatment: str, is_refused: bool):
+    assert ("LP642" in found(kind, f"checkpoint {{ blocks.*.router = {treatment} }}\n")) is is_refused
+    assert not found(kind, f"checkpoint {{ blocks.* = {treatment} }}\n"), "the change is within what is recomputed"
+
+
 def test_model_may_not_change_what_passes_between_stages():
     assert found("between", PIPELINE) == {"LP522"}
     assert not found("between", FSDP)

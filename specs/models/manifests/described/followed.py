@@ -67,9 +67,9 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 with (
                     torch.no_grad(),
                     UpdatedBuffers(model) as updated,
+                    InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of its casts
                     FlowRecorder(model) as recorder,
                     ShapeRecorder(noted) as shapes,
-                    InPlaceRecorder(model) as in_place,
                 ):
                     result = model(*inputs)
                 reads = reads_of(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,24 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
     assert manifest.flow_error is None
     assert Manifest.from_json(manifest.to_json()) == manifest
     found = {path: info.changes for path, info in manifest.modules.items()}
-    return {path: (item.own_input, {*item.results}, item.noise) for path, item in found.items() if any(item)}
+    return {
+        path: (item.own_input, {result[:2] for result in item.results}, item.noise)
+        for path, item in found.items()
+        if any(item)
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "trained", "received"), [("inputs", True, True), ("sums", True, False), ("constant", False, False)]
+)
+def test_changed_inputs_are_told_by_where_they_come_from(kind: str, trained: bool, received: bool):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.1"].changes
+    assert (found.own_input, found.trained_input, found.received_input) == (True, trained, received)
+
+
+def test_inputs_computed_from_frozen_parameters_have_no_gradient():
+    model = build("inputs", depth=1).requires_grad_(False)
+    assert not describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes.trained_input
 
 
 @pytest.mark.parametrize(
@@ -29,6 +48,7 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
             {"": (False, {("embeddings", "blocks.0")}, False), "blocks.0": (True, set(), False)},
         ),
         ("between", {"": (False, {("blocks.0", "")}, False)}),
+        ("used", {"blocks.0": (False, {("router", ""), ("router.gate", "")}, False)}),
         ("noise", {"blocks.0": (False, set(), True)}),
     ],
 )
@@ -51,3 +71,46 @@ def test_changes_of_own_buffers_and_of_new_tensors_are_none():
             return self.layer(x).clone().mul_(2.0) + torch.zeros_like(x).add_(1.0)
 
     assert changes(Counts()) == {}
+
+
+@pytest.mark.parametrize(
+    ("cast", "is_copy"),
+    [
+        (lambda x: x.float(), True),
+        (lambda x: x.to(torch.float32)[:, :2], True),
+        (lambda x: x.to(dtype=torch.float32).view(-1), True),
+        (lambda x: x.type_as(x), True),
+        (lambda x: x.to(x.device), False),
+        (lambda x: x.contiguous(), False),
+    ],
+)
+def test_cast_counts_as_copy(cast: Callable[[torch.Tensor], torch.Tensor], is_copy: bool):
+    class Casts(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = cast(x)
+            y *= 2.0
+            return super().forward(x)
+
+    model = build("none", depth=1)
+    model.blocks[0].up = Casts(16, 16)
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0.up"].changes
+    assert (found.own_input, found.cast_input) == (not is_copy, is_copy)
+
+
+def test_changed_casts_of_results_are_told_apart():
+    class Casts(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).float()
+            y -= y.mean(-1, keepdim=True)
+            return y
+
+    model = build("none", depth=1)
+    model.blocks[0] = Casts(nn.Linear(16, 16))
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes
+    assert found.results == (("0", "", "", True),)
+
+
+@pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
+def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
+    assert {*found} == {("router", "", operator, False), ("router.gate", "", "", False)}
