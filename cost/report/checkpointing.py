@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import grouped, holders, listed, of_innermost
+from legoai.dsl.analysis.facts import grouped, listed, of_innermost
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -123,7 +123,8 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
             continue
         if called is None:
             called = _called(estimate)
-        names = {name for path, found in called.items() if _is_under(path, paths) for name in found}
+        own = dict.fromkeys(paths, True)
+        names = {name for path, found in called.items() if of_innermost(path, own) for name in found}
         named = [name for name in rule.treatment.keep if "." in name]
         idle = [name for name in named if ".".join(name.split(".")[:2]) not in names and not _is_view(name)]
         if idle:
@@ -154,7 +155,3 @@ def _is_view(name: str) -> bool:
     from legoai.runtime.recomputation.policies import operators  # imports torch, which a cached simulation does not
 
     return all(any(result.alias_info is not None for result in item._schema.returns) for item in operators(name))
-
-
-def _is_under(path: str, modules: Collection[str]) -> bool:
-    return path in modules or any(above in modules for above in holders(path))

@@ -13,7 +13,6 @@ from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMo
 _MISSING: Final = ("encountered during backward", "not found in storage")
 """Parts of torch's error for an operator that ran in recomputation but not in forward, around the invocation index."""
 
-
 _RECOMPUTE: Final = getattr(torch.utils.checkpoint, "_RECOMPUTE", None)
 """Entry of torch's storage for an output that is not saved; torch 2.12 has none, and asks the policy again."""
 
