@@ -32,9 +32,13 @@ class Lines:
 
     def line(self, number: int) -> str:
         """The text of a line, which counts from 1, without its end."""
-        start = self._starts[number - 1]
+        start = self.offset(number)
         end = self._starts[number] if number < len(self._starts) else len(self.text)
         return self.text[start:end].rstrip("\r\n")
+
+    def offset(self, number: int) -> int:
+        """The offset at which a line begins."""
+        return self._starts[number - 1]
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -1,4 +1,4 @@
-"""A TorchTitan job config: its options by name, with their spans."""
+"""A TorchTitan job config: its options by name, with their spans; those of a TOML file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, UnknownConfigKey
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.text import Lines
-from legoai.dsl.importing.keys import BEFORE_MARCH_2025, KEYS, OLD_DEFAULTS, RENAMED, Key, Type, Value
+from legoai.dsl.importing.formats import AUGUST_2026, DECEMBER_2024, JANUARY_2026, Format
+from legoai.dsl.importing.keys import BEFORE_MARCH_2025, RENAMED, Key, Type, Value
 from legoai.specs.span import Span
 
 _LARGEST: Final = 2**63
@@ -38,24 +39,35 @@ class Config:
 
     Attributes:
         lines: of the file.
-        given: values of the options that the file gives, by their names in :data:`KEYS`.
+        format: of the file; that of a TOML file follows from its options.
+        given: values of the options that the file gives, by their names in the format's ``keys``.
         written: names that the file uses, by the same.
         diagnostics: about the file.
         places: spans, by names in the file.
-        unknown: entries that TorchTitan does not have, with their values.
+        dropped: what is not translated because it has no name or value here: the value and the reason, by name.
+        files: texts of other files that were read, by name.
+        function: that makes the config in a Python file.
     """
 
     lines: Lines
+    format: Format = JANUARY_2026
     given: dict[str, Any] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     places: dict[str, Span] = field(default_factory=dict)
-    unknown: dict[str, Any] = field(default_factory=dict)
+    dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    function: str = ""
 
     @property
     def is_old(self) -> bool:
         """Whether the file is of the format before March 2025."""
-        return any(name in BEFORE_MARCH_2025 for name in self.written.values())
+        return self.format is DECEMBER_2024
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is of the format of August 2026, which is the last one known."""
+        return self.format is AUGUST_2026
 
     @property
     def has_errors(self) -> bool:
@@ -64,17 +76,17 @@ class Config:
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an option, or TorchTitan's default where the file does not give it."""
-        assert not KEYS[name].beside, f"{name} is not translated"
+        assert not self.format.keys[name].beside, f"{name} is not translated"
         return self.given.get(name, self.default(name))
 
     def default(self, name: str) -> Value:
         """TorchTitan's default, in the time of the file's format."""
-        default = KEYS[name].default
-        return OLD_DEFAULTS.get(name, default) if self.is_old else default
+        return self.format.keys[name].default
 
     def without(self, name: str) -> Config:
         """The same file, with TorchTitan's default for one of its options."""
-        return Config(self.lines, {key: value for key, value in self.given.items() if key != name}, self.written)
+        given = {key: value for key, value in self.given.items() if key != name}
+        return replace(self, given=given, diagnostics=[], places={}, dropped={})
 
     def span_of(self, name: str) -> Span:
         """Return the span of the option; the beginning of the file where it has none."""
@@ -86,8 +98,11 @@ class Config:
         self.diagnostics.append(ConfigValue.at(self.span_of(name), message, label=label, help=help))
 
 
-def read_config(text: str, name: str) -> Config:
-    """Return the options of a config's text; report unknown options, and values of the wrong type."""
+def read_config(text: str, name: str, settings: Mapping[str, str] | None = None) -> Config:
+    """Return the options of a TOML file's text; report unknown options, and values of the wrong type.
+
+    ``settings`` are values that a command line gives instead, by the names of their options.
+    """
     config = Config(Lines(text, name))
     try:
         tables = tomllib.loads(text)
@@ -95,28 +110,59 @@ def read_config(text: str, name: str) -> Config:
         config.diagnostics.append(_broken(config.lines, str(error)))
         return config
     config.places = dict(_places(config.lines))
-    for path, value in _flat(tables):
-        _take(config, path, value)
+    entries = dict(_flat(tables))
+    for path, text_of_value in (settings or {}).items():
+        name_of_key = RENAMED.get(path, path)
+        same = [other for other in entries if RENAMED.get(other, other) == name_of_key]
+        key = JANUARY_2026.keys.get(name_of_key)
+        entries = {other: value for other, value in entries.items() if other not in same}
+        entries[path] = text_of_value if key is None else typed(key, text_of_value)
+        config.places.pop(path, None)
+    if any(path in BEFORE_MARCH_2025 for path in entries):
+        config.format = DECEMBER_2024
+    for path, value in entries.items():
+        take(config, path, value)
     return config
 
 
-def _take(config: Config, path: str, value: Any) -> None:
-    """Record one entry of the file, or report it."""
-    name = path if path in KEYS else RENAMED.get(path)
+def typed(key: Key, text: str) -> Any:
+    """The value that a text on a command line means for an option; the text where it is no such value."""
+    if key.type in ("text", "lists of texts"):
+        return text
+    if key.type == "texts":
+        return [part for part in re.split(r"[\s,]+", text.strip("[]")) if part]
+    if key.type == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def take(config: Config, path: str, value: Any, name: str | None = None) -> None:
+    """Record one entry of a file, or report it.
+
+    ``path`` is its name in the file, and ``name`` that of the option where the two differ.
+    """
+    keys = config.format.keys
+    name = name or path
+    name = name if name in keys else None if config.format.is_python else RENAMED.get(name)
     place = config.places.get(path, config.span_of(path))
     if name is None:
-        help = suggestion(path, [*KEYS, *RENAMED])
+        help = suggestion(path, [*keys, *([] if config.format.is_python else RENAMED)])
         config.diagnostics.append(
             UnknownConfigKey.at(place, f"TorchTitan has no option `{path}`", label="not read", help=help)
         )
-        config.unknown[path] = value
+        config.dropped[path] = value, "TorchTitan has no such option"
         return
     if name in config.written:
         message = f"`{path}` is another name of `{config.written[name]}`, which is given too"
         config.diagnostics.append(ConfigValue.at(place, message, label="given twice"))
         return
     config.written[name] = path
-    problem = _problem(KEYS[name], value)
+    problem = _problem(keys[name], value)
     if problem is not None:
         message = f"`{path}` takes {problem}, not `{_shown(value)}`"
         config.diagnostics.append(ConfigValue.at(place, message, label="this value"))

@@ -36,23 +36,23 @@ class Key:
     most: int | None = None
 
 
-_WHERE: Final = "where a run writes and what it prints is said to `legoai run`"
-_DATA: Final = "what is trained on is said by `data`, or by --data and --tokenizer"
-_WATCH: Final = "profiles and estimates are commands and options of their own"
+WHERE: Final = "where a run writes and what it prints is said to `legoai run`"
+DATA: Final = "what is trained on is said by `data`, or by --data and --tokenizer"
+WATCH: Final = "profiles and estimates are commands and options of their own"
 _WAIT: Final = "timeouts and recorders of the process group have no place in a plan"
 _COLLECT: Final = "the garbage collector is the trainer's own affair"
 _FORM: Final = "checkpoints have one format"
-_MOE: Final = "the model has no experts"
+MOE: Final = "the model has no experts"
 _OTHER: Final = "no plan says it"
 _DTYPES: Final = ("bfloat16", "float32")
 
 
-def _no(type: Type, default: Value, why: str) -> Key:
+def beside(type: Type, default: Value, why: str) -> Key:
     """An option on which no schedule depends."""
     return Key(type, default, why)
 
 
-def _other(type: Type, default: Value, why: str = _OTHER, choices: tuple[str, ...] = ()) -> Key:
+def other(type: Type, default: Value, why: str = _OTHER, choices: tuple[str, ...] = ()) -> Key:
     """An option without an equivalent in plans, except for its default."""
     return Key(type, default, why, changes=True, choices=choices)
 
@@ -62,48 +62,48 @@ def _under(section: str, keys: dict[str, Key]) -> dict[str, Key]:
 
 
 _WORKERS: Final = {
-    "dataloader.num_workers": _no("integer", 0, _DATA),
-    "dataloader.persistent_workers": _no("boolean", False, _DATA),
-    "dataloader.pin_memory": _no("boolean", False, _DATA),
-    "dataloader.prefetch_factor": _no("integer", None, _DATA),
+    "dataloader.num_workers": beside("integer", 0, DATA),
+    "dataloader.persistent_workers": beside("boolean", False, DATA),
+    "dataloader.pin_memory": beside("boolean", False, DATA),
+    "dataloader.prefetch_factor": beside("integer", None, DATA),
 }
 
 KEYS: Final[dict[str, Key]] = {
     **_under(
         "job",
         {
-            "config_file": _no("text", None, _WHERE),
-            "dump_folder": _no("text", "./outputs", _WHERE),
-            "description": _no("text", "default job", _WHERE),
-            "print_config": _no("boolean", False, _WHERE),
-            "save_config_file": _no("text", None, _WHERE),
-            "use_for_integration_test": _no("boolean", False, _WHERE),
-            "custom_config_module": _other("text", ""),
+            "config_file": beside("text", None, WHERE),
+            "dump_folder": beside("text", "./outputs", WHERE),
+            "description": beside("text", "default job", WHERE),
+            "print_config": beside("boolean", False, WHERE),
+            "save_config_file": beside("text", None, WHERE),
+            "use_for_integration_test": beside("boolean", False, WHERE),
+            "custom_config_module": other("text", ""),
         },
     ),
     **_under(
         "profiling",
         {
-            "enable_profiling": _no("boolean", False, _WATCH),
-            "save_traces_folder": _no("text", "profile_traces", _WATCH),
-            "profile_freq": _no("integer", 10, _WATCH),
-            "profiler_active": _no("integer", 1, _WATCH),
-            "profiler_warmup": _no("integer", 3, _WATCH),
-            "enable_memory_snapshot": _no("boolean", False, _WATCH),
-            "save_memory_snapshot_folder": _no("text", "memory_snapshot", _WATCH),
+            "enable_profiling": beside("boolean", False, WATCH),
+            "save_traces_folder": beside("text", "profile_traces", WATCH),
+            "profile_freq": beside("integer", 10, WATCH),
+            "profiler_active": beside("integer", 1, WATCH),
+            "profiler_warmup": beside("integer", 3, WATCH),
+            "enable_memory_snapshot": beside("boolean", False, WATCH),
+            "save_memory_snapshot_folder": beside("text", "memory_snapshot", WATCH),
         },
     ),
     **_under(
         "metrics",
         {
-            "log_freq": _no("integer", 10, _WHERE),
-            "enable_tensorboard": _no("boolean", False, _WHERE),
-            "disable_color_printing": _no("boolean", False, _WHERE),
-            "enable_color_printing": _no("boolean", True, _WHERE),
-            "save_tb_folder": _no("text", "tb", _WHERE),
-            "save_for_all_ranks": _no("boolean", False, _WHERE),
-            "rank_0_only": _no("boolean", True, _WHERE),
-            "enable_wandb": _no("boolean", False, _WHERE),
+            "log_freq": beside("integer", 10, WHERE),
+            "enable_tensorboard": beside("boolean", False, WHERE),
+            "disable_color_printing": beside("boolean", False, WHERE),
+            "enable_color_printing": beside("boolean", True, WHERE),
+            "save_tb_folder": beside("text", "tb", WHERE),
+            "save_for_all_ranks": beside("boolean", False, WHERE),
+            "rank_0_only": beside("boolean", True, WHERE),
+            "enable_wandb": beside("boolean", False, WHERE),
         },
     ),
     **_under(
@@ -111,11 +111,11 @@ KEYS: Final[dict[str, Key]] = {
         {
             "name": Key("text", "llama3"),
             "flavor": Key("text", "debugmodel"),
-            "hf_assets_path": _no("text", "./tests/assets/tokenizer", _DATA),
-            "tokenizer_path": _no("text", None, _DATA),
+            "hf_assets_path": beside("text", "./tests/assets/tokenizer", DATA),
+            "tokenizer_path": beside("text", None, DATA),
             "converters": Key("texts", []),
-            "print_after_conversion": _no("boolean", False, _WHERE),
-            "norm_type": _other("text", "rmsnorm", "built-in models of this family have RMSNorm"),
+            "print_after_conversion": beside("boolean", False, WHERE),
+            "norm_type": other("text", "rmsnorm", "built-in models of this family have RMSNorm"),
         },
     ),
     **_under(
@@ -129,7 +129,7 @@ KEYS: Final[dict[str, Key]] = {
             "weight_decay": Key("number", 0.1, least=0),
             "implementation": Key("text", "fused", choices=("for-loop", "foreach", "fused")),
             "fused": Key("boolean", False),
-            "early_step_in_backward": _other("boolean", False, "optimizers step after the backward pass"),
+            "early_step_in_backward": other("boolean", False, "optimizers step after the backward pass"),
         },
     ),
     **_under(
@@ -145,8 +145,8 @@ KEYS: Final[dict[str, Key]] = {
     **_under(
         "training",
         {
-            "dataset": _no("text", "c4_test", _DATA),
-            "dataset_path": _no("text", None, _DATA),
+            "dataset": beside("text", "c4_test", DATA),
+            "dataset_path": beside("text", None, DATA),
             "local_batch_size": Key("integer", 8, least=1),
             "global_batch_size": Key("integer", -1),
             "seq_len": Key("integer", 2048, least=1),
@@ -156,8 +156,8 @@ KEYS: Final[dict[str, Key]] = {
             "dtype": Key("text", "float32", choices=_DTYPES),
             "mixed_precision_param": Key("text", "bfloat16", choices=_DTYPES),
             "mixed_precision_reduce": Key("text", "float32", choices=_DTYPES),
-            "gc_freq": _no("integer", 50, _COLLECT),
-            "gc_debug": _no("boolean", False, _COLLECT),
+            "gc_freq": beside("integer", 50, _COLLECT),
+            "gc_debug": beside("boolean", False, _COLLECT),
             "enable_loss_parallel": Key("boolean", True),
             "data_parallel_type": Key("text", "fsdp", choices=("fsdp", "ddp")),
             **_WORKERS,
@@ -179,17 +179,17 @@ KEYS: Final[dict[str, Key]] = {
             "pipeline_parallel_last_stage_less_layers": Key("integer", 1, least=0),
             "pipeline_parallel_layers_per_stage": Key("integer", None, least=1),
             "pipeline_parallel_schedule": Key("text", "1F1B"),
-            "pipeline_parallel_schedule_csv": _other("text", "", "write the order file into `schedule = csv(…)`"),
+            "pipeline_parallel_schedule_csv": other("text", "", "write the order file into `schedule = csv(…)`"),
             "pipeline_parallel_microbatch_size": Key("integer", 1, least=1),
             "pipeline_parallel_microbatches": Key("integer", None, least=1),
-            "pipeline_parallel_expert_parallel_overlap": _no("boolean", True, _MOE),
+            "pipeline_parallel_expert_parallel_overlap": beside("boolean", True, MOE),
             "context_parallel_degree": Key("integer", 1, least=1),
             "context_parallel_load_balancer": Key("text", "headtail", choices=("headtail", "ptrr")),
             "context_parallel_rotate_method": Key("text", "allgather", choices=("allgather", "alltoall")),
-            "expert_parallel_degree": _no("integer", 1, _MOE),
-            "expert_tensor_parallel_degree": _no("integer", 1, _MOE),
-            "expert_parallel_comm_backend": _no("text", "standard", _MOE),
-            "enable_compiled_autograd": _other("boolean", False, "backward passes are not compiled by themselves"),
+            "expert_parallel_degree": beside("integer", 1, MOE),
+            "expert_tensor_parallel_degree": beside("integer", 1, MOE),
+            "expert_parallel_comm_backend": beside("text", "standard", MOE),
+            "enable_compiled_autograd": other("boolean", False, "backward passes are not compiled by themselves"),
         },
     ),
     **_under(
@@ -197,24 +197,24 @@ KEYS: Final[dict[str, Key]] = {
         {
             "enable": Key("boolean", False),
             "interval": Key("integer", 500, least=1),
-            "interval_type": _other("text", "steps", "checkpoints are counted in steps", ("steps", "seconds")),
+            "interval_type": other("text", "steps", "checkpoints are counted in steps", ("steps", "seconds")),
             "keep_latest_k": Key("integer", 10, least=0),
             "async_mode": Key("text", "disabled", choices=("disabled", "async", "async_with_pinned_mem")),
-            "folder": _no("text", "checkpoint", _WHERE),
-            "enable_ft_dataloader_checkpoints": _no("boolean", True, _FORM),
-            "initial_load_path": _other("text", None, "say what a training starts with by `weights` or --load-weights"),
-            "initial_load_model_only": _no("boolean", True, _FORM),
-            "initial_load_in_hf": _no("boolean", False, _FORM),
-            "initial_load_in_hf_quantized": _no("boolean", False, _FORM),
-            "last_save_model_only": _no("boolean", True, _FORM),
-            "last_save_in_hf": _no("boolean", False, "`legoai export` writes weights as Hugging Face publishes them"),
-            "last_save_in_safetensors_format": _no("boolean", False, "`legoai export` writes safetensors files"),
-            "export_dtype": _no("text", "float32", "`legoai export` has the dtype of its own"),
-            "load_step": _no("integer", -1, "`legoai run` says from which step a training resumes"),
-            "exclude_from_loading": _other("texts", [], "a training resumes from all of a checkpoint"),
-            "enable_first_step_checkpoint": _no("boolean", False, _FORM),
-            "create_seed_checkpoint": _no("boolean", False, _FORM),
-            "load_only": _other("boolean", False, "leave `save` out to write no checkpoints"),
+            "folder": beside("text", "checkpoint", WHERE),
+            "enable_ft_dataloader_checkpoints": beside("boolean", True, _FORM),
+            "initial_load_path": other("text", None, "say what a training starts with by `weights` or --load-weights"),
+            "initial_load_model_only": beside("boolean", True, _FORM),
+            "initial_load_in_hf": beside("boolean", False, _FORM),
+            "initial_load_in_hf_quantized": beside("boolean", False, _FORM),
+            "last_save_model_only": beside("boolean", True, _FORM),
+            "last_save_in_hf": beside("boolean", False, "`legoai export` writes weights in the layout of Hugging Face"),
+            "last_save_in_safetensors_format": beside("boolean", False, "`legoai export` writes safetensors files"),
+            "export_dtype": beside("text", "float32", "`legoai export` has the dtype of its own"),
+            "load_step": beside("integer", -1, "`legoai run` says from which step a training resumes"),
+            "exclude_from_loading": other("texts", [], "a training resumes from all of a checkpoint"),
+            "enable_first_step_checkpoint": beside("boolean", False, _FORM),
+            "create_seed_checkpoint": beside("boolean", False, _FORM),
+            "load_only": other("boolean", False, "leave `save` out to write no checkpoints"),
         },
     ),
     **_under(
@@ -222,15 +222,15 @@ KEYS: Final[dict[str, Key]] = {
         {
             "mode": Key("text", "selective", choices=("selective", "full", "memory_budget", "none")),
             "selective_ac_option": Key("text", "2"),
-            "per_op_sac_force_recompute_mm_shapes_by_fqns": _other(
+            "per_op_sac_force_recompute_mm_shapes_by_fqns": other(
                 "texts", ["moe.router.gate"], "operators are not told apart by shape"
             ),
-            "early_stop": _other("boolean", False, "recomputation stops as soon as everything is there again"),
+            "early_stop": other("boolean", False, "recomputation stops as soon as everything is there again"),
             "memory_budget": Key("number", 0.5, least=0, most=1),
-            "visualize_memory_budget_pareto": _no("boolean", False, _WATCH),
-            "preserve_rng_state": _no("boolean", False, "the model draws no random numbers"),
-            "determinism_check": _no("text", "default", "the check changes no result"),
-            "debug": _no("boolean", False, _WATCH),
+            "visualize_memory_budget_pareto": beside("boolean", False, WATCH),
+            "preserve_rng_state": beside("boolean", False, "the model draws no random numbers"),
+            "determinism_check": beside("text", "default", "the check changes no result"),
+            "debug": beside("boolean", False, WATCH),
         },
     ),
     **_under(
@@ -246,71 +246,71 @@ KEYS: Final[dict[str, Key]] = {
         {
             "linear.float8.enable_float8_linear": Key("boolean", False),
             "linear.float8.enable_fsdp_float8_all_gather": Key("boolean", False),
-            "linear.float8.precompute_float8_dynamic_scale_for_fsdp": _no(
+            "linear.float8.precompute_float8_dynamic_scale_for_fsdp": beside(
                 "boolean", False, "scales of gathered weights are computed once, at the start of a step"
             ),
             "linear.float8.recipe_name": Key("text", None, choices=("tensorwise", "rowwise", "rowwise_with_gw_hp")),
             "linear.float8.filter_fqns": Key("texts", []),
-            "linear.float8.emulate": _other("boolean", False, "float8 is never emulated"),
-            "linear.float8.force_recompute_fp8_weight_in_bwd": _other(
+            "linear.float8.emulate": other("boolean", False, "float8 is never emulated"),
+            "linear.float8.force_recompute_fp8_weight_in_bwd": other(
                 "boolean", False, "weights in float8 are kept as torchao keeps them"
             ),
             **{
-                f"linear.float8.scaling_type_{name}": _other("text", "dynamic", "scales are dynamic")
+                f"linear.float8.scaling_type_{name}": other("text", "dynamic", "scales are dynamic")
                 for name in ("input", "weight", "grad_output")
             },
-            "linear.mx.recipe_name": _other("text", "mxfp8_cublas", "`mxfp8` has one recipe"),
-            "linear.mx.mxfp8_dim1_cast_kernel_choice": _no("text", "triton", "torchao chooses the kernel of the cast"),
-            "linear.mx.use_fp8_dim1_cast_triton_kernel": _no("boolean", True, "torchao chooses the kernel of the cast"),
+            "linear.mx.recipe_name": other("text", "mxfp8_cublas", "`mxfp8` has one recipe"),
+            "linear.mx.mxfp8_dim1_cast_kernel_choice": beside("text", "triton", "torchao chooses how it casts"),
+            "linear.mx.use_fp8_dim1_cast_triton_kernel": beside("boolean", True, "torchao chooses how it casts"),
             "linear.mx.filter_fqns": Key("texts", ["output"]),
-            "grouped_mm.float8.fqns": _no("texts", [], _MOE),
-            "grouped_mm.mx.fqns": _no("texts", [], _MOE),
-            "grouped_mm.mx.recipe_name": _no("text", "mxfp8", _MOE),
+            "grouped_mm.float8.fqns": beside("texts", [], MOE),
+            "grouped_mm.mx.fqns": beside("texts", [], MOE),
+            "grouped_mm.mx.recipe_name": beside("text", "mxfp8", MOE),
         },
     ),
     **_under(
         "comm",
         {
-            "init_timeout_seconds": _no("integer", 300, _WAIT),
-            "train_timeout_seconds": _no("integer", 100, _WAIT),
-            "trace_buf_size": _no("integer", 20000, _WAIT),
-            "save_traces_folder": _no("text", "comm_traces", _WAIT),
-            "save_traces_file_prefix": _no("text", "rank_", _WAIT),
-            "mode": _other("text", "default", "`legoai cost` and `legoai verify` need no devices"),
+            "init_timeout_seconds": beside("integer", 300, _WAIT),
+            "train_timeout_seconds": beside("integer", 100, _WAIT),
+            "trace_buf_size": beside("integer", 20000, _WAIT),
+            "save_traces_folder": beside("text", "comm_traces", _WAIT),
+            "save_traces_file_prefix": beside("text", "rank_", _WAIT),
+            "mode": other("text", "default", "ranks talk by `torch.distributed`; `legoai cost` needs none"),
         },
     ),
     **_under(
         "memory_estimation",
         {
-            "enable": _no("boolean", False, _WATCH),
-            "disable_fake_mode": _no("boolean", False, _WATCH),
+            "enable": beside("boolean", False, WATCH),
+            "disable_fake_mode": beside("boolean", False, WATCH),
         },
     ),
     **_under(
         "fault_tolerance",
         {
-            "enable": _other("boolean", False, "replica groups do not come and go"),
-            "process_group": _no("text", "gloo", _WAIT),
-            "process_group_timeout_ms": _no("integer", 10000, _WAIT),
-            "replica_id": _no("integer", 0, _WAIT),
-            "group_size": _no("integer", 0, _WAIT),
-            "min_replica_size": _no("integer", 1, _WAIT),
-            "semi_sync_method": _other("text", None, "gradients are reduced in each step"),
-            "sync_steps": _no("integer", 5, _WAIT),
-            "should_quantize": _no("boolean", False, _WAIT),
-            "fragment_sync_delay": _no("integer", 0, _WAIT),
-            "fragment_update_alpha": _no("number", 0.0, _WAIT),
-            "num_fragments": _no("integer", 1, _WAIT),
-            "module_fqns_per_model_fragment": _no("lists of texts", [], _WAIT),
+            "enable": other("boolean", False, "replica groups do not come and go"),
+            "process_group": beside("text", "gloo", _WAIT),
+            "process_group_timeout_ms": beside("integer", 10000, _WAIT),
+            "replica_id": beside("integer", 0, _WAIT),
+            "group_size": beside("integer", 0, _WAIT),
+            "min_replica_size": beside("integer", 1, _WAIT),
+            "semi_sync_method": other("text", None, "gradients are reduced in each step"),
+            "sync_steps": beside("integer", 5, _WAIT),
+            "should_quantize": beside("boolean", False, _WAIT),
+            "fragment_sync_delay": beside("integer", 0, _WAIT),
+            "fragment_update_alpha": beside("number", 0.0, _WAIT),
+            "num_fragments": beside("integer", 1, _WAIT),
+            "module_fqns_per_model_fragment": beside("lists of texts", [], _WAIT),
         },
     ),
     **_under(
         "experimental",
         {
-            "custom_import": _other("text", ""),
-            "custom_args_module": _other("text", ""),
-            "custom_model_path": _other("text", ""),
-            "pipeline_parallel_split_mode": _no("text", "manual", "the split is by modules"),
+            "custom_import": other("text", ""),
+            "custom_args_module": other("text", ""),
+            "custom_model_path": other("text", ""),
+            "pipeline_parallel_split_mode": beside("text", "manual", "the split is by modules"),
         },
     ),
     **_under(
@@ -319,10 +319,10 @@ KEYS: Final[dict[str, Key]] = {
             "enable": Key("boolean", False),
             "freq": Key("integer", 10, least=1),
             "steps": Key("integer", -1),
-            "dataset": _no("text", "c4_validation", _DATA),
-            "dataset_path": _no("text", None, _DATA),
+            "dataset": beside("text", "c4_validation", DATA),
+            "dataset_path": beside("text", None, DATA),
             "local_batch_size": Key("integer", 8, least=1),
-            "seq_len": _no("integer", 2048, "validations take the sequence length of training"),
+            "seq_len": beside("integer", 2048, "validations take the sequence length of training"),
             **_WORKERS,
         },
     ),
@@ -330,9 +330,9 @@ KEYS: Final[dict[str, Key]] = {
         "debug",
         {
             "seed": Key("integer", None, least=0),
-            "deterministic": _other("boolean", False, "it is `--deterministic` of `legoai run`"),
-            "deterministic_warn_only": _no("boolean", False, "`--deterministic` of `legoai run` only fails"),
-            "moe_force_load_balance": _no("boolean", False, _MOE),
+            "deterministic": other("boolean", False, "it is `--deterministic` of `legoai run`"),
+            "deterministic_warn_only": beside("boolean", False, "`--deterministic` of `legoai run` only fails"),
+            "moe_force_load_balance": beside("boolean", False, MOE),
         },
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +60,17 @@ _NOW: Final = {
         "32B": _qwen3(5120, 64, 64, 25_600),
     },
 }
+_PYTHON: Final = {
+    **_NOW,
+    "llama3": {
+        **_llamas(old=False),
+        # Wavelengths of all sizes are stretched by 8, those of the published small ones by 32.
+        "1B": Flavour('"1b", rope_scaling = 8.0', 16, tied=True),
+        "3B": Flavour('"3b", rope_scaling = 8.0', 28, tied=True),
+    },
+}
+_SAME: Final = re.compile(r"_(flex|varlen)(_attn)?$|_(non_)?fused_qkv$")
+"""Ends of flavours that choose kernels, not dimensions."""
 _THEN: Final = {"llama3": _llamas(old=True), "llama": _llamas(old=True)}
 """Until March 2025; the tokenizer of the tests had 2,256 tokens."""
 
@@ -66,7 +78,9 @@ _THEN: Final = {"llama3": _llamas(old=True), "llama": _llamas(old=True)}
 def flavour_of(config: Config) -> Flavour | None:
     """Return the model that the config names; None, after a diagnostic, where it is not built in."""
     name, flavour = config["model.name"], config["model.flavor"]
-    models = _THEN if config.is_old else _NOW
+    models = _THEN if config.is_old else _PYTHON if config.format.is_python else _NOW
+    if config.format.is_python:
+        flavour = _SAME.sub("", flavour)
     if name not in models:
         message = f"`{name}` of TorchTitan is no built-in of LegoAI"
         help = [f"known are {', '.join(f'`{item}`' for item in models)}"]

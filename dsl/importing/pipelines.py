@@ -42,6 +42,8 @@ def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> lis
     """Return `stages` and `split` of the statement; None, after a diagnostic, where the stages cannot be made."""
     each = 1 if schedule in SINGLE_STAGE else 2
     points, parts, per_stage = (config[name] for name in _SPLITS)
+    # The last layer is `lm_head` to TorchTitan since it has configs in Python.
+    parts = parts and [["output" if path == "lm_head" else path for path in part] for part in parts]
     for name, paths in ((_SPLITS[0], points), (_SPLITS[1], [part[0] if part else "" for part in parts or []])):
         if not all(map(_PATH.fullmatch, paths)):
             config.wrong(name, "each stage begins with a module, named as `layers.4`")

@@ -14,12 +14,21 @@ _LINEAR: Final = {
     "layers.*.attention": ("wq", "wk", "wv", "wo"),
     "layers.*.feed_forward": ("w1", "w2", "w3"),
 }
+_CURRENT: Final = {
+    "output": "lm_head",
+    **{f"layers.*.attention.{name}": "layers.*.attention.qkv_linear.wqkv" for name in ("wq", "wk", "wv")},
+}
+"""TorchTitan's names in August 2026, where they are others."""
 
 
 def computes_in(draft: Draft) -> str:
-    """The dtype of forward and backward: beside tensor or pipeline parallelism FSDP alone lowers it, no autocast."""
+    """The dtype of forward and backward.
+
+    Beside tensor or pipeline parallelism FSDP alone lowers it, no autocast. In August 2026 there always is FSDP, if
+    over one rank.
+    """
     config, sizes = draft.config, draft.sizes
-    if draft.sharded or not (config.is_old or sizes["tp"] * sizes["pp"] > 1):
+    if draft.sharded or config.is_current or not (config.is_old or sizes["tp"] * sizes["pp"] > 1):
         return _DTYPES[config["training.mixed_precision_param"]]
     return _DTYPES[config["training.dtype"]]
 
@@ -53,7 +62,7 @@ def _low_precision(draft: Draft) -> Iterator[str]:
     if in_float8(config):
         treatment, filters = _float8(draft), _FLOAT8 + "filter_fqns"
     elif "mx" in names:
-        treatment, filters = "mxfp8", "quantize.linear.mx.filter_fqns"
+        treatment, filters = "mxfp8", f"quantize.linear.mx.{'fqns' if config.is_current else 'filter_fqns'}"
     else:
         return
     skipped = [*config[filters], *(["output"] if config.is_old else [])]
@@ -69,9 +78,12 @@ def _low_precision(draft: Draft) -> Iterator[str]:
 
 
 def _skips(draft: Draft, filters: str, skipped: Sequence[str], path: str) -> bool:
-    """Whether a layer is not converted: a part of its name is in the list."""
-    paths = [path.replace("*", str(number)) for number in range(draft.flavour.layers)]
+    """Whether a layer is not converted: a part of its name is in the list, or in no list of those that are."""
+    there = _CURRENT.get(path, path) if draft.config.is_current else path
+    paths = [there.replace("*", str(number)) for number in range(draft.flavour.layers)]
     found = [any(part in item for part in skipped) for item in paths]
+    if filters.endswith(".fqns"):
+        found = [bool(skipped) and not one for one in found]
     if any(found) and not all(found):
         draft.lost[filters] = f"`{path}` is left out in some blocks and not in others"
         return False

@@ -6,7 +6,6 @@ from decimal import Decimal
 
 from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
-from legoai.dsl.importing.keys import KEYS
 
 
 def add_training(draft: Draft) -> None:
@@ -33,7 +32,9 @@ def add_training(draft: Draft) -> None:
 
 def _batches(draft: Draft) -> list[str]:
     """`batches` of validations: the micro batches of a rank that have the samples of TorchTitan's steps."""
-    steps, local = draft.config["validation.steps"], draft.config["validation.local_batch_size"]
+    config = draft.config
+    steps = config["validation.steps"]
+    local = config[f"{'training' if config.format.is_python else 'validation'}.local_batch_size"]
     if steps < 1:
         draft.lost["validation.steps"] = "a validation takes a number of micro batches, not all of a dataset"
         return []
@@ -52,10 +53,12 @@ def _optimizer(draft: Draft) -> str:
     how = config["optimizer.implementation"]
     if how == "for-loop":
         draft.lost["optimizer.implementation"] = "updates are fused, or made for lists of parameters"
-    fused = config["optimizer.fused"] if config.is_old else how == "fused"
+    if how == "fused_opt_states_bf16":
+        draft.lost["optimizer.implementation"] = "moments have the dtype of the parameters"
+    fused = config["optimizer.fused"] if config.is_old else how.startswith("fused")
     betas = ", ".join(_number(config[f"optimizer.{name}"]) for name in ("beta1", "beta2"))
     options = [f"lr = {_number(config['optimizer.lr'])}", f"betas = [{betas}]"]
-    if config["optimizer.eps"] != KEYS["optimizer.eps"].default:
+    if config["optimizer.eps"] != config.default("optimizer.eps"):
         options.append(f"eps = {_number(config['optimizer.eps'])}")
     options.append(f"weight_decay = {_number(config['optimizer.weight_decay'])}")
     return f"optimizer {config['optimizer.name'].lower()}({', '.join(options)}, fused = {str(bool(fused)).lower()})"

@@ -1,9 +1,9 @@
 """Translation of a TorchTitan job config to a plan.
 
-TorchTitan's treatment of an option is taken from its source in January 2026 (commit 658f94cb9), and for files of the
-format before March 2025 in December 2024 (commit ba2469780): `models/llama3/infra/parallelize.py`,
-`distributed/pipeline_parallel.py`, `components/lr_scheduler.py`, `components/quantization/float8.py` and
-`distributed/activation_checkpoint.py`, and their predecessors in `parallelisms/`.
+TorchTitan's treatment of an option is taken from its source at the version of the file's format (`formats.py`):
+`models/llama3/infra/parallelize.py`, `distributed/pipeline_parallel.py`, `components/lr_scheduler.py`,
+`components/quantization/float8.py` and `distributed/activation_checkpoint.py`, their predecessors in `parallelisms/` in
+2024, and `distributed/fsdp.py`, `components/loss.py` and `models/common/` in August 2026.
 """
 
 from __future__ import annotations
@@ -12,22 +12,18 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any
 
 from legoai.dsl.diagnostics.codes.importing import NotTranslated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.importing.config import Config, read_config
 from legoai.dsl.importing.draft import Draft
-from legoai.dsl.importing.keys import KEYS
 from legoai.dsl.importing.models import flavour_of, model_statement
 from legoai.dsl.importing.pipelines import options_of, schedule_of
 from legoai.dsl.importing.precision import add_precision, computes_in, in_float8
 from legoai.dsl.importing.training import add_training
 from legoai.specs.record import Record
-
-NOW: Final = "of January 2026 (commit 658f94cb9)"
-THEN: Final = "of December 2024 (commit ba2469780)"
 
 
 class Unused(Record):
@@ -85,33 +81,33 @@ def devices_of(config: Config) -> int | None:
 
 
 def import_config(source: str, name: str, *, plan: str, cluster: str, devices: int) -> Imported:
+    """Translate the text of a TOML file to a plan, as :func:`translated`."""
+    return translated(read_config(source, name), plan=plan, cluster=cluster, devices=devices)
+
+
+def translated(config: Config, *, plan: str, cluster: str, devices: int) -> Imported:
     """Translate a config to a plan.
 
     Args:
-        source: the text of the file.
-        name: of the file.
+        config: the config; its diagnostics grow.
         plan: the plan's name.
         cluster: the value of its `cluster` statement.
         devices: that this cluster has.
     """
-    config = read_config(source, name)
-    version = THEN if config.is_old else NOW
+    version = config.format.version
     draft = _drafted(config, cluster, devices)
     if draft is None:
         return Imported(text=None, diagnostics=tuple(config.diagnostics), unused=(), notes=(), version=version)
-    unknown = (
-        Unused(name=name, value=value, why="TorchTitan has no such option", changes=True)
-        for name, value in config.unknown.items()
-    )
-    unused = (*_unused(draft), *_without_effect(draft, cluster, devices), *unknown)
+    dropped = (Unused(name=name, value=value, why=why, changes=True) for name, (value, why) in config.dropped.items())
+    unused = (*_unused(draft), *_without_effect(draft, cluster, devices), *dropped)
     config.diagnostics += [
         NotTranslated.at(
             config.span_of(item.name), f"`{item.name}` is not translated: {item.why}", label="not in the plan"
         )
         for item in unused
-        if item.changes and item.name not in config.unknown
+        if item.changes and item.name not in config.dropped
     ]
-    text = _laid_out(draft, name, plan, version)
+    text = _laid_out(draft, config, plan)
     return Imported(
         text=text, diagnostics=tuple(config.diagnostics), unused=unused, notes=tuple(draft.notes), version=version
     )
@@ -119,8 +115,8 @@ def import_config(source: str, name: str, *, plan: str, cluster: str, devices: i
 
 def _drafted(config: Config, cluster: str, devices: int) -> Draft | None:
     """Return the plan's statements; None, after diagnostics, where there can be none."""
-    flavour = None if config.has_errors else flavour_of(config)
-    sizes = None if flavour is None else _sizes(config, devices)
+    flavour = flavour_of(config)
+    sizes = None if config.has_errors else _sizes(config, devices)
     if flavour is None or sizes is None:
         return None
     draft = Draft(config, flavour, sizes)
@@ -128,9 +124,10 @@ def _drafted(config: Config, cluster: str, devices: int) -> Draft | None:
     return None if config.has_errors else draft
 
 
-def _laid_out(draft: Draft, name: str, plan: str, version: str) -> str:
-    shown = "".join(letter if letter.isprintable() else "?" for letter in PurePath(name).name)
-    head = f"# From {shown}, a TorchTitan config, as TorchTitan {version} reads it.\nplan {plan}\n\n"
+def _laid_out(draft: Draft, config: Config, plan: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "?" for letter in PurePath(config.lines.name).name)
+    source = f"`{config.function}` of {shown}" if config.function else shown
+    head = f"# From {source}, a TorchTitan config, as TorchTitan {config.format.version} reads it.\nplan {plan}\n\n"
     made = format_text(head + "\n".join(draft.lines) + "\n", f"{plan}.plan")
     assert made.text is not None, made.diagnostics
     return made.text
@@ -172,6 +169,10 @@ def _write(draft: Draft, cluster: str) -> None:
     _checkpoint(draft)
     if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel by itself
         draft.lines.append("attention flash")
+    if config.is_current:
+        draft.notes.append("TorchTitan masks attention between the documents of a row; here a row is one context")
+        if not config.given.get("training.disable_cuda_graphs", False):
+            draft.notes.append("TorchTitan records a step as a CUDA graph; here the host launches its kernels")
     if config["training.enable_cpu_offload"] and draft.sharded:
         draft.lines.append("offload (parameters = all)")
     compiled = _compiled(draft)
@@ -221,8 +222,10 @@ def _tensor_parallel(draft: Draft) -> None:
     config = draft.config
     if draft.sizes["tp"] < 2:
         return
+    sequence = not config.format.is_python or config["parallelism.enable_sequence_parallel"]
     parallel = not config["parallelism.disable_loss_parallel"] and config["training.enable_loss_parallel"]
-    draft.lines += ["", f"shard standard on tp ({'sequence, loss_parallel' if parallel else 'sequence'})"]
+    options = ", ".join(["sequence"] * sequence + ["loss_parallel"] * parallel)
+    draft.lines += ["", f"shard standard on tp{f' ({options})' if options else ''}"]
 
 
 def _data_parallel(draft: Draft) -> None:
@@ -232,7 +235,7 @@ def _data_parallel(draft: Draft) -> None:
         units = "\n".join(f"  {unit}" for unit in _units(draft))
         draft.lines += ["", f"fsdp on {', '.join([*replicated, *axes])} {{\n{units}\n}}", ""]
     elif sizes["dp_replicate"] > 1:
-        if sizes["tp"] * sizes["pp"] > 1:
+        if sizes["tp"] * sizes["pp"] > 1 and not draft.config.is_current:
             draft.config.wrong(
                 "parallelism.data_parallel_replicate_degree",
                 "TorchTitan replicates beside tensor or pipeline parallelism only what FSDP shards",
@@ -303,6 +306,11 @@ def _selective(draft: Draft, option: str) -> str:
         draft.config.wrong(
             "activation_checkpoint.selective_ac_option", f"`{option}` is neither `op` nor the number of a stride"
         )
+    if draft.config.is_current:
+        draft.notes.append(
+            "TorchTitan has one matrix product for `wq`, `wk` and `wv`, whose output it keeps; here that of `wk` is "
+            "recomputed"
+        )
     kept = ["attention", "alternate_matmul", *(["collective"] if draft.sizes["tp"] > 1 else [])]
     if in_float8(draft.config) and draft.config.is_old:
         draft.notes.append(
@@ -325,7 +333,11 @@ def _compiled(draft: Draft) -> list[str]:
         enabled = False
     if is_async and not (enabled and "model" in components):
         config.wrong("parallelism.enable_async_tensor_parallel", "asynchronous tensor parallelism needs compilation")
-    if enabled and "loss" in components and not config.is_old:  # until 2025 the loss was not compiled
+    pieces = config["loss.num_chunks"] if config.format.is_python else 1
+    if pieces > 1:
+        draft.lines.append(f"loss chunked({pieces})")
+        draft.notes.append("TorchTitan computes the last layer in pieces too; here its logits are whole")
+    elif enabled and "loss" in components and not config.is_old:  # until 2025 the loss was not compiled
         draft.lines.append("loss fused")
     else:
         draft.lines.append("loss eager")
@@ -338,7 +350,7 @@ def _unused(draft: Draft) -> Iterator[Unused]:
     """The given options that became no statement, and why."""
     config = draft.config
     for name, value in config.given.items():
-        key, written = KEYS[name], config.written[name]
+        key, written = config.format.keys[name], config.written[name]
         if name in draft.lost:
             yield Unused(name=written, value=value, why=draft.lost[name], changes=True)
         elif key.beside:
@@ -352,7 +364,7 @@ def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused
     """Return the given options that a plan could express, but that do not change it."""
     config = draft.config
     for name, value in config.given.items():
-        if KEYS[name].beside or name in draft.lost or value == config.default(name):
+        if config.format.keys[name].beside or name in draft.lost or value == config.default(name):
             continue
         without = _drafted(config.without(name), cluster, devices)
         if without is not None and without.lines == draft.lines:

@@ -148,3 +148,64 @@ def test_json_of_an_unreadable_config_has_no_plan(capsys: pytest.CaptureFixture[
     assert (status, err) == (1, "")
     assert (document["plan"], document["version"], document["untranslated"]) == (None, None, [])
     assert [item["code"] for item in document["diagnostics"]] == ["LP001"]
+
+
+RUNS = """\
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+from .base import steps
+
+
+def llama3_8b() -> Trainer.Config:
+    config = Trainer.Config(model_spec=model_registry("8B"))
+    steps(config)
+    return config
+
+
+def llama3_70b() -> Trainer.Config:
+    return Trainer.Config(model_spec=model_registry("70B"))
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("base.py").write_text("def steps(config):\n    config.training.steps = 700\n    config.training.stepz = 1\n")
+    Path("my_runs.py").write_text(RUNS)
+    return tmp_path
+
+
+def test_function_of_a_python_file_becomes_a_plan(runs: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["import", "my_runs.py", "--config", "llama3_8b", "--set", "compile.enable=true"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("# From `llama3_8b` of my_runs.py, a TorchTitan config, as TorchTitan of August 2026")
+    assert "\nplan llama3_8b\n" in out
+    assert "compile   { layers.* = inductor }" in out
+    assert "steps = 700)" in out
+    # The line is that of the file that it is in.
+    assert "base.py:3:5" in err
+    assert "config.training.stepz = 1" in err
+    assert "LP022" in err
+
+
+def test_function_of_a_python_file_is_named(runs: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["import", "my_runs.py"]) == 1
+    assert "`my_runs.py` has 2 configs: name one with --config" in capsys.readouterr().err
+    assert main(["import", "my_runs.py", "--config", "llama3_80b"]) == 1
+    assert "llama3_8b" in capsys.readouterr().err
+    Path("llama.toml").write_text(CONFIG)
+    assert main(["import", "llama.toml", "--config", "llama3_8b"]) == 2
+    assert "--config names a function of a Python file" in capsys.readouterr().err
+
+
+def test_options_of_a_command_line_replace_those_of_the_file(config: Path, capsys: pytest.CaptureFixture[str]):
+    settings = ["--set", "training.steps=700", "--set", "training.batch_size=2", "--set", "compile.components=model"]
+    assert main(["import", "llama-8b.toml", *settings, "--set=compile.enable=true"]) == 0
+    out = capsys.readouterr().out
+    assert "micro = 2" in out
+    assert "steps = 700)" in out
+    assert "compile   { layers.* = inductor }" in out
+    assert main(["import", "llama-8b.toml", "--set", "training.steps=some"]) == 1
+    assert "`training.steps` takes a whole number, not `some`" in capsys.readouterr().err
+    assert main(["import", "llama-8b.toml", "--set", "training.steps"]) == 2
+    assert "expected OPTION=VALUE" in capsys.readouterr().err

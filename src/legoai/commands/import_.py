@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,13 +30,14 @@ from legoai.dsl.reporting.output import render
 from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
+    from legoai.dsl.importing.config import Config
     from legoai.dsl.importing.translation import Imported
 
 _DESCRIPTION = """\
-Convert a TOML config of TorchTitan (formats until February 2026) into a plan. A config does not contain the
-devices: name them with --cluster, as in a plan. Every option is translated, or listed on standard error with the
-reason: those that do not affect the schedule, and those that change what is trained and that no plan can state,
-which are diagnostics too.
+Convert a config of TorchTitan into a plan: a function of a Python file (since February 2026), which is read and
+never run, or a TOML file (before). A config does not contain the devices: name them with --cluster, as in a plan.
+Every option is translated, or listed on standard error with the reason: those that do not affect the schedule, and
+those that change what is trained and that no plan can state, which are diagnostics too.
 
 The exit status is 1 if no plan can be made, if an option that changes something is not translated, or if the
 plan has errors.
@@ -44,6 +45,8 @@ plan has errors.
 
 _EXAMPLES = """\
 examples:
+  legoai import torchtitan/models/llama3/config_registry.py --config llama3_8b --cluster h100_sxm
+  legoai import my_runs.py --config llama3_70b_tp8 --set training.steps=3000 -o llama3_70b.plan
   legoai import llama3_8b.toml --cluster h100_sxm                      to standard output
   legoai import llama3_8b.toml --cluster h100_sxm -o llama3_8b.plan    into a file
   legoai import llama3_70b.toml --cluster 'h100_sxm(hosts=8,fabric=infiniband_ndr)'
@@ -57,7 +60,17 @@ _PER_HOST: Final = 8
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai import`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("file", metavar="FILE", help="a TorchTitan config, or -")
+    parser.add_argument("file", metavar="FILE", help="a TorchTitan config, in TOML or Python, or - for one in TOML")
+    parser.add_argument("--config", metavar="NAME", help="the function of a Python file that makes the config")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="OPTION=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="what TorchTitan's command line gives an option, such as training.steps=3000; may be repeated",
+    )
     parser.add_argument(
         "--cluster",
         metavar="CLUSTER",
@@ -90,12 +103,17 @@ def run(arguments: Namespace) -> int:
         else:
             show([error.diagnostic], files_of(error), stream=sys.stderr, color=arguments.color)
         return 1
-    name = _plan_name(arguments.name, source, output)
-    cluster, devices = _cluster(arguments.cluster, source)
-    from legoai.dsl.importing.translation import import_config
+    is_python = source.path is not None and source.path.suffix == ".py"
+    if arguments.config is not None and not is_python:
+        raise WrongUsage("--config names a function of a Python file")
+    name = _plan_name(arguments.name, source, output, arguments.config)
+    cluster, devices = _cluster(arguments.cluster, lambda: _read(source, arguments))
+    from legoai.dsl.importing.translation import translated
 
-    found = import_config(source.text, source.name, plan=name, cluster=cluster, devices=devices)
-    files = {source.name: PlanFile(source.name, source.text, (), ())}
+    config = _read(source, arguments)
+    found = translated(config, plan=name, cluster=cluster, devices=devices)
+    texts = {source.name: source.text, **config.files}
+    files = {name: PlanFile(name, text, (), ()) for name, text in texts.items()}
     diagnostics = [*found.diagnostics]
     if found.text is not None:
         linted, of_plan = _linted(found.text, f"{name}.plan" if output == STANDARD_OUTPUT else str(output))
@@ -107,8 +125,27 @@ def run(arguments: Namespace) -> int:
     return int(not complete or any(item.severity == "error" for item in diagnostics))
 
 
-def _plan_name(given: str | None, source: Source, output: Path) -> str:
-    """The given name, or that of the file, as a word of the language.
+def _setting(text: str) -> tuple[str, str]:
+    name, sign, value = text.removeprefix("--").partition("=")
+    if not sign or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        raise ArgumentTypeError(f"expected OPTION=VALUE, such as training.steps=3000, not {text!r}")
+    return name.replace("-", "_"), value.strip()
+
+
+def _read(source: Source, arguments: Namespace) -> Config:
+    """The options of the config, in the format that the file's name tells."""
+    settings = dict(arguments.settings)
+    if source.path is not None and source.path.suffix == ".py":
+        from legoai.dsl.importing.python_config import read_python
+
+        return read_python(source.text, source.name, source.path, arguments.config, settings)
+    from legoai.dsl.importing.config import read_config
+
+    return read_config(source.text, source.name, settings)
+
+
+def _plan_name(given: str | None, source: Source, output: Path, function: str | None) -> str:
+    """The given name, or that of the file or function, as a word of the language.
 
     Raises:
         WrongUsage: the given name is no such word.
@@ -117,22 +154,21 @@ def _plan_name(given: str | None, source: Source, output: Path) -> str:
         if not re.fullmatch(r"[A-Za-z_]\w*", given, re.ASCII):
             raise WrongUsage(f"a plan's name is a word of letters, digits and `_`, not `{given}`")
         return given
-    stem = output.stem if output != STANDARD_OUTPUT else (source.path or Path("imported")).stem
+    stem = output.stem if output != STANDARD_OUTPUT else function or (source.path or Path("imported")).stem
     word = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return word if re.match(r"[A-Za-z_]", word) else f"plan_{word}"
 
 
-def _cluster(given: str | None, source: Source) -> tuple[str, int]:
+def _cluster(given: str | None, read: Callable[[], Config]) -> tuple[str, int]:
     """The value of the plan's `cluster`, and its devices.
 
     Raises:
         WrongUsage: what is given is no cluster.
     """
     if given is None:
-        from legoai.dsl.importing.config import read_config
         from legoai.dsl.importing.translation import devices_of
 
-        config = read_config(source.text, source.name)
+        config = read()
         devices = (None if config.has_errors else devices_of(config)) or _PER_HOST
         return _usual(devices), devices
     text = given.strip()

@@ -1,0 +1,152 @@
+"""Python files of which functions are read, and where the names of each come from."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from legoai.dsl.frontend.sources import UnreadableError, read_source
+from legoai.dsl.frontend.text import Lines
+from legoai.specs.span import Span
+
+_MOST_FILES: Final = 64
+_MOST_IMPORTS: Final = 40
+"""Imports that a name is followed through."""
+
+SAY_ALL: Final = frozenset({"model_registry", "default_adamw"})
+"""Functions whose arguments say all, so that they are not followed."""
+
+
+@dataclass(slots=True)
+class Module:
+    """A Python file.
+
+    Attributes:
+        lines: its text.
+        path: None for a text without a file.
+        functions: at its top level.
+        constants: expressions that are assigned at its top level.
+        imports: module, level and name there of what it imports, anywhere in it; without a name for a whole module.
+    """
+
+    lines: Lines
+    path: Path | None
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    constants: dict[str, ast.expr] = field(default_factory=dict)
+    imports: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(text: str, name: str, path: Path | None) -> Module:
+        """Read a file's text.
+
+        Raises:
+            SyntaxError: it is not Python.
+            ValueError: the same.
+        """
+        # A lone carriage return ends a line of Python too.
+        found = Module(Lines(re.sub(r"\r(?!\n)", "\n", text), name), path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the text, such as unknown escapes
+            tree = ast.parse(text)
+        for statement in tree.body:
+            match statement:
+                case ast.FunctionDef():
+                    found.functions[statement.name] = statement
+                case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                    found.constants[target] = value
+                case ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value):
+                    found.constants[target] = value
+        for node in ast.walk(tree):
+            match node:
+                case ast.ImportFrom(module=where, names=names, level=level):
+                    found.imports |= {one.asname or one.name: (where or "", level, one.name) for one in names}
+                case ast.Import(names=names):
+                    found.imports |= {one.asname or one.name: (one.name, 0, "") for one in names}
+        return found
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword) -> Span:
+        """The span of a node; columns of the syntax tree are bytes."""
+        start, end = (
+            self._offset(line, column)
+            for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+        )
+        return self.lines.span(start, end)
+
+    def _offset(self, line: int | None, column: int | None) -> int:
+        assert line is not None and column is not None
+        before = self.lines.line(line).encode()[:column].decode(errors="ignore")
+        return self.lines.offset(line) + len(before)
+
+
+class Modules:
+    """A file and those around it that it imports from; nothing of them is run.
+
+    Attributes:
+        first: the file.
+        files: texts of all that were read, by name.
+    """
+
+    def __init__(self, first: Module) -> None:
+        self.first = first
+        self.files = {first.lines.name: first.lines.text}
+        self._read: dict[Path, Module | None] = {}
+
+    def of(self, span: Span) -> Module:
+        """The file in which a span lies."""
+        others = (module for module in self._read.values() if module is not None)
+        return next((one for one in [self.first, *others] if one.lines.name == span.file), self.first)
+
+    def function(self, module: Module, name: str) -> tuple[ast.FunctionDef, Module] | None:
+        """The function that a name, which may have dots, means in a file."""
+        found = self._defining(module, name)
+        return None if found is None or found[1] not in found[0].functions else (found[0].functions[found[1]], found[0])
+
+    def constant(self, module: Module, name: str) -> tuple[ast.expr, Module] | None:
+        """The expression of a constant that a name means in a file."""
+        found = self._defining(module, name)
+        return None if found is None or found[1] not in found[0].constants else (found[0].constants[found[1]], found[0])
+
+    def _defining(self, module: Module, name: str) -> tuple[Module, str] | None:
+        """The file that defines what a name means in another one, and its name there."""
+        for _ in range(_MOST_IMPORTS):
+            if name in module.functions or name in module.constants:
+                return module, name
+            prefix, _, last = name.rpartition(".")
+            where, level, there = module.imports.get(prefix or name, ("", 0, ""))
+            if prefix:  # a name of a module that is imported as a whole
+                where, there = ".".join(part for part in (where, there) if part), last
+            if not there or there in SAY_ALL:
+                return None
+            other = self._imported(module, where, level)
+            if other is None:
+                return None
+            module, name = other, there
+        return None
+
+    def _imported(self, module: Module, where: str, level: int) -> Module | None:
+        """The module of an import that lies in a folder around the file's; None where there is none."""
+        if module.path is None:
+            return None
+        around = module.path.absolute().parents
+        parts = [part for part in where.split(".") if part]
+        for folder in around[level - 1 : level] if level else around:
+            base = folder.joinpath(*parts)
+            for path in (*([base.with_name(f"{base.name}.py")] if parts else []), base / "__init__.py"):
+                if path.is_file():
+                    return self._module(path)
+        return None
+
+    def _module(self, path: Path) -> Module | None:
+        if path not in self._read:
+            self._read[path] = None
+            if len(self._read) <= _MOST_FILES:
+                with contextlib.suppress(UnreadableError, SyntaxError, ValueError, RecursionError):
+                    source = read_source(str(path))
+                    self._read[path] = Module.of(source.text, source.name, path)
+                    self.files[source.name] = source.text
+        return self._read[path]
