@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import checkpoint
@@ -45,12 +49,68 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
     Returns:
         A scalar.
     """
-    parts = zip(logits.tensor_split(pieces, dim=1), targets.tensor_split(pieces, dim=1), strict=True)
+    gradient = _Gradient(logits.detach(), pieces)
+    sizes = [len(part) for part in torch.arange(logits.shape[1]).tensor_split(pieces)]
+    starts = [0, *itertools.accumulate(sizes)]
+    parts = (
+        (_Chunk.apply(logits, start, size, gradient), targets.narrow(1, start, size))
+        for start, size in zip(starts, sizes, strict=False)
+    )
     total = sum(
         checkpoint(_summed, part, answers, use_reentrant=False, preserve_rng_state=False) for part, answers in parts
     )
     assert isinstance(total, torch.Tensor), "there is at least one piece"
     return total / targets.numel()
+
+
+@dataclass(slots=True)
+class _Gradient:
+    """The gradient of logits, of which each chunk writes its part.
+
+    Attributes:
+        like: the logits, up to the first chunk's backward.
+        left: chunks without a gradient.
+        whole: the gradient, from the first chunk's backward to the last one's.
+    """
+
+    like: torch.Tensor | None
+    left: int
+    whole: torch.Tensor | None = None
+
+    def put(self, part: torch.Tensor, start: int) -> torch.Tensor | None:
+        """Write a chunk's gradient; return that of all, once it is complete.
+
+        Raises:
+            RuntimeError: there was a backward pass before.
+        """
+        if self.like is not None:
+            # The loss outlives its backward pass, and must not keep the logits.
+            self.whole, self.like = torch.empty_like(self.like), None
+        if self.whole is None:
+            raise RuntimeError("a chunked loss has one backward pass")
+        self.whole.narrow(1, start, part.shape[1]).copy_(part)
+        self.left -= 1
+        if self.left:
+            return None
+        whole, self.whole = self.whole, None
+        return whole
+
+
+class _Chunk(torch.autograd.Function):
+    """A chunk of the sequence.
+
+    Backward of a slice makes a gradient as large as the logits, for each chunk, and adds them all; this one makes one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, start: int, size: int, gradient: _Gradient) -> torch.Tensor:
+        ctx.start, ctx.gradient = start, gradient
+        return logits.narrow(1, start, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, part: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        return ctx.gradient.put(part, ctx.start), None, None, None
 
 
 def _summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
