@@ -378,6 +378,7 @@ class StaleSolution(Check):
     """A plan whose `solved` line belongs to another text, since something was changed after solving.
 
     The answers after `->` were the best for the plan as it was then: for its domains, requirements and objective too.
+    A plan that extends a solved one may differ from it: the line belongs to the base, and linting the base checks it.
 
     ## Use instead
     Solve the plan again, or pin the values and delete the line.
@@ -396,6 +397,8 @@ class StaleSolution(Check):
             return
         span = solved.origin.span
         assert span is not None
+        if span.file != resolution.file.name:
+            return  # the line is of the text of a base
         if resolution.variant is not None:
             variant = resolution.variants.get(resolution.variant)
             own = variant.span if variant is not None else span

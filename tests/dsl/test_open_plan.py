@@ -276,9 +276,9 @@ def test_model_rules_run_while_a_layout_is_open():
     assert [bool(narrow.candidate([index, 1]).errors) for index in range(2)] == [False, True]
 
 
-def signed(text: str) -> str:
+def signed(text: str, directory: Path = Path()) -> str:
     """A plan with the line of a solver whose answers it has."""
-    digest = solved_digest(lint(text, "test.plan", directory=Path()).resolution)
+    digest = solved_digest(lint(text, "test.plan", directory=directory).resolution)
     return text + f'solved "{digest}" by legoai 0.1.0, device profile cpu@0123456789ab, gap 0%\n'
 
 
@@ -323,6 +323,19 @@ def test_a_solution_of_the_plan_is_not_stale_for_its_variants():
     changed = longer.replace("global = 32, micro = 8", "global = 64, micro = 8")
     [stale] = lint(changed, "test.plan", directory=Path()).diagnostics
     assert stale.code == "LP904"
+
+
+def test_a_solution_of_a_base_is_not_stale_for_plans_that_extend_it(tmp_path: Path):
+    (tmp_path / "base.plan").write_text(signed(ANSWERED))
+    for changed in ("require step_time <= 1s", "optimizer adamw(lr = 2e-3)", "variant long { clip (norm = 1) }"):
+        child = f'plan child\nextends "base.plan"\n{changed}\n'
+        for variant in (None, "long")[: 1 + changed.startswith("variant")]:
+            found = lint(child, str(tmp_path / "child.plan"), directory=tmp_path, variant=variant).diagnostics
+            assert "LP904" not in [item.code for item in found] and all(item.severity != "error" for item in found)
+    own = signed('plan child\nextends "base.plan"\noptimizer adamw(lr = 2e-3)\n', tmp_path)
+    assert "LP904" not in [item.code for item in lint(own, "child.plan", directory=tmp_path).diagnostics]
+    changed = lint(own.replace("2e-3", "3e-3"), "child.plan", directory=tmp_path).diagnostics
+    assert "LP904" in [item.code for item in changed]
 
 
 def test_candidates_are_independent_of_earlier_candidates():
