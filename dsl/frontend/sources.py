@@ -114,7 +114,7 @@ def _plans_below(directory: str, excluded: Excluded) -> Iterator[str]:
     """The plans in a directory and below it, then the folders that cannot be listed."""
     unreadable: list[OSError] = []
     for folder, folders, files in os.walk(directory, onerror=unreadable.append):
-        folders[:] = [name for name in folders if not _skipped(folder, name) and not excluded(f"{folder}/{name}")]
+        folders[:] = [name for name in folders if not is_skipped(folder, name) and not excluded(f"{folder}/{name}")]
         for name in files:
             path = f"{folder}/{name}"
             if name.endswith(".plan") and not excluded(path) and not _is_special(path):
@@ -130,7 +130,7 @@ def _is_special(path: str) -> bool:
         return False  # reading it reports the error
 
 
-def _skipped(folder: str, name: str) -> bool:
+def is_skipped(folder: str, name: str) -> bool:
     """Whether a folder is hidden, or contains other people's files."""
     if name.startswith(".") or name in _SKIPPED:
         return True

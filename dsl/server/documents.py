@@ -70,15 +70,20 @@ class Document:
 
     def extended(self) -> Iterator[tuple[String, Path]]:
         """The file names of the plans that this one extends, and the files."""
-        for statement in self.file.statements:
-            if isinstance(statement, Statement) and statement.keyword.text == "extends":
-                name = statement.subject
-                if isinstance(name, String):
-                    yield name, Path(os.path.normpath(self.directory / name.text))
+        return extended(self.file, self.directory)
 
     def positions_of(self, file: PlanFile) -> Positions:
         """The positions of this document, or of a file that its plan extends."""
         return self.positions if file.name == self.name else Positions(file.text, self._encoding)
+
+
+def extended(file: PlanFile, directory: Path) -> Iterator[tuple[String, Path]]:
+    """The file names of the plans that a plan extends, and the files; ``directory`` is its own."""
+    for statement in file.statements:
+        if isinstance(statement, Statement) and statement.keyword.text == "extends":
+            name = statement.subject
+            if isinstance(name, String) and "\0" not in name.text:
+                yield name, Path(os.path.normpath(directory / name.text))
 
 
 class Checked(Record):

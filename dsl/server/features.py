@@ -188,7 +188,9 @@ def _places(server: PlanServer) -> None:
         checked = await server.checked(params.text_document.uri)
         if checked is None:
             return None
+        offset = checked.document.positions.offset(params.position)
+        folders = server.folders_around(checked.document)
         try:
-            return renamed(checked, checked.document.positions.offset(params.position), params.new_name)
+            return await server.aside(renamed, checked, offset, params.new_name, server.checking(), folders)
         except CannotRenameError as error:
             raise JsonRpcException(str(error), types.LSPErrorCodes.RequestFailed) from error

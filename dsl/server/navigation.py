@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from lsprotocol import types
 
+from legoai.dsl.frontend.project import MOST_FOLDERS, TooManyFoldersError
 from legoai.dsl.frontend.ranges import ends_of, part_of
 from legoai.dsl.frontend.reserved import reserved_names
 from legoai.dsl.frontend.syntax import (
@@ -25,7 +26,8 @@ from legoai.dsl.frontend.syntax import (
     Variant,
     children,
 )
-from legoai.dsl.server.documents import Checked, uri_of
+from legoai.dsl.server.documents import Checked, Checking, uri_of
+from legoai.dsl.server.relatives import relatives
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.record import Record, replace
@@ -113,10 +115,14 @@ def _let_names(checked: Checked) -> set[str]:
 def _statements(checked: Checked) -> Iterator[AnyStatement]:
     """The statements of all files, and those in variants."""
     for file in (checked.document.file, *checked.files.values()):
-        for item in file.statements:
-            yield item
-            if isinstance(item, Variant):
-                yield from item.statements
+        yield from _with_variants(file)
+
+
+def _with_variants(file: PlanFile) -> Iterator[AnyStatement]:
+    for item in file.statements:
+        yield item
+        if isinstance(item, Variant):
+            yield from item.statements
 
 
 def definition(checked: Checked, offset: int) -> list[types.Location]:
@@ -136,27 +142,49 @@ def references(checked: Checked, offset: int, *, definitions: bool) -> list[type
     return [] if use is None else [item for item, defines in _like(checked, use) if definitions or not defines]
 
 
-def renamed(checked: Checked, offset: int, name: str) -> types.WorkspaceEdit:
-    """Return the edit that renames a `let` or a variant, in the document and its base plans.
+def renamed(
+    checked: Checked, offset: int, name: str, checking: Checking, folders: Iterable[Path]
+) -> types.WorkspaceEdit:
+    """Return the edit that renames a `let` or a variant, in the document and in all plans that share it by `extends`.
 
     Raises:
-        CannotRenameError: there is no such name here, or the new one is not allowed.
+        CannotRenameError: there is no such name here, the new one is not allowed, or plans that share it are not found.
     """
     use = renameable(checked, offset)
     if use is None:
         raise CannotRenameError("only names of `let` and of variants are the plan's own")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or (use.sort == "let" and name in reserved_names()):
         raise CannotRenameError(f"`{name}` is a name of the language, or no name")
-    if use.sort == "let" and name in _let_names(checked):
-        raise CannotRenameError(f"the plan has a `let` of the name `{name}`")
-    if use.sort == "variant" and any(
-        isinstance(item, Variant) and item.name.text == name for item in _statements(checked)
-    ):
-        raise CannotRenameError(f"the plan has a variant of the name `{name}`")
+
+    def places(file: PlanFile) -> list[Span]:
+        return [item.span for item in uses(file, {use.name}) if (item.sort, item.name) == (use.sort, use.name)]
+
+    try:
+        files = relatives(checked, checking, folders, lambda file: bool(places(file)))
+    except TooManyFoldersError:
+        raise CannotRenameError(
+            f"the workspace has more than {MOST_FOLDERS} folders, so plans that share the name are not found: "
+            "open the folder of the plans"
+        ) from None
+    document = checked.document
+    for file in files.values():
+        if _defines(file, use.sort, name):
+            whose = "the plan" if file.name in checked.files else f"`{file.name}`"
+            what = f"a `let` of the name `{name}`" if use.sort == "let" else f"a variant of the name `{name}`"
+            raise CannotRenameError(f"{whose} has {what}")
     changes: dict[str, list[types.TextEdit]] = {}
-    for place, _ in _like(checked, use):
-        changes.setdefault(place.uri, []).append(types.TextEdit(place.range, name))
+    for path, file in files.items():
+        positions = document.positions_of(file)
+        edits = [types.TextEdit(positions.of(span), name) for span in places(file)]
+        if edits:
+            changes[document.uri if file.name == document.name else uri_of(path)] = edits
     return types.WorkspaceEdit(changes)
+
+
+def _defines(file: PlanFile, sort: str, name: str) -> bool:
+    """Whether a file, or a variant in it, defines a name."""
+    kind = Let if sort == "let" else Variant
+    return any(isinstance(item, kind) and item.name.text == name for item in _with_variants(file))
 
 
 def renameable(checked: Checked, offset: int) -> Use | None:

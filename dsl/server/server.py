@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 
+from legoai.dsl.frontend.project import repository_root
 from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hints
 from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
 from legoai.dsl.server.protocol import PlanProtocol
@@ -116,9 +117,16 @@ class PlanServer(LanguageServer):
     @property
     def folder(self) -> Path:
         """Return the assumed folder of documents without a file: the first folder of the workspace."""
+        return next(iter(self._folders()), Path.cwd())
+
+    def folders_around(self, document: Document) -> list[Path]:
+        """Return where plans may extend a document, or what it extends: the workspace, its repository, its folder."""
+        root = repository_root(document.directory)
+        return [*self._folders(), *([] if root is None else [root]), document.directory]
+
+    def _folders(self) -> list[Path]:
         uris = [*self.workspace.folders, self.workspace.root_uri]
-        paths = [path for uri in uris if uri and (path := path_of(uri)) is not None]
-        return paths[0] if paths else Path.cwd()
+        return [path for uri in uris if uri and (path := path_of(uri)) is not None]
 
     def recheck_all(self) -> None:
         """Lint every document again: something beside them has changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -378,6 +379,47 @@ def test_variant_is_not_renamed_to_another(editor: tuple[Client, str]):
         server.at("rename", name, text.replace("variant big", "variant b|ig"), newName="small")
     edit = server.at("rename", name, text.replace("variant big", "variant b|ig"), newName="large")
     assert applied(text, edit["changes"][server.uri(name)]) == text.replace("big", "large")
+
+
+def test_rename_reaches_every_plan_that_shares_the_name(shared: Client, folder: Path):
+    base = GOOD.replace("plan small\n", "plan small\nlet rate = 1e-3\n") + "optimizer adamw(lr = rate)\n"
+    texts = {
+        "shared/base.plan": base,
+        "shared/deep/exp.plan": 'plan exp\nextends "../base.plan"\nclip (norm = rate * 1e3)\n',
+        "sib.plan": 'plan sib\nextends "shared/base.plan"\nlet rate = 5e-3\n',
+        "of_sib.plan": 'plan of_sib\nextends "sib.plan"\nvariant fast { let rate = 6e-3 }\n',
+        "joined.plan": 'plan joined\nextends "shared/base.plan"\nextends "rated.plan"\nlet rate = 2e-3\n',
+        "rated.plan": "plan rated\nlet rate = 2e-3\n",
+        "apart.plan": "plan apart\nlet rate = 7e-3\n",
+        "silent.plan": 'plan silent\nextends "shared/base.plan"\n',
+        ".hidden/copy.plan": 'plan copy\nextends "../shared/base.plan"\nlet rate = 8e-3\n',
+    }
+    for name, text in texts.items():
+        (folder / "rename" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "rename" / name).write_text(text, encoding="utf-8")
+    buffer = texts["sib.plan"] + "# in the buffer\nclip (norm = rate)\n"
+    shared.open("rename/sib.plan", buffer)
+    for name, marked in (
+        ("shared/deep/exp.plan", texts["shared/deep/exp.plan"].replace("= rate", "= ra|te")),
+        ("shared/base.plan", base.replace("let rate", "let |rate")),
+        ("rated.plan", texts["rated.plan"].replace("let rate", "let |rate")),
+    ):
+        shared.open(f"rename/{name}", texts[name])
+        edit = shared.at("rename", f"rename/{name}", marked, newName="lr_top")["changes"]
+        changed = ["shared/base.plan", "shared/deep/exp.plan", "sib.plan", "of_sib.plan", "joined.plan", "rated.plan"]
+        assert edit.keys() == {shared.uri(f"rename/{item}") for item in changed}
+        for item in changed:
+            text = buffer if item == "sib.plan" else texts[item]
+            after = applied(text, edit[shared.uri(f"rename/{item}")])
+            assert after == re.sub(r"\brate\b", "lr_top", text)
+        shared.close(f"rename/{name}")
+    (folder / "rename" / "joined.plan").write_text(texts["joined.plan"] + "let lr_top = 1\n", encoding="utf-8")
+    shared.open("rename/shared/base.plan", base)
+    marked = base.replace("let rate", "let |rate")
+    with pytest.raises(AssertionError, match=r"`rename/joined.plan` has a `let` of the name `lr_top`"):
+        shared.at("rename", "rename/shared/base.plan", marked, newName="lr_top")
+    for name in ("shared/base.plan", "sib.plan"):
+        shared.close(f"rename/{name}")
 
 
 def test_extends_completes_plan_paths(editor: tuple[Client, str], folder: Path):

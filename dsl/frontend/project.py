@@ -1,0 +1,43 @@
+"""The project around a plan: the root of its repository, and the plans below a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from legoai.dsl.frontend.sources import is_skipped
+
+MOST_FOLDERS: Final = 20_000
+"""Folders that a search looks into, in a few seconds. A home folder may have any number."""
+
+
+class TooManyFoldersError(Exception):
+    """A search for plans ended before it had looked into every folder."""
+
+
+def repository_root(folder: Path) -> Path | None:
+    """The nearest folder upward that git calls the top level: `.git` is a folder there, or a file in worktrees."""
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute() keeps `..`
+    upward = (folder, *folder.parents)
+    return next((place for place in upward if os.path.exists(place / ".git")), None)  # noqa: PTH110 - false if it may not look
+
+
+def plans_below(folders: Iterable[Path], most: int = MOST_FOLDERS) -> Iterator[Path]:
+    """The plans in the folders and below them, each once; hidden folders and other people's packages are left out.
+
+    Raises:
+        TooManyFoldersError: there are more than ``most`` folders.
+    """
+    seen: set[str] = set()
+    for start in folders:
+        for folder, inside, files in os.walk(os.path.normpath(start)):
+            if folder in seen:
+                inside.clear()
+                continue
+            seen.add(folder)
+            if len(seen) > most:
+                raise TooManyFoldersError
+            inside[:] = sorted(name for name in inside if not is_skipped(folder, name))
+            yield from (Path(folder, name) for name in sorted(files) if name.endswith(".plan"))
