@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
 from legoai.dsl.frontend.merge import OF_SETTING
+from legoai.dsl.frontend.project import repository_root
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
 from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible, visible_line
@@ -131,14 +134,37 @@ _IN_NO_FILE: Final = (OF_SETTING, "<stdin>")
 _GITHUB: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "advice": "notice"}
 
 
+_SARIF_ROOT: Final = "%SRCROOT%"
+"""The name that SARIF's readers give the root of the repository."""
+
+
+def in_repository(file: str) -> tuple[str, bool]:
+    """Return a file's path from the root of the repository, as GitHub takes paths, and whether it is in one.
+
+    The root is the folder that GitHub checks out into, or that of the repository of the working folder. A file outside
+    of both is named as it is.
+    """
+    if file.startswith(_IN_NO_FILE):
+        return file, False
+    checkout = os.environ.get("GITHUB_WORKSPACE")
+    roots = [] if not checkout else [checkout, os.path.realpath(checkout)]
+    for root in (*roots, repository_root(Path())):
+        if root is not None:
+            path = os.path.relpath(file, root)
+            if path.partition(os.sep)[0] != os.pardir:
+                return path.replace(os.sep, "/"), True
+    return file, False
+
+
 def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
     """GitHub Actions workflow commands. The text after the title appears in the log, so it repeats the position."""
     rows = []
     for item in diagnostics:
         span = item.label.span
+        file, _ = in_repository(span.file)
         properties: dict[str, str | int] = {"title": f"{item.code} {item.slug}"}
         if not span.file.startswith(_IN_NO_FILE):
-            properties |= {"file": span.file, "line": span.line, "endLine": span.end_line}
+            properties |= {"file": file, "line": span.line, "endLine": span.end_line}
             if span.line == span.end_line:
                 properties |= {"col": span.column, "endColumn": span.end_column}
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
@@ -166,6 +192,7 @@ def _sarif(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
     driver = {"name": "legoai", "semanticVersion": __version__, "rules": [_sarif_rule(code) for code in codes]}
     run = {
         "tool": {"driver": driver},
+        "originalUriBaseIds": {_SARIF_ROOT: {"description": {"text": "the root of the repository"}}},
         "columnKind": "unicodeCodePoints",
         "results": [_sarif_result(item, codes) for item in diagnostics],
     }
@@ -218,9 +245,7 @@ def _sarif_fix(item: Diagnostic) -> dict[str, Any]:
     for edit in item.fix.edits:
         change = {"deletedRegion": _region(edit.span), "insertedContent": {"text": edit.replacement}}
         by_file.setdefault(edit.span.file, []).append(change)
-    changes = [
-        {"artifactLocation": {"uri": _uri(file)}, "replacements": list(edits)} for file, edits in by_file.items()
-    ]
+    changes = [{"artifactLocation": _sarif_file(file), "replacements": list(edits)} for file, edits in by_file.items()]
     return {"description": {"text": _sarif_text(item.fix.title)}, "artifactChanges": changes}
 
 
@@ -236,7 +261,7 @@ def _without_placeholders(text: str) -> str:
 
 def _sarif_location(span: Span, text: str) -> dict[str, Any]:
     location: dict[str, Any] = {
-        "physicalLocation": {"artifactLocation": {"uri": _uri(span.file)}, "region": _region(span)}
+        "physicalLocation": {"artifactLocation": _sarif_file(span.file), "region": _region(span)}
     }
     if text:
         location["message"] = {"text": _sarif_text(text)}
@@ -254,10 +279,12 @@ def _region(span: Span) -> dict[str, int]:
     }
 
 
-def _uri(file: str) -> str:
+def _sarif_file(file: str) -> dict[str, str]:
     from urllib.parse import quote
 
-    return ("file://" if file.startswith("/") else "") + quote(file, errors="surrogateescape")
+    path, is_inside = in_repository(file)
+    uri = ("file://" if path.startswith("/") else "") + quote(path, errors="surrogateescape")
+    return {"uri": uri, "uriBaseId": _SARIF_ROOT} if is_inside else {"uri": uri}
 
 
 FORMATS: Final[dict[str, Format]] = {

@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 
@@ -224,6 +225,34 @@ def test_github_commands_escape_messages_and_file_names():
 def test_github_annotates_no_file_for_what_is_in_none(name: str):
     shown = render("github", [made(Label(at("tp = 8", TEXT, name)))], {})
     assert shown == f"::error title=LP301 some-slug::{name}:2:21: LP301 what is wrong\n"
+
+
+@pytest.mark.parametrize("is_checkout", [False, True])
+@pytest.mark.parametrize("name", ["plans/a b.plan", "../shared/a b.plan", "{root}/ml/plans/a b.plan"])
+def test_files_are_named_from_the_root_of_the_repository(
+    name: str, is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root = tmp_path / "checkout"
+    for folder in (root / "ml", root / ".git"):
+        folder.mkdir(parents=True)
+    if is_checkout:
+        (root / "ml" / ".git").write_text("gitdir: elsewhere\n", encoding="utf-8")  # a submodule of the checkout
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(root))
+    else:
+        monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(root / "ml")
+    name = name.format(root=root)
+    item = made(Label(at("tp = 8", TEXT, name)), Label(at("mesh", TEXT, str(tmp_path / "outside.plan")), "there"))
+    expected = "shared/a b.plan" if "shared" in name else "ml/plans/a b.plan"
+    shown = render("github", [item], {})
+    assert f",file={expected},line=2" in shown and f"::{name}:2:21: " in shown
+    [run] = json.loads(render("sarif", [item], {}))["runs"]
+    [result] = run["results"]
+    location = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert location == {"uri": expected.replace(" ", "%20"), "uriBaseId": "%SRCROOT%"}
+    assert location["uriBaseId"] in run["originalUriBaseIds"]  # 3.14.14
+    other = result["relatedLocations"][0]["physicalLocation"]["artifactLocation"]
+    assert other == {"uri": f"file://{tmp_path}/outside.plan"}
 
 
 def test_github_omits_columns_for_multi_line_spans():
