@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -103,7 +106,7 @@ def open_corpus(
 
     Raises:
         RunError: the source is missing, has no text, or does not match its suffix; the tokenizer is missing; or there
-            is no cache folder.
+            is no cache folder, or none that can be written.
     """
     tokens, digest = tokens_of(tokenizer), built
     folder = (cache or cache_folder()) / "corpora"
@@ -111,7 +114,8 @@ def open_corpus(
         identities, documents = _read(source, field)
         digest = _digest(identities, field, tokens)
         if not _is_complete(folder, digest, tokens):
-            _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
+            with _writing(folder):
+                _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
     train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
     return Corpus(
         name=source,
@@ -177,6 +181,31 @@ def cache_folder() -> Path:
             help="set XDG_CACHE_HOME to the absolute path of a folder",
         )
     return folder
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Report a cache folder that cannot be written; errors of reading a source, which name its file, pass through.
+
+    Raises:
+        RunError: nothing can be written into the folder, or its disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not (full if error.filename is None else _is_around(Path(str(error.filename)), folder)):
+            raise
+        raise RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            f"the tokens of the corpus cannot be written into the cache folder {folder}: {error.strerror or error}",
+            help=f"{'free space there, or ' if full else ''}set XDG_CACHE_HOME to the absolute path of another folder",
+        ) from error
+
+
+def _is_around(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder, or the folder in it: creating the folder names one of its parents."""
+    return path.is_relative_to(folder) or folder.is_relative_to(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +279,8 @@ def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[b
             _check_text(file.path, content)
         yield content
         return
-    with file.path.open(encoding="utf-8", errors="surrogateescape") as lines:
+    # A byte-order mark before the first line is not part of it.
+    with file.path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _json_text(line, field, f"{file.path}:{number}")
@@ -263,19 +293,21 @@ def _check_text(path: Path, content: bytes) -> None:
         RunError: it has a zero byte, or is not UTF-8.
     """
     zero = content.find(SEPARATOR)
-    what, where = "has a zero byte", zero
-    if zero < 0:
+    what, where, cure = "has a zero byte", zero, "`tr -d '\\0'` removes zero bytes from a text that has some by mistake"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        what, where, cure = "is UTF-16", 0, "`iconv -f utf-16 -t utf-8` converts it"
+    elif zero < 0:
         try:
             content.decode("utf-8")
         except UnicodeDecodeError as error:
             what, where = "is no UTF-8", error.start
+            cure = "`iconv -f latin1 -t utf-8` converts text of another encoding, here Latin-1"
         else:
             return
     raise RunError(
         RunErrorCode.DATA_FORMAT,
         f"{path} is not text: it {what} at offset {where}",
-        help="give UTF-8 text, which is read byte by byte; files of token numbers are not read. "
-        "`iconv -f latin1 -t utf-8` converts text of another encoding",
+        help=f"give UTF-8 text, which is read byte by byte; files of token numbers are not read. {cure}",
     )
 
 
@@ -283,7 +315,11 @@ def _json_text(line: str, field: str, place: str) -> bytes:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RunError(RunErrorCode.DATA_FORMAT, f"{place}: not a JSON object ({error})") from None
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{place}: not a JSON object ({error})",
+            help="a .jsonl file has one JSON object in each line: correct or remove this line",
+        ) from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise RunError(
@@ -338,7 +374,11 @@ def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: 
                 kept = validation if number % VALIDATION_EVERY == 0 else train
                 kept.write(numbers.tobytes())
         if number == 0:
-            raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file or row in it is empty")
+            raise RunError(
+                RunErrorCode.DATA_EMPTY,
+                f"{source} has no text: every file or row in it is empty",
+                help=f"name a source that has text with --data, or {BUILTIN!r} for the built-in corpus",
+            )
         if number < VALIDATION_EVERY:
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         written = [_open_tokens(draft, tokens) for draft in drafts]

@@ -53,7 +53,11 @@ def texts_of(source: str, column: str, pieces: Iterable[Any]) -> Iterator[bytes]
             for text in piece.to_pylist():
                 number += 1
                 if text is None:
-                    raise RunError(RunErrorCode.DATA_FORMAT, f"{source}: row {number} has no text in {column!r}")
+                    raise RunError(
+                        RunErrorCode.DATA_FORMAT,
+                        f"{source}: row {number} has no text in {column!r}",
+                        help="remove the row, or name another column with --data-field",
+                    )
                 yield text.encode("utf-8", errors="surrogateescape")
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise _damaged(f"{source} is damaged behind row {number}", error) from None
@@ -61,7 +65,9 @@ def texts_of(source: str, column: str, pieces: Iterable[Any]) -> Iterator[bytes]
 
 def _damaged(what: str, error: Exception) -> RunError:
     said = " ".join(str(error).split())[:200]
-    return RunError(RunErrorCode.DATA_FORMAT, f"{what}: {said}")
+    return RunError(
+        RunErrorCode.DATA_FORMAT, f"{what}: {said}", help="write or copy it again, or leave it out of the source"
+    )
 
 
 def check_column(source: str, column: str, schema: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -207,5 +208,37 @@ def test_unusable_data_is_refused(tmp_path, name, content, code, message):
     source = path.parent if name.startswith("folder/") else path
     with pytest.raises(RunError, match=message) as caught:
         open_corpus(str(source), cache=tmp_path / "cache")
-    assert caught.value.code == code
+    assert caught.value.code == code and caught.value.help
     assert not [*(tmp_path / "cache").rglob("*.bin")], "nothing half-built is left"
+
+
+def test_byte_order_mark_before_json_lines_is_no_part_of_them(tmp_path):
+    path = write(tmp_path / "a.jsonl", '\ufeff{"text": "one"}\n{"text": "\ufefftwo"}\n')
+    corpus = open_corpus(str(path), cache=tmp_path / "cache")
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"one\0\xef\xbb\xbftwo\0"
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("is_write", [False, True])
+def test_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, error, is_write):
+    def fails(folder, *arguments, **options):
+        raise OSError(error, os.strerror(error), None if is_write and error == errno.ENOSPC else str(folder))
+
+    source = str(write(tmp_path / "a.txt", "abc " * 50))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "open" if is_write else "mkdir", fails)
+    with pytest.raises(RunError) as caught:
+        _ = open_corpus(source)
+    assert caught.value.code == RunErrorCode.FOLDER_NOT_WRITABLE
+    assert f"the cache folder {tmp_path}/cache/legoai/corpora: {os.strerror(error)}" in str(caught.value)
+    assert "XDG_CACHE_HOME" in caught.value.help and ("free space" in caught.value.help) == (error == errno.ENOSPC)
+
+
+def test_source_that_cannot_be_read_is_no_error_of_the_cache(tmp_path, monkeypatch):
+    def fails(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    source = str(write(tmp_path / "a.txt", "abc " * 50))
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(PermissionError):
+        open_corpus(source, cache=tmp_path / "cache")

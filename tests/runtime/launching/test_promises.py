@@ -88,15 +88,16 @@ def test_a_schedule_without_decay_has_no_end():
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "what", "cure"),
     [
-        (bytes(range(1, 200)), "is no UTF-8 at offset 127"),
-        (torch.arange(300, 900, dtype=torch.int16).numpy().tobytes(), "has a zero byte at offset"),
-        (b"text and then \x00", "has a zero byte at offset 14"),
-        ("caf\u00e9".encode("latin1"), "is no UTF-8 at offset 3"),
+        (bytes(range(1, 200)), "is no UTF-8 at offset 127", "iconv -f latin1"),
+        (torch.arange(300, 900, dtype=torch.int16).numpy().tobytes(), "has a zero byte at offset", "tr -d"),
+        (b"text and then \x00", "has a zero byte at offset 14", r"tr -d '\0'"),
+        ("caf\u00e9".encode("latin1"), "is no UTF-8 at offset 3", "iconv -f latin1"),
+        ("text".encode("utf-16"), "is UTF-16 at offset 0", "iconv -f utf-16"),
     ],
 )
-def test_binary_file_is_refused(tmp_path, content, what):
+def test_binary_file_is_refused(tmp_path, content, what, cure):
     (tmp_path / "folder").mkdir()
     for name in ("tokens.bin", "folder/a.txt"):
         (tmp_path / name).write_bytes(content)
@@ -104,6 +105,7 @@ def test_binary_file_is_refused(tmp_path, content, what):
         with pytest.raises(RunError, match=f"is not text: it {what}") as caught:
             open_corpus(str(tmp_path / source))
         assert caught.value.code == RunErrorCode.DATA_FORMAT
+        assert cure in caught.value.help
 
 
 def test_vocabulary_unfit_for_bytes_is_reported(capsys, text):
