@@ -225,7 +225,8 @@ class TrainingLoop:
             log.say(f"note: --resume {options.resume} was followed before the restart; the run goes on where it was")
             options = replace(options, resume="auto")
         found = find_checkpoint(options, self.checkpoints, warn=lambda text: log.say(f"warning: {text}"))
-        self._choose_branch(None if found is None else found[0], log, resume=options.resume)
+        if found is None or found[1].step < self.options.steps:  # later runs follow it, so it begins with a step
+            self._choose_branch(None if found is None else found[0], log, resume=options.resume)
         if found is None:
             if self.options.load_weights is not None:
                 start_with_weights(self.options.load_weights, training, options, log)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -114,17 +115,39 @@ def test_parameter_without_gradients_does_not_prevent_resuming(gloo, data, tmp_p
     assert pool(fit_with_unused_layer, steps=4, data=data, out=tmp_path) == [(2, losses[2:], spare)]
 
 
+def crash(**options) -> str:
+    """The error of a run whose first step fails."""
+    with mock.patch("legoai.runtime.training.loop.take_step", side_effect=ZeroDivisionError("a crash")):
+        try:
+            fit(**options)
+        except (ZeroDivisionError, RunError) as error:
+            return str(error)
+    raise AssertionError("the step did not fail")
+
+
 def test_crash_before_the_first_branch_save_keeps_the_branch(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
     pool(fit, steps=4, data=data, out=out, save_every=2)
-    pool(fit, steps=2, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))
+    assert "a crash" in pool(crash, steps=3, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))[0]
     assert saved(out) == {"step-2", "step-4"}, "nothing was saved on the branch"
     assert pool(fit, steps=3, data=data, out=out)[0][0] == 2
     assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
     other = tmp_path / "other"
-    pool(fit, steps=2, data=data, out=other, resume=str(out / "checkpoints" / "step-2"))
+    pool(crash, steps=3, data=data, out=other, resume=str(out / "checkpoints" / "step-2"))
     assert pool(fit, steps=3, data=data, out=other)[0][0] == 2, "a run in a folder of its own, too"
     assert saved(other) == {"step-3"}
+
+
+def test_resuming_elsewhere_without_a_step_to_make_begins_no_branch(gloo, data, tmp_path):
+    [pool], out, other = [gloo(1)], tmp_path / "run", tmp_path / "other"
+    [(_, losses)] = pool(fit, steps=4, data=data, out=out, save_every=2)
+    pool(fit, steps=2, data=data, out=other, seed=7)
+    for folder, place in ((out, out), (out, other), (other, out)):
+        assert pool(fit, steps=2, data=data, out=folder, resume=str(place / "checkpoints" / "step-2")) == [(2, [])]
+    assert not [*tmp_path.rglob("branches.json")]
+    assert pool(fit, steps=5, data=data, out=out)[0][0] == 4
+    assert pool(fit, steps=3, data=data, out=other)[0] != (2, losses[2:3]), "its own history"
+    assert saved(other) == {"step-2", "step-3"}
 
 
 def test_damaged_branch_resumes_from_its_start(gloo, data, tmp_path):
