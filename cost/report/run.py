@@ -29,8 +29,9 @@ class Predicted:
 
     Attributes:
         step_time_s: seconds.
-        samples_per_step: tokens of the global batch, or samples where these have no text.
-        unit: `tokens` or `samples`.
+        samples_per_step: samples of the global batch, such as sequences.
+        tokens_per_step: of the global batch; None where samples have no text.
+        unit: of the rates: `tokens` or `samples`.
         devices: of the mesh.
         model_flops: operations that the model asks for in a step; 0 where they are not known.
         peak_flops_per_s_per_device: of the device.
@@ -41,6 +42,7 @@ class Predicted:
 
     step_time_s: float
     samples_per_step: int
+    tokens_per_step: int | None
     unit: str
     devices: int
     model_flops: float
@@ -50,12 +52,13 @@ class Predicted:
     peak_memory_bytes: int | None
 
     @classmethod
-    def of(cls, found: Estimate) -> Predicted:
-        """Return the figures of an estimate."""
+    def of(cls, found: Estimate, samples: int) -> Predicted:
+        """Return the figures of an estimate for a global batch of so many samples."""
         first = next((item for item in found.ranks if item.rank == 0), found.fullest)
         return cls(
             step_time_s=found.step_time,
-            samples_per_step=found.tokens_per_step,
+            samples_per_step=samples,
+            tokens_per_step=found.tokens_per_step if found.unit == "tokens" else None,
             unit=found.unit,
             devices=found.world_size,
             model_flops=found.model_flops or 0.0,
@@ -69,11 +72,16 @@ class Predicted:
         """Whether a recorded step has the batch that was predicted; a smaller one is of a ramp."""
         seconds, length = float(step["seconds"]), int(step["tokens_per_sample"]) or 1
         samples = float(step["samples_per_second_per_device"]) * seconds * self.devices
-        return math.isclose(samples * length, self.samples_per_step, rel_tol=1e-6)
+        return math.isclose(samples * length, self._amount, rel_tol=1e-6)
+
+    @property
+    def _amount(self) -> int:
+        """What the rates count in a step."""
+        return self.samples_per_step if self.tokens_per_step is None else self.tokens_per_step
 
     def rate(self, seconds: float) -> float:
         """Return tokens or samples per second and device, given the seconds of a step."""
-        return self.samples_per_step / seconds / self.devices
+        return self._amount / seconds / self.devices
 
     def mfu(self, seconds: float) -> float:
         """Return model FLOP/s utilisation, given the seconds of a step; 0 where it is not known."""

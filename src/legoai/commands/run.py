@@ -122,7 +122,7 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
 
         try:
             found = estimate(program, plan, manifest, directory=analysis.directory)
-            return Predicted.of(found)
+            return Predicted.of(found, plan.batch.global_batch)
         except CannotEstimateError as error:
             return str(error)
         except Exception as error:

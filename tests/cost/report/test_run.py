@@ -16,7 +16,7 @@ from legoai.specs.directives.cluster import ClusterUse
 
 GIB = 2**30
 PREDICTED = Predicted(
-    step_time_s=0.2, samples_per_step=8192, unit="tokens", devices=4, model_flops=4e14,
+    step_time_s=0.2, samples_per_step=32, tokens_per_step=8192, unit="tokens", devices=4, model_flops=4e14,
     peak_flops_per_s_per_device=1e15, profile="h100_sxm", of_this_machine=True, peak_memory_bytes=33 * GIB,
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_errors_are_relative_to_the_measurement():
 
 def test_cpu_comparison_omits_memory_and_names_the_profile(tmp_path: Path):
     one = Predicted(
-        step_time_s=0.2, samples_per_step=16, unit="samples", devices=4, model_flops=0.0,
+        step_time_s=0.2, samples_per_step=16, tokens_per_step=None, unit="samples", devices=4, model_flops=0.0,
         peak_flops_per_s_per_device=0.0, profile="cpu", of_this_machine=False, peak_memory_bytes=None,
     )  # fmt: skip
     run = Measured(steps=3, step_time_s=0.4, peak_memory_bytes=GIB)
@@ -112,7 +112,11 @@ def test_a_profile_of_ones_own_named_as_the_catalogues_cpu_is_of_this_machine(sh
         unit="tokens",
     )
     found.fullest = rank
-    assert Predicted.of(found).of_this_machine != shipped
+    one = Predicted.of(found, 2)
+    assert one.of_this_machine != shipped
+    assert (one.samples_per_step, one.tokens_per_step) == (2, 8)
+    found.unit, found.tokens_per_step = "samples", 2
+    assert (Predicted.of(found, 2).samples_per_step, Predicted.of(found, 2).tokens_per_step) == (2, None)
 
 
 def test_records_follow_an_incomplete_line(tmp_path: Path):
