@@ -136,15 +136,31 @@ class Loader:
             text = self.read(path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-            self._refuse(place, f"`{statement.subject.text}` cannot be read: {reason}", f"looked for {path}")
+            help = self._nearby(place.file, directory, path) if isinstance(error, FileNotFoundError) else []
+            self._refuse(place, f"`{statement.subject.text}` cannot be read: {reason}", f"looked for {path}", help)
             return []
         shown = str(path) if path.is_absolute() and not directory.is_absolute() else os.path.relpath(path)
         inside = self.flatten(self.parse(text, shown), path.parent, (*above, path))
         statements = [item for item in inside if not (isinstance(item, Statement) and item.keyword.text == "plan")]
         return override(statements, self.diagnostics)
 
-    def _refuse(self, span: Span, message: str, label: str) -> None:
-        self.diagnostics.append(rules.CannotExtend.at(span, message, label=label))
+    def _nearby(self, own: str, directory: Path, path: Path) -> list[str]:
+        """Suggest other plans of the project that have the file name of a base that is not there, or one like it."""
+        from legoai.dsl.frontend.project import similar_plans
+
+        found = (os.path.relpath(item, directory) for item in similar_plans(directory, path) if self._is_read(item))
+        return [f"did you mean `{name}`?" for name in found if name != os.path.relpath(own, directory)]
+
+    def _is_read(self, path: Path) -> bool:
+        """Whether a plan can be read as bases are: those of a revision are not the files of the working tree."""
+        try:
+            self.read(path)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _refuse(self, span: Span, message: str, label: str, help: Sequence[str] = ()) -> None:
+        self.diagnostics.append(rules.CannotExtend.at(span, message, label=label, help=help))
 
 
 def head_of(statement: AnyStatement) -> Span:
@@ -236,6 +252,8 @@ def _take_away(
             )
         )
         return
+    if not meant and any(item.code == rules.CannotExtend.code for item in diagnostics):
+        return  # the base may have it
     if not meant:
         diagnostics.append(
             rules.WrongUnset.at(

@@ -264,6 +264,8 @@ _FOREIGN = (
     ("→", "the solver's answer stands behind `->`"),
     ("\u00a0", "this is a non-breaking space: write a plain one"),
     ("\ufeff", "this is a byte order mark: save the file without it"),
+    ("\r", "lines end with a line feed, or with a carriage return and a line feed: save the file with such line ends"),
+    ("\f\v", "this is a page or column break: delete it"),
 )
 """Characters of other languages, with their equivalents here."""
 
@@ -288,6 +290,8 @@ def _unexpected_character(lines: Lines, position: int) -> Diagnostic:
     word = lines.text[lines.text.rfind("\n", 0, position) + 1 : position].strip()
     if character == ":" and _is_family(word):
         help = _own_statement(word)
+    if not help and character.isalnum():
+        help = ["names have the letters a to z and A to Z, digits and `_`; others stand in strings and comments alone"]
     shown = character if character.isprintable() else f"U+{ord(character):04X}"
     return rules.UnexpectedCharacter.at(
         span, f"unexpected character `{shown}`", label="begins nothing in the plan language", help=help

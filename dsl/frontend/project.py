@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,10 @@ from legoai.dsl.frontend.sources import is_skipped
 
 MOST_FOLDERS: Final = 20_000
 """Folders that a search looks into, in a few seconds. A home folder may have any number."""
+
+_FEW_FOLDERS: Final = 1000
+"""Folders that a search looks into while a plan is linted."""
+_MOST_SIMILAR: Final = 3
 
 
 class TooManyFoldersError(Exception):
@@ -41,3 +47,22 @@ def plans_below(folders: Iterable[Path], most: int = MOST_FOLDERS) -> Iterator[P
                 raise TooManyFoldersError
             inside[:] = sorted(name for name in inside if not is_skipped(folder, name))
             yield from (Path(folder, name) for name in sorted(files) if name.endswith(".plan"))
+
+
+def similar_plans(directory: Path, missing: Path) -> list[Path]:
+    """Return the plans of a project that a missing one may be, nearest first: some of its name, or one of a like name.
+
+    Args:
+        directory: of the plan that names it.
+        missing: the path where it is not.
+    """
+    root = repository_root(directory)
+    found: list[Path] = []
+    with contextlib.suppress(TooManyFoldersError):
+        found.extend(plans_below([directory, missing.parent] if root is None else [root], _FEW_FOLDERS))
+    same = [path for path in found if path.name == missing.name]
+    if not same:
+        beside = {path.name: path for path in found if path.parent.resolve() == missing.parent.resolve()}
+        same = [beside[name] for name in get_close_matches(missing.name, beside, 1)]
+    near = sorted(same, key=lambda path: (len(Path(os.path.relpath(path, directory)).parts), path))
+    return near[:_MOST_SIMILAR]

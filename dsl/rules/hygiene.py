@@ -9,6 +9,7 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.analysis.stages.pipeline import stage_of
+from legoai.dsl.diagnostics.codes.statements import CannotExtend
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -55,6 +56,8 @@ class UnusedLet(Rule):
             used: the spans of the `let` that the plan or a variant uses.
             named: words in text that could not be read, which may be uses.
         """
+        if any(item.code == CannotExtend.code for item in resolution.diagnostics):
+            return  # the base may use them
         own = resolution.file.statements
         inside = (item for variant in own if isinstance(variant, Variant) for item in variant.statements)
         for statement in (*own, *inside):

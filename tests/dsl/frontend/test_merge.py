@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend import merge
 from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
 from support.resolution import HEAD, codes, plan_of, resolution
 
@@ -42,6 +45,33 @@ class TestExtends:
         (tmp_path / "binary.plan").write_bytes(b"\xff\xfe\x00")
         assert "LP214" in codes(HEAD + 'extends "binary.plan"\n', tmp_path)
         assert codes(HEAD + "extends base\n", tmp_path) == ["LP214"]
+
+    def test_moved_base_is_looked_for_in_the_project(self, tmp_path: Path):
+        for folder in ("plans/common/deep", "teams", ".git"):
+            (tmp_path / folder).mkdir(parents=True)
+        self.write(tmp_path / "plans" / "common", base=HEAD, exp=HEAD)
+        self.write(tmp_path / "plans" / "common" / "deep", base=HEAD)
+        teams = tmp_path / "teams"
+
+        def helps(base: str, name: str = "child.plan", **more: Any) -> list[str]:
+            text = f'plan child\nextends "{base}"\nlet rate = 1e-3\nunset clip\n'
+            (teams / name).write_text(text, encoding="utf-8")
+            [found] = lint(text, str(teams / name), directory=teams, **more).diagnostics
+            assert found.code == "LP214", "nothing that the base may use or have"
+            return list(found.help)
+
+        near, deep = "did you mean `../plans/common/base.plan`?", "did you mean `../plans/common/deep/base.plan`?"
+        assert helps("../plans/base.plan") == helps("../plans/base.plan", "base.plan") == [near, deep]
+        assert helps("../plans/common/exq.plan") == ["did you mean `../plans/common/exp.plan`?"]
+        assert helps("../plans/other.plan") == []
+        (tmp_path / ".git").rmdir()
+        (teams / "base.plan").unlink()
+        assert helps("../plans/base.plan") == [near, deep]
+
+        def of_a_revision(path: Path) -> str:
+            raise FileNotFoundError(errno.ENOENT, "the revision has no such file", str(path))
+
+        assert helps("../plans/base.plan", read=of_a_revision) == []
 
     def test_long_base_chain_is_accepted(self, tmp_path: Path):
         self.write(tmp_path, p0=HEAD)

@@ -147,6 +147,21 @@ class TestForms:
         assert [(item.text, item.alone) for item in parsed.file.comments] == [("# first", True), ("# second", False)]
 
 
+@pytest.mark.parametrize(
+    ("text", "column", "help"),
+    [
+        ("let größe = 3", 7, "names have the letters a to z"),
+        ("let a = ²", 9, "names have the letters a to z"),
+        ("plan a\rlet a = 3\r", 7, "lines end with a line feed"),
+        ("let a = 3\f\nlet b = 4", 10, "a page or column break: delete it"),
+    ],
+)
+def test_unexpected_character_has_a_cure(text: str, column: int, help: str):
+    item = parse(text, "t.plan").diagnostics[0]
+    assert (item.code, item.label.span.column) == ("LP101", column)
+    assert help in item.help[0]
+
+
 class TestRecovery:
     def test_several_syntax_errors_are_reported(self):
         text = f"""
