@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Final
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
@@ -22,6 +25,8 @@ from legoai.lowering.file_names import factory_module, program_name
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.plan import Plan
 from legoai.specs.span import Span
+
+_START: Final = re.compile(r"^(Start it with: torchrun .*) \S+$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,10 @@ class Program:
     lines: Mapping[int, Span]
     block_classes: BlockClasses = ()
     look_ahead: int = 1
+
+    def saved_as(self, name: str) -> str:
+        """Return the text for a file of this name, by which its docstring says how to start it."""
+        return _START.sub(lambda match: f"{match[1]} {in_docstring(shlex.quote(name))}", self.text, count=1)
 
 
 class LoweringError(ValueError):

@@ -1,7 +1,9 @@
 """`legoai lower` and `legoai run` make a program and start it."""
 
+import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.search.evaluation.evaluator import program_key
+from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError
 from legoai.runtime.launching.lock import locked
 from legoai.specs.cluster import catalogue
@@ -26,10 +30,29 @@ def test_lower_prints_valid_python(capsys: pytest.CaptureFixture[str]):
     assert "fully_shard" in out
     status, nothing, err = called(capsys, "lower", "good.plan", "-o", "good.py")
     assert (status, nothing, err) == (0, "", "wrote good.py\n")
-    assert Path("good.py").read_text(encoding="utf-8") == out
+    assert Path("good.py").read_text(encoding="utf-8") == out.replace(" small.py\n", " good.py\n")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("train.py", "train.py"), ("my run.py", "'my run.py'"), ('a"\\x.py', "'a\"\\x.py'"), ("a\\nb.py", None)],
+)
+def test_program_says_how_to_start_its_own_file(name: str, shown: str | None, capsys: pytest.CaptureFixture[str]):
+    printed = called(capsys, "lower", "good.plan")[1]
+    assert printed.splitlines()[3] == "Start it with: torchrun --nproc-per-node 4 small.py"
+    Path("out").mkdir()
+    assert called(capsys, "lower", "good.plan", "-o", f"out/{name}")[0] == 0
+    text = Path("out", name).read_text(encoding="utf-8")
+    said = str(ast.get_docstring(ast.parse(text))).splitlines()
+    if shown is not None:
+        assert said[3] == f"Start it with: torchrun --nproc-per-node 4 {shown}"
+        assert shlex.split(said[3])[-1] == name
+    assert len(text.splitlines()) == len(printed.splitlines()), "lines are those of the map"
+    programs = [Program(text=one, plan_name="small", digest="", lines={}) for one in (text, printed)]
+    assert len({program_key(one, None) for one in programs}) == 1
+
+
 def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 1, "the plan has no graph"
     traced = GOOD.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"

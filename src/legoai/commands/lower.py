@@ -117,7 +117,7 @@ def run(arguments: Namespace) -> int:
     assert linted.plan is not None
     _check_name(arguments.output, linted.plan)
     launch = _launch(linted, program, arguments) if arguments.launch is not None else None
-    write(arguments.output, program.text)
+    write(arguments.output, program.saved_as(arguments.output.name))
     if launch is not None:
         write(*launch)
     _note_factory(linted, arguments)
