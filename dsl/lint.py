@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
-from legoai.dsl.diagnostics.codes.names import FactoryNotRun, ModelUnavailable, NoSuchPath
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
@@ -28,7 +27,7 @@ from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.specs.directives.model import Model
-    from legoai.specs.models.manifests.manifest import Manifest, ManifestError
+    from legoai.specs.models.manifests.manifest import Manifest
 
 _MOST_TRIALS: Final = 60
 """Other answers that are tried at most, to tell whether a slip follows from one."""
@@ -308,37 +307,8 @@ def manifest_of(
         # The check of the model statement reports invalid dimensions.
         return None
     except ManifestError as error:
-        return ModelUnavailable.at(
-            model.span_of("target") or resolution.start, error.message, label="cannot be looked at",
-            help=_reasons(error, plan, directory),
-        )  # fmt: skip
+        from legoai.dsl.diagnostics.unavailable import unavailable
+
+        return unavailable(error, model, model.span_of("target") or resolution.start, directory)
     except Undecided:
         return None
-
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-
-
-def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
-    """Return help for a model that cannot be inspected: the author's own line, not a traceback through LegoAI."""
-    from legoai.dsl.diagnostics.model_names import our_model
-
-    if error.kind == "config_missing" and plan.model.target is not None:
-        ours = our_model(plan.model.target)
-        built_in = [f"`{ours}` is built in"] if ours else []
-        return [*built_in, "nothing is downloaded: name the `config.json` of the model, relative to the plan"]
-    if error.kind == "unknown_architecture":
-        return ['a function of your own builds any model: `model python("package.module:function")`']
-    frames = [frame for frame in _FRAME.findall(error.detail) if _is_the_authors(frame[0])]
-    if frames:
-        file, line, function = frames[-1]
-        path = Path(file)
-        shown = path.relative_to(directory.resolve()) if path.is_relative_to(directory.resolve()) else path
-        return [f"raised in `{function}`, line {line} of {shown}"]
-    return [] if not error.detail or _FRAME.search(error.detail) else [error.detail]
-
-
-def _is_the_authors(file: str) -> bool:
-    """Whether a file of a traceback is neither this package's, nor a library's."""
-    libraries = ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "<frozen")
-    return not file.startswith(str(Path(__file__).resolve().parents[1])) and not any(x in file for x in libraries)

@@ -23,6 +23,14 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         )
 
 
+def without_tied_embeddings(analysis: Analysis) -> str:
+    """How the plan gives the model an output layer of its own."""
+    family = analysis.plan.model.family
+    if family == "python":
+        return "in the factory"
+    return "`tie_word_embeddings = false`" if family == "huggingface" else "`tie_embeddings = false`"
+
+
 def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
     """What makes a forward that cannot be followed one that can; nothing where that is not known."""
     model, manifest = analysis.plan.model, analysis.manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import Argument, Block, Name, RuleLine, Statement
 from legoai.specs.directives.base import Directive, Treatment
 from legoai.specs.directives.hole import Hole
-from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
@@ -145,15 +143,19 @@ def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[st
         return None if known is None else (known, {**_preset(model), **model.arguments})
     fields: Any = {}
     if isinstance(model.target, str):
-        path = directory / model.target
+        from legoai.specs.models.manifests.cache import read_config
+        from legoai.specs.models.manifests.manifest import ManifestError
+
         try:
-            fields = json.loads(read_file(path, MOST_DATA))
-        except (OSError, ValueError, RecursionError):
+            fields = read_config(directory / model.target, name=model.target)
+        except ManifestError as error:
             if "model_type" not in model.arguments:
+                from legoai.dsl.diagnostics.unavailable import unavailable
+
                 place = model.span_of("target")
                 assert place is not None
-                return rules.ModelUnavailable.at(place, f"`{model.target}` cannot be read", label="not a config file")
-    fields = {**(fields if isinstance(fields, dict) else {}), **model.arguments}
+                return unavailable(error, model, place, directory)
+    fields = {**fields, **model.arguments}
     known = HUGGING_FACE.get(fields["model_type"]) if isinstance(fields.get("model_type"), str) else None
     return None if known is None else (known, fields)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -46,11 +48,17 @@ def _call_factory(source: ModelSource) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _raised(source, error) from error
-        raise ManifestError("factory_not_found", f"there is no module {error.name!r} for {source}") from error
+        raise ManifestError(
+            "factory_not_found",
+            f"there is no module {error.name!r} for {source}",
+            "modules are looked for beside the plan, and then among those installed",
+        ) from error
     except AttributeError as error:
         if isinstance(getattr(error, "obj", None), type(sys)) or sys.modules.get(module_name) is not None:
             raise ManifestError(
-                "factory_not_found", f"module {module_name!r} has no {attribute!r}, which {source} names"
+                "factory_not_found",
+                f"module {module_name!r} has no {attribute!r}, which {source} names",
+                _defined_in(module_name, attribute),
             ) from error
         raise _raised(source, error) from error
     except (Exception, SystemExit) as error:
@@ -58,15 +66,52 @@ def _call_factory(source: ModelSource) -> nn.Module:
     try:
         model = factory(**source.arguments)
     except (Exception, SystemExit) as error:
-        raise _raised(source, error) from error
+        is_of_the_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        detail = _arguments_of(factory) if isinstance(error, TypeError) and is_of_the_call else ""
+        raise _raised(source, error, detail) from error
     if not isinstance(model, nn.Module):
-        raise ManifestError("not_a_module", f"{source} returned {type(model).__qualname__}, not a torch.nn.Module")
+        raise ManifestError(
+            "not_a_module",
+            f"{source} returned {type(model).__qualname__}, not a torch.nn.Module",
+            "name a function that returns the model, or the model's own class"
+            if isinstance(factory, type)
+            else f"let `{attribute}` end with `return` and the model, or name another function",
+        )
     return model
 
 
-def _raised(source: ModelSource, error: BaseException) -> ManifestError:
+_MOST_NAMES: Final = 8
+"""Names that an error lists."""
+
+
+def _defined_in(module_name: str, attribute: str) -> str:
+    """Return what a plan may have meant that names something a module does not have."""
+    module = sys.modules[module_name]
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module_name and not name.startswith("_")
+    ]  # fmt: skip
+    if close := get_close_matches(attribute, own, 1):
+        return f"did you mean `{module_name}:{close[0]}`?"
+    listed = ", ".join(f"`{name}`" for name in own[:_MOST_NAMES])
+    return f"it defines {listed}{', …' if own[_MOST_NAMES:] else ''}" if own else "it defines no function and no class"
+
+
+def _arguments_of(factory: Any) -> str:
+    """Return what a factory takes that was not called as it must be."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
+    shown = ", ".join(f"{item.name} = …" if item.default is item.empty else item.name for item in named)
+    return f"the plan gives arguments by name, and the factory takes ({shown}); those with `…` have no default"
+
+
+def _raised(source: ModelSource, error: BaseException, detail: str = "") -> ManifestError:
     text = f"{type(error).__name__}: {error}".strip().rstrip(":")
-    return ManifestError("factory_raised", f"{source} raised {text}", raised_at(error))
+    return ManifestError("factory_raised", f"{source} raised {text}", detail or raised_at(error))
 
 
 def raised_at(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,12 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
     known = config_class()
     for name in overrides:
         if name not in fields and name not in _IMPLEMENTATIONS and not hasattr(known, name):
-            raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
+            close = get_close_matches(name, {**known.to_dict(), **fields}, 1)
+            raise ManifestError(
+                "config_invalid",
+                f"a {fields['model_type']} config has no field named {name!r}",
+                f"did you mean `{close[0]}`?" if close else f"the fields are those of `{config_class.__name__}`",
+            )
     # `transformers` refuses a whole number, such as a plan writes, for some of its fields that hold fractions.
     given = {
         name: float(value) if type(value) is int and isinstance(getattr(known, name, None), float) else value
@@ -144,7 +150,9 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         return config_class(**copy.deepcopy({**values, "use_cache": False, **given}))
     except Exception as error:
         raise ManifestError(
-            "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
+            "config_invalid",
+            f"{where}: transformers refuses the config: {' '.join(str(error).split())}",
+            "correct the file, or give another value by an argument: `huggingface(…, FIELD = VALUE)`",
         ) from error
 
 

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
 from legoai.dsl.analysis.facts import below, listed
 from legoai.dsl.analysis.layouts.tensors import as_list
+from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.parallelism.shard import (
     DISTRIBUTING,
     Placement,
@@ -434,6 +435,6 @@ class TiedPlacements(Check):
             others=[Label(analysis.rule_span(one.rule), here)] if both and one.rule is not None else [],
             help=[
                 "`rowwise` for an embedding and `colwise` for the output layer both cut the vocabulary",
-                "or give the model an output layer of its own (`tie_embeddings = false`)",
+                f"or give the model an output layer of its own ({without_tied_embeddings(analysis)})",
             ],
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
 from legoai.dsl.analysis.magnitudes.stage_loads import loads_of_ranks, loads_of_starts, most_even
+from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
@@ -420,8 +421,7 @@ class TiedAcrossStages(Check):
                     label=f"{stages} stages",
                     others=[Label(analysis.span_of(analysis.plan.model, "family"), f"this model shares the {what}")],
                     help=[
-                        "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
-                        "false` of a Hugging Face config"
+                        f"give each place a parameter of its own: {without_tied_embeddings(analysis)}"
                         if what == "parameter"
                         else "give each place a module of its own"
                     ],

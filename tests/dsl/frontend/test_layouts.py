@@ -152,6 +152,21 @@ def test_undeclared_layout_is_an_error(model: str, body: str, code: str):
     assert codes(head(model) + body + "\n") == [code]
 
 
+@pytest.mark.parametrize("body", ["fsdp blocks on dp_shard", "fsdp on dp_shard { root = unit }"])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [(None, "cannot read c.json"), ("{bad", "is not JSON: Expecting property name"), ('{"a": 1}', "has no model_type")],
+)
+def test_config_that_is_none_is_one_error_with_a_cure(config: str | None, words: str, body: str, tmp_path: Path):
+    if config is not None:
+        (tmp_path / "c.json").write_text(config, encoding="utf-8")
+    text = head('huggingface("c.json")') + "mesh (dp_shard = 2)\n" + body
+    [found] = lint(f"{text}\n", "t.plan", directory=tmp_path).diagnostics
+    assert found.code == "LP213" and words in found.message
+    assert "`config.json`" in found.help[0]
+    assert config is None or "line 1 column 2" in found.message or "model_type" in found.message
+
+
 @pytest.mark.parametrize("body", ["mesh (dp_shard = 2)\nfsdp blocks on dp_shard", f"{TP}shard standard on tp"])
 @pytest.mark.parametrize(
     ("preset", "expected"),

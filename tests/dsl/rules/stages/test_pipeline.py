@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import schedules
 
+from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.stages.orders import OrderError, order_faults, read_order
 from legoai.dsl.lint import lint
 from support.rule_plans import codes, diagnostics, message, place
@@ -170,6 +171,11 @@ def test_schedule_limits_apply_to_micro_batches_per_pass():
 def test_tied_parameters_must_share_a_stage() -> None:
     plan = 'model gpt2("small"{})\nmesh (pp = 4)\npipeline on pp (schedule = 1F1B)'
     assert "`tok_embeddings.weight` and `output.weight` are one parameter" in message(plan.format(""), "LP515")
+    [tied] = [item for item in diagnostics(plan.format("")) if item.code == "LP515"]
+    assert tied.help == ("give each place a parameter of its own: `tie_embeddings = false`",)
+    for family, cure in (("python", "in the factory"), ("huggingface", "`tie_word_embeddings = false`")):
+        analysis: Any = SimpleNamespace(plan=SimpleNamespace(model=SimpleNamespace(family=family)))
+        assert without_tied_embeddings(analysis) == cure
     assert "LP515" not in codes(plan.format(", tie_embeddings = false"))
     assert "LP515" not in codes('model gpt2("small")\nmesh (pp = 1)\npipeline on pp (stages = 1)')
 

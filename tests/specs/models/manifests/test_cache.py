@@ -156,6 +156,25 @@ def test_factory_error_is_one_sentence(workplace, target, arguments, kind, words
     assert_error(workplace, target, arguments, kind, words)
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments", "cure"),
+    [
+        ("factories.models:missing", {}, "it defines `build`, "),
+        ("factories.models:buidl", {}, "did you mean `factories.models:build`?"),
+        ("factories.nowhere:build", {}, "modules are looked for beside the plan"),
+        ("factories.models:number", {}, "let `number` end with `return` and the model"),
+        ("factories.models:Maker", {}, "name a function that returns the model"),
+        ("factories.models:needs", {"width": 2}, "the factory takes (width, depth = …); those with `…`"),
+        ("factories.models:build", {"width": 3}, "the factory takes ("),
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_factory_error_has_a_cure(workplace, target, arguments, cure):
+    with (workplace.directory / "factories" / "models.py").open("a", encoding="utf-8") as module:
+        module.write("\n\nclass Maker:\n    pass\n\n\ndef needs(width=1, *, depth):\n    return None\n")
+    assert cure in workplace.error("python", target, **arguments).detail
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind", "words"),
@@ -399,6 +418,27 @@ def test_config_file_error_is_one_sentence(workplace, text, arguments, kind, wor
     error = workplace.error("huggingface", "config.json", **arguments)
     assert error.kind == kind
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "cure"),
+    [
+        (
+            {"hidden_size": 62},
+            "62) is not a multiple of the number of attention heads",
+            "huggingface(…, FIELD = VALUE)",
+        ),
+        ({"num_hiden_layers": 2}, "no field named 'num_hiden_layers'", "did you mean `num_hidden_layers`?"),
+        ({"zork": 2}, "no field named 'zork'", "the fields are those of `LlamaConfig`"),
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_refused_config_has_a_cure(workplace, arguments, words, cure):
+    pytest.importorskip("transformers")
+    workplace.write("config.json", json.dumps(LLAMA))
+    error = workplace.error("huggingface", "config.json", **arguments)
+    assert words in error.message and "\n" not in error.message
+    assert cure in error.detail and words not in error.detail
 
 
 @pytest.mark.slow
