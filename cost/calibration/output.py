@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,32 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, text: str, document: Mapping[str, Any]) -> None:
-    """Write a device file, and its profile beside it.
+    """Write a device file, and its profile beside it, both of one calibration where several end together.
 
     Raises:
         OutputError: one of them cannot be written.
     """
-    with _named(profile_path(path)):
-        write_document(profile_path(path), document)
-    with _named(path):
-        replace_file(path, text)
+    with _alone_in(path.parent):
+        with _named(profile_path(path)):
+            write_document(profile_path(path), document)
+        with _named(path):
+            replace_file(path, text)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other calibration writes into the folder; on a file system without locks, go on at once."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # writing reports it
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
