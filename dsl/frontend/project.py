@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -59,9 +58,12 @@ def similar_plans(directory: Path, missing: Path) -> list[Path]:
     root = repository_root(directory)
     found: list[Path] = []
     with contextlib.suppress(TooManyFoldersError):
-        found.extend(plans_below([directory, missing.parent] if root is None else [root], _FEW_FOLDERS))
-    same = [path for path in found if path.name == missing.name]
+        found.extend(plans_below([directory, missing.parent, *([] if root is None else [root])], _FEW_FOLDERS))
+    found = [Path(os.path.abspath(path)) for path in found]  # noqa: PTH100 - Path.absolute() keeps `..`
+    same = [path for path in dict.fromkeys(found) if path.name == missing.name]
     if not same:
+        from difflib import get_close_matches
+
         beside = {path.name: path for path in found if path.parent.resolve() == missing.parent.resolve()}
         same = [beside[name] for name in get_close_matches(missing.name, beside, 1)]
     near = sorted(same, key=lambda path: (len(Path(os.path.relpath(path, directory)).parts), path))
