@@ -47,7 +47,7 @@ from legoai.cost.trace.records import (
 )
 from legoai.runtime.torch_internals.distributed.fake_world import FakeWork
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
-from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, adds_gradients_in_place
 from legoai.runtime.wrapped import local_part
 
 NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
@@ -61,6 +61,9 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 
 
 c10d = torch.ops.c10d
+
+_SUM: Final = torch.ops.aten.add.Tensor
+_SUM_IN_PLACE: Final = torch.ops.aten.add_.Tensor
 
 
 _OF_PARAMETERS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
@@ -154,7 +157,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         capture = self.capture
         if capture.paused:
             return func(*args, **kwargs)
-        known = operator(func)
+        known = operator(func := self._without_modes(func, args, kwargs))
         if known.treatment == "read":
             if not is_simulated(args[0]):
                 return func(*args, **kwargs)
@@ -196,6 +199,12 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._compute(func, known, args, kwargs, inputs, fresh, out, answer or Answer((), None))
         return out
+
+    def _without_modes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
+        """Return the operator that autograd would call instead if no dispatch mode were active."""
+        if func is not _SUM or kwargs or self.capture.compiled or not adds_gradients_in_place(args):
+            return func
+        return _SUM_IN_PLACE if self.capture.in_node() else func
 
     def _on_host(
         self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any

@@ -228,10 +228,13 @@ class Capture(Recorder):
         if self.compiled:
             self.issuer = "node"
         elif self.phase == "backward":
-            by_python = running_backward() and called_from_python(_SIMULATOR)
-            self.issuer = ("function" if self.function else "python") if by_python else "node"
+            self.issuer = "node" if self.in_node() else "function" if self.function else "python"
         else:
             self.issuer = "python"
+
+    def in_node(self) -> bool:
+        """Whether a node of autograd in C++, or autograd itself, calls the current operator, if in backward."""
+        return not (running_backward() and called_from_python(_SIMULATOR))
 
     def _locate(self) -> None:
         if self.of_node is not None:
