@@ -124,28 +124,27 @@ def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
         largest = next(live for live in item.memory.live if live.category == category)
         name = words.CATEGORIES[category]
         return Contributor(f"{name}, {words.size(size)}", causes.of_memory(category, largest.module))
-    one = estimate.slowest.breakdown
     if metric == "bubble":
         return Contributor("waiting for other stages", causes.of_part(BUBBLE))
     if metric == "recompute":
-        again = max(one.modules, key=lambda module: module.recompute)
+        again = max(causes.modules(estimate.slowest), key=lambda module: module.recompute)
         text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} recomputed"
         return Contributor(text, causes.of_module(again)[-1])
-    if metric == "exposed_comm" and one.collectives:
+    if metric == "exposed_comm" and causes.collectives(estimate.slowest):
         return _collective(estimate, causes)
-    slowest = one.modules[0]
+    slowest = causes.modules(estimate.slowest)[0]
     outside = {part: seconds for part, seconds in parts(estimate).items() if part != COMPUTATION}
     part = max(outside, key=lambda name: outside[name])
     if outside[part] <= slowest.seconds:
         text = f"{words.path(slowest.pattern)}, {words.seconds(slowest.seconds)}"
         return Contributor(text, causes.of_module(slowest)[0])
-    if part == COMMUNICATION and one.collectives:
+    if part == COMMUNICATION and causes.collectives(estimate.slowest):
         return _collective(estimate, causes)
     return Contributor(f"{part}, {words.seconds(outside[part])}", causes.of_part(part))
 
 
 def _collective(estimate: Estimate, causes: Causes) -> Contributor:
-    first = estimate.slowest.breakdown.collectives[0]
+    first = causes.collectives(estimate.slowest)[0]
     text = (
         f"{first.count} {first.kind} on {first.axis or 'other ranks'} for {words.path(first.pattern)}, "
         f"{words.seconds(first.exposed)} exposed"

@@ -28,14 +28,14 @@ _NAME: Final = re.compile(r"\w+\.\w+")
 
 @dataclass(frozen=True, slots=True)
 class SavedOutputs:
-    """Outputs of an operator in equal checkpointed modules that are held at the peak.
+    """Outputs of an operator in equal modules under one rule of `checkpoint` that are held at the peak.
 
     Attributes:
         pattern: the modules' path, with numbers written as `*`.
-        modules: their number.
+        modules: the number of those that hold some.
         op: the operator.
         bytes: of all of them.
-        cause: the rule that decides what these modules save.
+        cause: the rule by which all of these modules recompute.
     """
 
     pattern: str
@@ -47,16 +47,16 @@ class SavedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedCalls:
-    """Calls of an operator in equal modules that a step recomputes.
+    """Calls of an operator in equal modules under one rule of `checkpoint` that a step recomputes.
 
     Attributes:
         pattern: the modules' path, with numbers written as `*`.
-        modules: their number.
+        modules: the number of those that recompute by the same rule.
         op: the operator.
         calls: that are recomputed.
-        of: calls in forward.
+        of: calls of these modules in forward.
         seconds: of recomputing them.
-        cause: the rule that decides what these modules save.
+        cause: the rule by which all of these modules recompute.
     """
 
     pattern: str
@@ -71,20 +71,21 @@ class RecomputedCalls:
 def saved_outputs(rank: RankEstimate, causes: Causes) -> tuple[SavedOutputs, ...]:
     """Return what checkpointed modules save, as far as it is held at the peak of a rank; most bytes first."""
     recomputing = recomputed_modules(causes.analysis)
-    found: defaultdict[tuple[str, str], list[LiveStorage]] = defaultdict(list)
+    found: defaultdict[tuple[str, str, Cause], list[LiveStorage]] = defaultdict(list)
     for storage in rank.memory.live:
         made_in_forward = storage.phase == "forward" and storage.category == "activation"
         if made_in_forward and of_innermost(storage.module, recomputing) is not None:
-            found[pattern_of(storage.module), storage.op].append(storage)
+            cause = causes.of_recomputation(storage.module)
+            found[pattern_of(storage.module), storage.op, cause].append(storage)
     rows = (
         SavedOutputs(
             pattern=pattern,
             modules=len({storage.module for storage in storages}),
             op=op,
             bytes=sum(storage.bytes for storage in storages),
-            cause=causes.of_memory("activation", storages[0].module),
+            cause=cause,
         )
-        for (pattern, op), storages in found.items()
+        for (pattern, op, cause), storages in found.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.pattern, row.op)))
 
@@ -99,9 +100,9 @@ def recomputed_calls(rank: RankEstimate, causes: Causes) -> tuple[RecomputedCall
             calls=each.calls,
             of=each.of,
             seconds=each.seconds,
-            cause=causes.of_memory("activation", item.first),
+            cause=causes.of_recomputation(item.first),
         )
-        for item in rank.breakdown.modules
+        for item in causes.modules(rank)
         for each in item.recomputed
     )
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.pattern, row.op)))
