@@ -125,7 +125,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     yield from _table(rows, right=(1,))
-    yield from (f"  {advice}" for advice in by_segments(estimate))
+    yield from (f"  {advice}" for advice in by_segments(item, estimate.machine))
 
 
 def _of_reserved(estimate: Estimate, causes: Causes) -> str:

@@ -87,16 +87,19 @@ def everything(text: str, name: str = "reported.plan") -> dict:
     room = replace(tight, capacity=outside + 2**30)
     small, large = (replace(found.ranks[0].memory, peak=peak) for peak in (2**29, 2**31))
     grown = replace(found.machine, expandable_segments=True)
+    fuller = replace(found.ranks[0], rank=1, use=replace(tight, reserved=2 * tight.reserved))
+    fuller = replace(fuller, memory=replace(small, peak=1, by_category={"activation": 3 * 2**29}))
     return {
         "segments": {
-            "active fits": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=small),))),
-            "active does not": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=large),))),
-            "they grow": by_segments(
-                replace(found, machine=grown, ranks=(replace(found.ranks[0], use=room, memory=small),))
-            ),
-            "all fits": by_segments(found),
+            "active fits": by_segments(replace(found.ranks[0], use=room, memory=small), found.machine),
+            "active does not": by_segments(replace(found.ranks[0], use=room, memory=large), found.machine),
+            "they grow": by_segments(replace(found.ranks[0], use=room, memory=small), grown),
+            "all fits": by_segments(found.ranks[0], found.machine),
         },
         "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
+        "short of memory on two ranks": list(
+            violations(replace(found, ranks=(replace(found.ranks[0], use=tight), fuller)), causes)
+        )[-1],
         "advice": {case: list(advice(item, causes)) for case, item in recomputing(found).items()},
         "contributors": contributors(replace(found, step_time=2.0), causes),
         "document": json.loads(json.dumps(document(found, causes))),
