@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.memory.storages import LiveStorage
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
-from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.records import PART_OF, Collective, Copy, HostKernel, Kernel
 from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
@@ -111,8 +111,8 @@ def recomputed_calls(rank: RankEstimate, causes: Causes) -> tuple[RecomputedCall
 def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each policy that names operators which no module under it calls.
 
-    Lint knows what words such as `matmul` keep, without a simulation. The kernels of a compiled module do not show
-    which operators its code calls.
+    Lint knows what words such as `matmul` keep, without a simulation. The kernels of a compiled module, and of modules
+    inside of it, do not show which operators its code calls.
     """
     analysis = causes.analysis
     if is_traced(analysis):
@@ -120,14 +120,14 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
     compiled = compiled_modules(analysis)
     called: dict[str, set[str]] | None = None
     for rule, paths in grouped(recomputed_modules(analysis).items()):
-        if not isinstance(rule.treatment, Selective) or any(path in compiled for path in paths):
+        if not isinstance(rule.treatment, Selective) or any(of_innermost(path, compiled) for path in paths):
             continue
         if called is None:
             called = _called(estimate)
         own = dict.fromkeys(paths, True)
         names = {name for path, found in called.items() if of_innermost(path, own) for name in found}
         named = [name for name in rule.treatment.keep if "." in name]
-        idle = [name for name in named if ".".join(name.split(".")[:2]) not in names and not _is_view(name)]
+        idle = [name for name in named if ".".join(name.split(".")[:2]) not in names and _is_idle(name, names)]
         if idle:
             yield OperatorNotCalled.at(
                 analysis.span_of(rule.treatment, "keep"),
@@ -139,20 +139,39 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
 
 
 def _called(estimate: Estimate) -> dict[str, set[str]]:
-    """Return the operators that modules call in forward, by path."""
+    """Return the operators that modules call in forward, and the kinds of their collectives, by path."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for rank in estimate.ranks:
         for item in rank.trace.between(rank.span):
             records = item.segment.records if isinstance(item, Instance) else (item,)
             for record in records:
-                if isinstance(record, Kernel) and record.phase == "forward":
+                if isinstance(record, Kernel | HostKernel | Collective | Copy) and record.phase == "forward":
                     path = item.path(record.module) if isinstance(item, Instance) else record.module
-                    found[path].update(_NAME.findall(record.op))
+                    found[path].update(_names(record))
     return found
 
 
-def _is_view(name: str) -> bool:
-    """Whether an operator computes nothing, so that no kernel shows whether it was called."""
-    from legoai.runtime.recomputation.policies import operators  # imports torch, which a cached simulation does not
+def _names(record: Kernel | HostKernel | Collective | Copy) -> Iterable[str]:
+    if isinstance(record, Collective):
+        if record.of_parameters:
+            return ()
+        return ("all_to_all" if record.kind == "permute" else record.kind,)
+    if isinstance(record, Copy):
+        return ("aten._to_copy",)
+    whole = record.attributes.get(PART_OF)
+    return _NAME.findall(record.op) if whole is None else (whole,)
 
-    return all(any(result.alias_info is not None for result in item._schema.returns) for item in operators(name))
+
+def _is_idle(name: str, called: set[str]) -> bool:
+    """Whether the trace shows that an operator without a kernel of its name is not called.
+
+    Nothing is recorded of views, and of operators that only reserve memory or wait; of a collective only its kind is.
+    """
+    from legoai.cost.simulated.operators import UnknownCollective, operator  # import torch, unlike the cached trace
+    from legoai.runtime.recomputation.policies import operators
+
+    try:
+        known = [operator(item) for item in operators(name)]
+    except UnknownCollective:  # the simulation of a call would have failed
+        return True
+    return all(item.treatment in ("kernel", "copy", "collective") and item.collective not in called for item in known)
