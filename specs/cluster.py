@@ -68,12 +68,10 @@ ComputeCapability: TypeAlias = str
 
 
 class Processor(Record, kw_only=True):
-    """The device's processor: CUDA compute capability, multiprocessors, second-level cache in bytes, power in watts."""
+    """The device's processor: CUDA compute capability and multiprocessors."""
 
     compute_capability: ComputeCapability | None = None
     multiprocessors: int | None = None
-    l2_bytes: int | None = None
-    tdp_watts: float | None = None
     source: str
 
 

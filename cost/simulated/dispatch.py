@@ -32,6 +32,7 @@ from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
     EACH,
+    PART_OF,
     POINT_TO_POINT,
     UNDER_POLICY,
     Categorise,
@@ -152,8 +153,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
         if is_by_group(func, args, kernel=self.capture.grouped_kernel) and is_simulated(args[0]):
-            with self:
-                return products(*args, **kwargs)
+            return self._by_group(func, args, kwargs)
         capture = self.capture
         if capture.paused:
             return func(*args, **kwargs)
@@ -205,6 +205,15 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is not _SUM or kwargs or self.capture.compiled or not adds_gradients_in_place(args):
             return func
         return _SUM_IN_PLACE if self.capture.in_node() else func
+
+    def _by_group(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Return a grouped product, whose kernels name it: a policy sees it alone."""
+        self.capture.part_of = operator(func).name
+        try:
+            with self:
+                return products(*args, **kwargs)
+        finally:
+            self.capture.part_of = ""
 
     def _on_host(
         self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -274,10 +283,15 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if distinct:
                     answer.shares = shares
             capture.operands[len(capture.records)] = operands_of(shares, inputs, fresh, capture.number_of)
+        marks: tuple[tuple[str, Any], ...] = ()
         if capture.policy and capture.issuer == "python":
-            if answer.under_policy is None:
-                answer.under_policy = {**said, "attributes": {**said["attributes"], UNDER_POLICY: True}}
-            said = answer.under_policy
+            marks = ((UNDER_POLICY, True),)
+        if capture.part_of:
+            marks = (*marks, (PART_OF, capture.part_of))
+        if marks:
+            if marks not in answer.marked:
+                answer.marked[marks] = {**said, "attributes": {**said["attributes"], **dict(marks)}}
+            said = answer.marked[marks]
         capture.record(
             Kernel(
                 stream=current_stream(),

@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
+from legoai.cost.simulated.operators import convolves_channels_last
 from legoai.dsl.analysis.computation.attention import takes_widths
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.operators import allowed_attention_kernels
@@ -55,19 +56,35 @@ def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _convolving_on_gpu() -> Iterator[None]:
-    """Let convolutions leave channels last where they are, as cuDNN does; torch asks for that by the device's type."""
+    """Let convolutions and their gradients have their channels last where those of images or weights are, as in cuDNN.
+
+    torch chooses the layout by the device's type, and so would have contiguous results here.
+    """
     fakes: dict[Any, Callable[..., Any]] = original(_FAKES)
-    contiguous = fakes[aten.convolution.default]
 
-    def convolved(mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = contiguous(mode, function, *args, **kwargs)
-        images = args[0] if args else kwargs["input"]
-        if images.dim() != 4 or images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
-            return out
-        with mode:
-            return torch.empty_like(out, memory_format=torch.channels_last)
+    def convolving(contiguous: Callable[..., Any], first: int) -> Callable[..., Any]:
+        """Return the fake of an operator whose images and weight are arguments from one on."""
 
-    with patched_item(_FAKES, aten.convolution.default, convolved):
+        def convolved(mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> Any:
+            out = contiguous(mode, function, *args, **kwargs)
+            images, weight = args[first : first + 2] if args else (kwargs["input"], kwargs["weight"])
+            if not convolves_channels_last(images, weight):
+                return out
+            with mode:
+                if isinstance(out, torch.Tensor):
+                    return torch.empty_like(out, memory_format=torch.channels_last)
+                *gradients, of_bias = out
+                last = (
+                    None if item is None else torch.empty_like(item, memory_format=torch.channels_last)
+                    for item in gradients
+                )  # fmt: skip
+                return (*last, of_bias)
+
+        return convolved
+
+    with contextlib.ExitStack() as stack:
+        for operator, first in ((aten.convolution.default, 0), (aten.convolution_backward.default, 1)):
+            stack.enter_context(patched_item(_FAKES, operator, convolving(fakes[operator], first)))
         yield
 
 

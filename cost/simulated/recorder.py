@@ -119,6 +119,8 @@ class Capture(Recorder):
         self.makes: Makes = ""
         self.compiled = False
         """Whether a compiled graph is running."""
+        self.part_of = ""
+        """The operator for which the host issues several others, if it does."""
         self.in_batch = False
         """Whether sends and receives are issued as one batch."""
         self.calls: dict[Call, int] = {}

@@ -78,7 +78,9 @@ def configure(parser: ArgumentParser) -> None:
         help="write the solved plan into another file; - is standard output",
     )
     parser.add_argument("--pin", action="store_true", help="write plain values in the place of the holes")
-    parser.add_argument("--top", metavar="K", type=_count, default=5, help="candidates to show (default: 5)")
+    parser.add_argument(
+        "--top", metavar="K", type=_count, help="candidates to show (default: 5, and none beside the best in JSON)"
+    )
     parser.add_argument(
         "--time-limit", metavar="S", type=_seconds, help="stop after so many seconds with the best so far"
     )
@@ -280,13 +282,13 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
 
 
 def _print(solution: Solution, estimate: dict[str, object] | None, arguments: Namespace) -> None:
-    from legoai.cost.report.solution import document, terminal
+    from legoai.cost.report.solution import SHOWN, document, terminal
 
     if arguments.json:
-        print(json.dumps(document(solution, estimate, every=arguments.all), indent=2))
+        print(json.dumps(document(solution, estimate, top=arguments.top or 0, every=arguments.all), indent=2))
     else:
         stream = sys.stderr if arguments.output == STANDARD_OUTPUT else sys.stdout
-        stream.write(terminal(solution, top=arguments.top))
+        stream.write(terminal(solution, top=arguments.top or SHOWN))
         if solution.best is not None and not arguments.in_place and arguments.output is None:
             print("\nnothing is written: --in-place writes the answers into the plan, -o into another file")
 

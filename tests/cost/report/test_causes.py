@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from legoai.cost.estimate import estimate
+from legoai.cost.report.budgets import violations
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.document import document
 from legoai.cost.report.lines import line_costs
@@ -168,3 +169,65 @@ def test_copies_and_computation_on_the_host_are_caused_by_offload():
     assert (of_offload["exposed_copies_s"], of_offload["host_compute_s"]) == (parts["copies"], parts["host"])
     assert parts["copies"] > 0 and parts["host"] > 0
     assert "of computation on the host" in of_offload["text"]
+
+
+RANGES = """\
+plan ranges
+model   llama3("tiny")
+cluster h100_sxm(devices = 4)
+batch   (global = 4, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+shard on tp {
+  layers.{0..1}.feed_forward.{w1, w3} = colwise
+  layers.{0..1}.feed_forward.w2       = rowwise
+  layers.{2..3}.feed_forward.{w1, w3} = colwise
+  layers.{2..3}.feed_forward.w2       = rowwise
+}
+fsdp on dp_shard {
+  layers.{0..1} = unit
+  layers.{2..3} = unit(reshard = never)
+}
+checkpoint {
+  layers.{0..1} = selective([matmul, attention])
+  layers.2      = none
+  layers.3      = full
+}
+require recompute <= 0.1%
+"""
+
+
+def of_ranges() -> tuple[dict[str, Any], dict[int, dict[str, Any]], str]:
+    """The figures of blocks that different rules treat, what lines cause, and what recomputes most."""
+    plan = resolved(RANGES)
+    analysis = Analysis(plan, manifest_of(plan.model.source()))
+    assert analysis.manifest is not None
+    found, causes = estimate(lower(analysis), analysis.plan, analysis.manifest), Causes(analysis)
+    costs = {item.line: item.document() for item in line_costs(found, causes)}
+    [violated] = violations(found, causes)
+    return document(found, causes), costs, violated.help[0]
+
+
+def test_equal_modules_under_different_rules_are_told_apart():
+    found, costs, most = in_the_simulator(of_ranges)
+    written = RANGES.splitlines()
+    first, last, unit, never, kept, _, again = (
+        place for place, text in enumerate(written, 1) if text.startswith("  layers") and "w2" not in text
+    )
+    assert {(row["modules"], row["cause"]["line"]) for row in found["recomputed"]} == {(2, kept), (1, again)}
+    products = [row for row in found["recomputed"] if row["operator"] == "aten.mm"]
+    assert {row["cause"]["line"] for row in products} == {again}
+    assert all(row["calls"] == row["forward_calls"] for row in products)
+    assert {line for line, item in costs.items() if item["recompute_s"]} == {kept, again}
+    assert most.endswith(f":{kept})")  # attention of two blocks
+    of_products = {
+        (row["modules"], *(cause["line"] for cause in row["causes"]))
+        for row in found["modules"]
+        if row["module"] == "layers.*.feed_forward.w1"
+    }
+    assert {(2, first), (1, last, again)} <= of_products <= {(2, first), (1, last), (1, last, again)}
+    gathers = [row for row in found["collectives"] if row["axis"] == "dp_shard" and row["kind"] == "all_gather"]
+    assert {row["cause"]["line"] for row in gathers if row["module"] == "layers.*"} == {unit, never}
+    assert {row["cause"]["line"] for row in found["memory"]["saved"] if row["operator"] == "aten.mm"} == {kept}
+    held = [row for row in found["memory"]["by_module"] if row["module"] == "layers.*"]
+    of_units = {cause["line"] for row in held for cause in row["causes"] if cause["statement"].startswith("fsdp")}
+    assert of_units == {unit, never} and all(row["modules"] <= 2 for row in held)
