@@ -14,6 +14,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import of_innermost
 from legoai.dsl.analysis.optimizer import muon_parameters
+from legoai.dsl.analysis.parallelism.experts import axes_of_experts
 from legoai.dsl.reporting.explain import place
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.mesh import DATA_AXES
@@ -97,7 +98,8 @@ class Causes:
             return self._sharded("ep", module)
         if axes == {"cp"} and plan.context is not None and not of_parameters:
             return self._statement(plan.context, "context on cp")
-        if axes <= _DATA and plan.fsdp is not None:
+        of_experts = axes_of_experts(self.analysis) if plan.mesh.ep > 1 and plan.fsdp is not None else ()
+        if axes <= _DATA.union(of_experts) and plan.fsdp is not None:
             return self._nearest(plan.fsdp, _title(plan.fsdp), module)
         if axes <= _DATA and plan.replicate is not None:
             return self._statement(plan.replicate, _title(plan.replicate))
@@ -119,13 +121,15 @@ class Causes:
 
     def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
         """Return the statements that decide the time of a module's kernels, and their recomputation."""
-        found = [self.of_kernel(cost.op, cost.first, cost.phase)]
-        if cost.recompute and self.plan.checkpoint is not None:
-            found.append(self.of_recomputation(cost.first))
-        return tuple(found)
+        found = self.of_kernel(cost.op, cost.first, cost.phase)
+        if not cost.recompute or (self.plan.checkpoint is None and cost.first != LOSS):
+            return (found,)
+        return found, self.of_recomputation(cost.first)
 
     def of_recomputation(self, module: str) -> Cause:
         """Return the rule by which a module recomputes; else the statement that decides the memory of activations."""
+        if module == LOSS:  # whose chunks are recomputed
+            return self._statement(self.plan.loss, "loss")
         rule = of_innermost(module, recomputed_modules(self.analysis))
         if rule is not None:
             return _of_rule("checkpoint", rule)

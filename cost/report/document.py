@@ -68,7 +68,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "seconds": item.seconds,
                 "recompute_s": item.recompute,
                 "operator": item.op,
-                "causes": [_cause(cause) for cause in causes.of_module(item)],
+                "causes": [_cause(cause) for cause in dict.fromkeys(causes.of_module(item))],
             }
             for item in causes.modules(estimate.slowest)[:MOST_EXPENSIVE]
         ],

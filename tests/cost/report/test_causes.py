@@ -196,9 +196,9 @@ require recompute <= 0.1%
 """
 
 
-def of_ranges() -> tuple[dict[str, Any], dict[int, dict[str, Any]], str]:
-    """The figures of blocks that different rules treat, what lines cause, and what recomputes most."""
-    plan = resolved(RANGES)
+def of_lines(text: str) -> tuple[dict[str, Any], dict[int, dict[str, Any]], str]:
+    """The figures of a plan with a violated requirement, what its lines cause, and the help of the violation."""
+    plan = resolved(text)
     analysis = Analysis(plan, manifest_of(plan.model.source()))
     assert analysis.manifest is not None
     found, causes = estimate(lower(analysis), analysis.plan, analysis.manifest), Causes(analysis)
@@ -208,7 +208,7 @@ def of_ranges() -> tuple[dict[str, Any], dict[int, dict[str, Any]], str]:
 
 
 def test_equal_modules_under_different_rules_are_told_apart():
-    found, costs, most = in_the_simulator(of_ranges)
+    found, costs, most = in_the_simulator(of_lines, RANGES)
     written = RANGES.splitlines()
     first, last, unit, never, kept, _, again = (
         place for place, text in enumerate(written, 1) if text.startswith("  layers") and "w2" not in text
@@ -231,3 +231,40 @@ def test_equal_modules_under_different_rules_are_told_apart():
     held = [row for row in found["memory"]["by_module"] if row["module"] == "layers.*"]
     of_units = {cause["line"] for row in held for cause in row["causes"] if cause["statement"].startswith("fsdp")}
     assert of_units == {unit, never} and all(row["modules"] <= 2 for row in held)
+
+
+CHUNKS = """\
+plan chunks
+model   llama3("tiny")
+cluster h100_sxm(devices = 1)
+batch   (global = 1, micro = 1, seq_len = 64)
+{checkpoint}
+loss    chunked(4)
+require recompute <= 0%
+"""
+
+
+@pytest.mark.parametrize("checkpoint", ["", "checkpoint { layers.1 = full }"])
+def test_recomputed_chunks_of_a_loss_are_caused_by_the_loss(checkpoint: str):
+    found, costs, most = in_the_simulator(of_lines, CHUNKS.format(checkpoint=checkpoint))
+    of_loss = [row for row in found["recomputed"] if row["module"] == "loss"]
+    assert of_loss
+    assert {row["cause"]["line"] for row in of_loss} == {6}
+    assert costs[6]["recompute_s"] == pytest.approx(sum(row["seconds"] for row in of_loss))
+    assert sum(item["recompute_s"] for item in costs.values()) == pytest.approx(found["recompute_s"])
+    [loss] = [row for row in found["modules"] if row["module"] == "loss"]
+    assert [cause["line"] for cause in loss["causes"]] == [6]
+    assert checkpoint or most.endswith(":6)")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [("dp_shard = 8, ep = 4", "dp_shard"), ("dp_replicate = 2, dp_shard = 4, ep = 2", "dp_replicate, dp_shard")],
+)
+def test_units_of_experts_are_caused_by_fsdp(mesh: str, axes: str):
+    text = EXPERTS.format(mesh=mesh, axes=axes) + "require step_time <= 1us\n"
+    found, costs, _ = in_the_simulator(of_lines, text)
+    of_experts = [row for row in found["collectives"] if "dp_shard_mod_ep" in row["axis"]]
+    assert of_experts
+    assert {row["cause"]["line"] for row in of_experts} == {6}
+    assert sum(item["communication_s"] for item in costs.values()) == pytest.approx(found["communication_s"])
