@@ -12,7 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.changes import ChangedResult, Changes
-from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in
+from legoai.specs.models.manifests.described.functions import (
+    function_name,
+    operation_of,
+    takes_only_shape,
+    tensors_in,
+)
 from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key, whole_of
 
 
@@ -198,15 +203,9 @@ class _Changing(OperatorMode):
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
         result = func(*args, **kwargs)
-        if not _takes_only_shape(func):
+        if not (isinstance(func, OpOverload) and takes_only_shape(func._schema.name.partition("::")[2])):
             self._compute(func, tensors_in((args, kwargs)), tensors_in(result))
         return result
-
-
-def _takes_only_shape(operator: Any) -> bool:
-    """Whether an operator such as `zeros_like` or `new_full` has nothing but shape and dtype from its argument."""
-    name: str = operator._schema.name.partition("::")[2] if isinstance(operator, OpOverload) else ""
-    return name.endswith("_like") or name.startswith("new_")
 
 
 class _Casting(TorchFunctionMode):
