@@ -92,7 +92,7 @@ def stops_early(analysis: Analysis, path: str) -> bool:
     """
     assert analysis.manifest is not None, "a model that can be inspected"
     modules = analysis.manifest.modules.items()
-    return not any(module.changes.noise and path in (name, *holders(name)) for name, module in modules)
+    return not any(module.changes.fp32.noise and path in (name, *holders(name)) for name, module in modules)
 
 
 @fact

@@ -234,10 +234,9 @@ def _contracted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tupl
     dims = kwargs.get("dims", args[2] if len(args) > 2 else 2)
     for place, tensor in enumerate(args[:2]):
         rank = tensor.dim()
+        over: Sequence[int] = dims[place] if isinstance(dims, tuple | list) else ()
         if isinstance(dims, int):
             over = range(dims) if place else range(rank - dims, rank)
-        else:
-            over = dims[place] if isinstance(dims, tuple | list) else ()
         yield from ((tensor, dim % rank) for dim in over if rank)
 
 
