@@ -114,11 +114,12 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
     grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
     half = query.dtype in (torch.float16, torch.bfloat16)
     width = query.shape[-1]
-    grouped = query.shape[-3] != key.shape[-3]
-    flash = half and attn_mask is None and width <= 256 and value.shape[-1] == width
+    batched = _is_batched(query, key, value)
+    grouped = batched and query.shape[-3] != key.shape[-3]
+    flash = batched and half and attn_mask is None and width <= 256 and value.shape[-1] == width
     widths = width, value.shape[-1]
     unequal = width != value.shape[-1]
-    cudnn = half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
+    cudnn = batched and half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
     cudnn = cudnn and not (attn_mask is not None and attn_mask.requires_grad)  # it has no gradient of a learned bias
     first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
     before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
@@ -129,7 +130,7 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    efficient = all(one % (8 if half else 4) == 0 for one in widths)
+    efficient = batched and all(one % (8 if half else 4) == 0 for one in widths)
     if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and efficient and not before:
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
@@ -160,7 +161,7 @@ def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
     alike = query.shape[-1] == value.shape[-1]
     # The CPU kernel's backward computes no gradient of the mask, for example of a learned bias.
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if flash and alike and not dropout_p and query.dim() == 4 and not learned:
+    if flash and alike and not dropout_p and _is_batched(query, key, value) and not learned:
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=_float_mask(attn_mask, query), scale=scale
         )[0]
@@ -173,6 +174,11 @@ def _drop_on_cpu(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return values
     noise = torch.empty_like(values)
     return values * noise.bernoulli_(1 - p).div_(1 - p)
+
+
+def _is_batched(*tensors: torch.Tensor) -> bool:
+    """Whether tensors are [batch, heads, tokens, width], which all kernels but products and a softmax require."""
+    return all(tensor.dim() == 4 for tensor in tensors)
 
 
 def _math_attention(*args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,8 @@ the newest checkpoint there. Arguments after -- are the trainer's.
 Before the start, a step is predicted as by `legoai cost`; at the end prediction and measurement are shown side
 by side, and added to the metrics.
 
-The exit status is 1 if the plan has errors, and otherwise that of the training.
+The exit status is 1 if the plan has errors or the training cannot be started, 2 if the plan needs another number
+of processes, and otherwise that of the training.
 """
 
 _EXAMPLES = """\
@@ -60,7 +61,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Lower and launch; returns the status of the training, or 1 where the plan has errors or cannot be started."""
+    """Lower and launch; returns the status of the training.
+
+    It is 1 where the plan has errors or cannot be started, and 2 where it needs another number of processes.
+    """
     done = lowered(arguments, "run")
     if done is None:
         return 1
