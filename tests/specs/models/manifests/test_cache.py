@@ -51,6 +51,11 @@ FACTORY = """
         import os, pathlib, time
         pathlib.Path(pid_file).write_text(str(os.getpid()))
         time.sleep(60)
+
+    def leaves_thread():
+        import threading, time
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return build()
 """
 
 
@@ -254,6 +259,11 @@ except KeyboardInterrupt:
         process.wait()
     assert out == said
     assert has_ended(inspected)
+
+
+@pytest.mark.slow
+def test_a_thread_that_the_factory_leaves_is_not_waited_for(workplace):
+    assert workplace.load("python", "factories.models:leaves_thread", timeout=120.0).parameter_count == 224
 
 
 @pytest.mark.slow
