@@ -41,6 +41,7 @@ ELSEWHERE = {
     "LP226": "found where factories are not run",
     "LP229": "every built-in model has first values",
     "LP230": "every built-in model returns what its loss takes",
+    "LP231": "every built-in model takes its inputs",
     "LP311": "every built-in model takes positions",
     "LP318": "every built-in model combines tokens by attention alone",
     "LP313": "needs a device's file",
