@@ -118,8 +118,8 @@ class RefusedInputs(Check):
     """A factory's model whose forward fails for inputs such as a run gives it.
 
     Lint runs forward on the meta device, with inputs of the kind that the model's `reads` states, by default token ids
-    [2, 8], or with those of `example_inputs()`. This warning is not given where the cause is that tensors have no values
-    there, or that there is no GPU.
+    [2, 8], or with those of `example_inputs()`. This warning is not given where the cause is that tensors have no
+    values there, or that there is no GPU.
 
     ## Example
     ```
