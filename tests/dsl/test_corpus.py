@@ -46,6 +46,7 @@ ELSEWHERE = {
     "LP318": "every built-in model combines tokens by attention alone",
     "LP313": "needs a device's file",
     "LP315": "found when a plan is costed",
+    "LP319": "needs a device's file",
     "LP316": "every built-in model calls attention without mask and dropout",
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
-import legoai
 from legoai.specs.models.manifests.dependencies import ALL_NAMES, UNRELATED, fingerprint, is_missing
 
 _MOST_DIGESTED: Final = 1000
 """Files whose content is read for a digest; further ones are known by size and time."""
+_Environment: Final = type(os.environ)
 _NO_FILES: Final = ("/proc/", "/sys/", "/dev/")
 
 
@@ -59,7 +59,7 @@ class DependencyRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         type(self)._entered = None
-        os.environ.__class__ = os._Environ
+        os.environ.__class__ = _Environment
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             own = name.partition(".")[0] == self._package
@@ -107,12 +107,13 @@ class DependencyRecorder:
         return path.startswith(self._installed)
 
 
-class _RecordedEnvironment(os._Environ[str]):
+class _RecordedEnvironment(_Environment):  # type: ignore[misc, valid-type]
     """`os.environ` while a recorder is entered."""
 
     def __getitem__(self, key: str) -> str:
         _note_variable(key, is_read=True)
-        return super().__getitem__(key)
+        value: str = super().__getitem__(key)
+        return value
 
     def __setitem__(self, key: str, value: str) -> None:
         _note_variable(key, is_read=False)
@@ -151,5 +152,5 @@ def _installed_folders() -> tuple[str, ...]:
     """The folders, each with a separator at its end, of Python's library, of installed packages, and of LegoAI."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found = [sysconfig.get_path(name) for name in names]
-    found += [*site.getsitepackages(), site.getusersitepackages(), str(Path(legoai.__file__).parent)]
+    found += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[3])]
     return tuple({form + os.sep for folder in found for form in (folder, os.path.realpath(folder))})

@@ -196,6 +196,18 @@ def test_a_malformed_target_starts_no_process(workplace, target):
     assert workplace.announced == []
 
 
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("target", ["statistics:build", "statistics.models:build"])
+def test_a_module_that_the_standard_library_hides_is_named(workplace, target):
+    library = "`statistics` is a module of Python's own library"
+    assert workplace.error("python", target).detail == library
+    workplace.write("statistics.py", "def build(): ...")
+    assert (
+        workplace.error("python", target).detail
+        == f"{library}, which comes before the one beside the plan: rename yours"
+    )
+
+
 def wait_for_pid(file: Path) -> int:
     for _ in range(600):
         if file.exists() and file.read_text():
