@@ -57,11 +57,11 @@ class ProfileOfAnotherDevice(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.profile_file import profile_owner
-
         use, device = analysis.plan.cluster, analysis.device
         if use.device != "profile" or device is None or not isinstance(use.profile, str):
             return
+        from legoai.specs.profile_file import profile_owner
+
         owner = None if fault_of_profile(analysis) is not None else profile_owner(analysis.directory / use.profile)
         if owner is None or owner == device.name:
             return
@@ -90,11 +90,11 @@ class FiguresWithoutProfile(Rule):
 
 def fault_of_profile(analysis: Analysis) -> str | None:
     """Why the profile beside a plan's device file gives no figures; None where it does, or there is no such file."""
-    from legoai.specs.profile_file import profile_fault
-
     use, device = analysis.plan.cluster, analysis.device
     if use.device != "profile" or device is None or not isinstance(use.profile, str):
         return None
+    from legoai.specs.profile_file import profile_fault
+
     try:
         ranks = analysis.plan.mesh.world_size
         devices = min(use.devices_for(device, ranks), ranks)
