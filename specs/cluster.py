@@ -212,27 +212,6 @@ def profile_path(device_file: Path) -> Path:
     return device_file.with_suffix(PROFILE_SUFFIX)
 
 
-def profile_fault(device_file: Path, name: str) -> str | None:
-    """What is wrong with the profile of the device ``name``, as far as its first bytes show; None if nothing.
-
-    A device of the catalogue's name needs no profile beside its file.
-    """
-    path = profile_path(device_file)
-    whose = f"the profile of `{name}`, {path.name},"
-    if not path.exists():
-        return None if name in device_names() else f"{whose} is missing beside {device_file.name}"
-    if not path.is_file():
-        return f"{whose} is no file"
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError as error:
-        return f"{whose} cannot be read: {error.strerror}"
-    if start.startswith(GZIP) or start.lstrip().startswith(b"{"):
-        return None
-    return f"{whose} is neither compressed nor JSON"
-
-
 @cache
 def device_names() -> tuple[str, ...]:
     """Names of the catalogued devices, sorted."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from legoai.specs.models.families import FAMILIES
+from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -31,13 +32,13 @@ def build_model(source: ModelSource, base_directory: str | Path) -> nn.Module:
         model: nn.Module = getattr(importlib.import_module(family.module), family.class_name)(source.config())
         return model
     if source.kind == "python":
-        return _call_factory(source)
+        return _call_factory(source, Path(base_directory))
     from legoai.specs.models import huggingface
 
     return huggingface.build(Path(base_directory) / source.target, **source.arguments)
 
 
-def _call_factory(source: ModelSource) -> nn.Module:
+def _call_factory(source: ModelSource, base_directory: Path) -> nn.Module:
     module_name, _, attribute = source.target.partition(":")
     try:
         factory: Any = importlib.import_module(module_name)
@@ -46,11 +47,14 @@ def _call_factory(source: ModelSource) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _raised(source, error) from error
-        raise ManifestError("factory_not_found", f"there is no module {error.name!r} for {source}") from error
+        missing = f"there is no module {error.name!r} for {source}"
+        raise ManifestError("factory_not_found", missing, _hidden_by_library(module_name, base_directory)) from error
     except AttributeError as error:
         if isinstance(getattr(error, "obj", None), type(sys)) or sys.modules.get(module_name) is not None:
             raise ManifestError(
-                "factory_not_found", f"module {module_name!r} has no {attribute!r}, which {source} names"
+                "factory_not_found",
+                f"module {module_name!r} has no {attribute!r}, which {source} names",
+                _hidden_by_library(module_name, base_directory),
             ) from error
         raise _raised(source, error) from error
     except (Exception, SystemExit) as error:
@@ -62,6 +66,16 @@ def _call_factory(source: ModelSource) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ManifestError("not_a_module", f"{source} returned {type(model).__qualname__}, not a torch.nn.Module")
     return model
+
+
+def _hidden_by_library(module: str, base_directory: Path) -> str:
+    """Advice where a module of the factory's name beside the plan is not imported, since Python's library has one."""
+    package = module.partition(".")[0]
+    if package not in sys.stdlib_module_names:
+        return ""
+    if find_module_file(package, [str(base_directory)]) is None:
+        return f"`{package}` is a module of Python's own library"
+    return f"`{package}` is a module of Python's own library, which comes before the one beside the plan: rename yours"
 
 
 def _raised(source: ModelSource, error: BaseException) -> ManifestError:

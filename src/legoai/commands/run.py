@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands.failure import internal_error
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     from legoai.cost.search.evaluation.workers import WorkerKilledError, apart
 
     try:
-        found = apart(simulate)
+        with printing_to_standard_error():
+            found = apart(simulate)
     except WorkerKilledError as error:
         found = str(error)
     if isinstance(found, str):

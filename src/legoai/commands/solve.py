@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
@@ -215,19 +216,21 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         progress(f"{count} candidates, {words}" + ("" if least is None else f", bound {shown(least, dimension)}"))
 
     try:
-        solution = solved(
-            opened,
-            profile=arguments.profile,
-            time_limit=arguments.time_limit,
-            gap=arguments.gap,
-            refresh=arguments.refresh,
-            progress=say,
-        )
+        with printing_to_standard_error():
+            solution = solved(
+                opened,
+                profile=arguments.profile,
+                time_limit=arguments.time_limit,
+                gap=arguments.gap,
+                refresh=arguments.refresh,
+                progress=say,
+            )
         progress.clear()
         if not arguments.json or solution.best is None:
             return solution, None
         try:
-            return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
+            with printing_to_standard_error():
+                return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
         except KeyboardInterrupt:  # the answers are there, and take no more time
             return solution, None
     except CannotSolveError as error:

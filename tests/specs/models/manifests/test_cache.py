@@ -51,6 +51,11 @@ FACTORY = """
         import os, pathlib, time
         pathlib.Path(pid_file).write_text(str(os.getpid()))
         time.sleep(60)
+
+    def leaves_thread():
+        import threading, time
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return build()
 """
 
 
@@ -191,6 +196,18 @@ def test_a_malformed_target_starts_no_process(workplace, target):
     assert workplace.announced == []
 
 
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("target", ["statistics:build", "statistics.models:build"])
+def test_a_module_that_the_standard_library_hides_is_named(workplace, target):
+    library = "`statistics` is a module of Python's own library"
+    assert workplace.error("python", target).detail == library
+    workplace.write("statistics.py", "def build(): ...")
+    assert (
+        workplace.error("python", target).detail
+        == f"{library}, which comes before the one beside the plan: rename yours"
+    )
+
+
 def wait_for_pid(file: Path) -> int:
     for _ in range(600):
         if file.exists() and file.read_text():
@@ -254,6 +271,11 @@ except KeyboardInterrupt:
         process.wait()
     assert out == said
     assert has_ended(inspected)
+
+
+@pytest.mark.slow
+def test_a_thread_that_the_factory_leaves_is_not_waited_for(workplace):
+    assert workplace.load("python", "factories.models:leaves_thread", timeout=120.0).parameter_count == 224
 
 
 @pytest.mark.slow
