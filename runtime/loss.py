@@ -53,7 +53,7 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
     sizes = [len(part) for part in torch.arange(logits.shape[1]).tensor_split(pieces)]
     starts = [0, *itertools.accumulate(sizes)]
     parts = (
-        (_Chunk.apply(logits, start, size, gradient), targets.narrow(1, start, size))
+        (_Chunk.apply(logits, start, size, gradient), targets.narrow(1, start, size))  # type: ignore[no-untyped-call]
         for start, size in zip(starts, sizes, strict=False)
     )
     total = sum(

@@ -68,12 +68,10 @@ ComputeCapability: TypeAlias = str
 
 
 class Processor(Record, kw_only=True):
-    """The device's processor: CUDA compute capability, multiprocessors, second-level cache in bytes, power in watts."""
+    """The device's processor: CUDA compute capability and multiprocessors."""
 
     compute_capability: ComputeCapability | None = None
     multiprocessors: int | None = None
-    l2_bytes: int | None = None
-    tdp_watts: float | None = None
     source: str
 
 
@@ -212,27 +210,6 @@ def catalogue() -> Path:
 def profile_path(device_file: Path) -> Path:
     """Return the path of a device file's profile: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
     return device_file.with_suffix(PROFILE_SUFFIX)
-
-
-def profile_fault(device_file: Path, name: str) -> str | None:
-    """What is wrong with the profile of the device ``name``, as far as its first bytes show; None if nothing.
-
-    A device of the catalogue's name needs no profile beside its file.
-    """
-    path = profile_path(device_file)
-    whose = f"the profile of `{name}`, {path.name},"
-    if not path.exists():
-        return None if name in device_names() else f"{whose} is missing beside {device_file.name}"
-    if not path.is_file():
-        return f"{whose} is no file"
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError as error:
-        return f"{whose} cannot be read: {error.strerror}"
-    if start.startswith(GZIP) or start.lstrip().startswith(b"{"):
-        return None
-    return f"{whose} is neither compressed nor JSON"
 
 
 @cache

@@ -18,10 +18,10 @@ from legoai.cost.calibration.output import check_output, write_output
 from legoai.cost.calibration.update import Part, checked, update_kernels
 from legoai.cost.calibration.update_links import update_links
 from legoai.cost.machine.collective_time import Network, network_of
-from legoai.cost.measurements.file import ProfileError, read_document
 from legoai.cost.profiles import Profile, load, profile_names, shipped_file
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, profile_path
 from legoai.specs.device_file import load_device, text_of
+from legoai.specs.profile_file import ProfileError, read_document
 
 _SHOWN: Final = 6
 

@@ -18,11 +18,11 @@ from legoai.specs.cluster import (
     Device,
     device,
     fabric,
-    profile_fault,
     profile_path,
 )
 from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.profile_file import profile_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from legoai.cost.measurements.file import ProfileError
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
@@ -18,6 +17,7 @@ from legoai.cost.network.topology import Placement, World, group_placements, pla
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Collective, CollectiveKind
 from legoai.specs.cluster import Cluster
+from legoai.specs.profile_file import ProfileError
 
 MEASURED: Final = "measured table"
 ANALYTICAL: Final = "analytical"

@@ -74,7 +74,7 @@ def _product(product: Product, profile: Profile) -> Answer:
     if model is None:
         raise NoModelError(
             f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
-            f"(it has {', '.join(sorted(profile.products))})"
+            f"(it has {', '.join(sorted(profile.products)) or 'none'})"
         )
     return _chain(
         model,

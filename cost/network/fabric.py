@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from legoai.cost.measurements.file import ProfileError, read_document
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.algorithms import traffic
 from legoai.cost.network.bandwidth import Sigmoid
 from legoai.cost.network.statistics import Regression, Straggler
 from legoai.cost.network.topology import Placement
 from legoai.cost.trace.records import CollectiveKind
+from legoai.specs.profile_file import ProfileError, read_document
 
 FILE: Final = Path(__file__).parent.parent / "profiles" / "fabrics.json.gz"
 

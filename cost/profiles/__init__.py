@@ -14,11 +14,12 @@ from legoai.cost.kernels.kinds import MovementForm, MovementKind, Product, Work
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import element_bytes
-from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
+from legoai.cost.measurements.file import write_document
 from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import read_tables
 from legoai.specs.cluster import PROFILE_SUFFIX
+from legoai.specs.profile_file import FORMAT, ProfileError, read_document
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",

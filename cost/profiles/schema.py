@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from legoai.cost.kernels.features import ATTENTION_FEATURES, PRODUCT_FEATURES
 from legoai.cost.kernels.kinds import MovementForm, MovementKind
-from legoai.cost.measurements.file import FORMAT, ProfileError
+from legoai.specs.profile_file import FORMAT, ProfileError
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -160,7 +160,7 @@ class _Profile(BaseModel):
     device: str
     made: str
     constants: dict[str, _Constant]
-    products: dict[str, _ProductModel]
+    products: Annotated[dict[str, _ProductModel], Field(min_length=1)]
     attention: dict[Annotated[str, Field(pattern=r"^\S+ (forward|backward) \S+$")], _AttentionModel]
     movement: dict[str, _Movement]
     arithmetic: dict[str, Positive]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from legoai.cost.estimate import Estimate
+from legoai.cost.estimate import Estimate, RankEstimate
+from legoai.cost.machine.cluster import Machine
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.parts import BUBBLE, COMMUNICATION, COMPUTATION, parts
@@ -42,7 +43,7 @@ def advice(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
     """Yield a diagnostic for the first rule of full recomputation, if half of every device's memory is free."""
     rules = causes.plan.checkpoint.rules if causes.plan.checkpoint is not None else ()
     rule = next((rule for rule in rules if isinstance(rule.treatment, Full)), None)
-    fullest = max((item.use for item in estimate.ranks), key=lambda use: use.total)
+    fullest = _fullest_device(estimate).use
     if rule is None or fullest.capacity is None or estimate.recompute < _RECOMPUTED * estimate.step_time:
         return
     free = fullest.capacity - fullest.total
@@ -80,10 +81,10 @@ def _budget(item: RequirementResult, estimate: Estimate, causes: Causes) -> Diag
 
 
 def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
-    item = next(rank for rank in estimate.ranks if rank.use.fits is False)
+    item = _fullest_device(estimate)
     use = item.use
-    assert use.capacity is not None
-    found = contributor("peak_memory", estimate, causes)
+    assert use.fits is False and use.capacity is not None
+    found = _of_memory(item, causes)
     outside = f" and {words.size(sum(use.outside.values()))} outside of PyTorch" if use.outside else ""
     span = causes.analysis.span_of(causes.plan.cluster)
     return OutOfMemory.at(
@@ -92,16 +93,21 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
         f"{words.size(use.capacity)}",
         label=f"short of {words.size(use.total - use.capacity)}",
         others=_others(found),
-        help=[f"largest contributor: {found.words}{_place(found)}", *by_segments(estimate)],
+        help=[f"largest contributor: {found.words}{_place(found)}", *by_segments(item, estimate.machine)],
     )
 
 
-def by_segments(estimate: Estimate) -> list[str]:
+def _fullest_device(estimate: Estimate) -> RankEstimate:
+    """The rank that takes most of its device; the one with most active memory may reserve less than another."""
+    return max(estimate.ranks, key=lambda item: item.use.total)
+
+
+def by_segments(item: RankEstimate, machine: Machine) -> list[str]:
     """Return advice where a rank exceeds its memory because of what its allocator reserves beyond active memory."""
-    use, active = estimate.fullest.use, estimate.fullest.memory.peak
-    if use.fits is not False or use.capacity is None or estimate.machine.expandable_segments:
+    use, active = item.use, item.memory.peak
+    if use.fits is not False or use.capacity is None or machine.expandable_segments:
         return []
-    if estimate.machine.device.kind == "cpu" or active + use.workspace + sum(use.outside.values()) > use.capacity:
+    if machine.device.kind == "cpu" or active + use.workspace + sum(use.outside.values()) > use.capacity:
         return []
     return ["what is active fits; `allocator (expandable_segments = true)` mostly reserves less beyond it"]
 
@@ -118,34 +124,37 @@ def _place(found: Contributor) -> str:
 def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
     """Return the largest contribution to a figure of the plan."""
     assert metric in METRICS, metric
-    if metric in ("peak_memory", "reserved_memory"):
-        item = estimate.fullest
-        category, size = next(iter(item.memory.by_category.items()))
-        largest = next(live for live in item.memory.live if live.category == category)
-        name = words.CATEGORIES[category]
-        return Contributor(f"{name}, {words.size(size)}", causes.of_memory(category, largest.module))
-    one = estimate.slowest.breakdown
+    if metric == "peak_memory":
+        return _of_memory(estimate.fullest, causes)
+    if metric == "reserved_memory":
+        return _of_memory(max(estimate.ranks, key=lambda item: item.use.reserved), causes)
     if metric == "bubble":
         return Contributor("waiting for other stages", causes.of_part(BUBBLE))
     if metric == "recompute":
-        again = max(one.modules, key=lambda module: module.recompute)
+        again = max(causes.modules(estimate.slowest), key=lambda module: module.recompute)
         text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} recomputed"
         return Contributor(text, causes.of_module(again)[-1])
-    if metric == "exposed_comm" and one.collectives:
+    if metric == "exposed_comm" and causes.collectives(estimate.slowest):
         return _collective(estimate, causes)
-    slowest = one.modules[0]
+    slowest = causes.modules(estimate.slowest)[0]
     outside = {part: seconds for part, seconds in parts(estimate).items() if part != COMPUTATION}
     part = max(outside, key=lambda name: outside[name])
     if outside[part] <= slowest.seconds:
         text = f"{words.path(slowest.pattern)}, {words.seconds(slowest.seconds)}"
         return Contributor(text, causes.of_module(slowest)[0])
-    if part == COMMUNICATION and one.collectives:
+    if part == COMMUNICATION and causes.collectives(estimate.slowest):
         return _collective(estimate, causes)
     return Contributor(f"{part}, {words.seconds(outside[part])}", causes.of_part(part))
 
 
+def _of_memory(item: RankEstimate, causes: Causes) -> Contributor:
+    category, size = next(iter(item.memory.by_category.items()))
+    largest = next(live for live in item.memory.live if live.category == category)
+    return Contributor(f"{words.CATEGORIES[category]}, {words.size(size)}", causes.of_memory(category, largest.module))
+
+
 def _collective(estimate: Estimate, causes: Causes) -> Contributor:
-    first = estimate.slowest.breakdown.collectives[0]
+    first = causes.collectives(estimate.slowest)[0]
     text = (
         f"{first.count} {first.kind} on {first.axis or 'other ranks'} for {words.path(first.pattern)}, "
         f"{words.seconds(first.exposed)} exposed"

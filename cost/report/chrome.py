@@ -114,9 +114,7 @@ class Lines:
             key = ("copy" if isinstance(record, Copy) else record.op, record.module, record.phase)
         if key not in self.known:
             if isinstance(record, Collective):
-                cause = self.causes.of_communication(
-                    record.axis, record.kind, record.phase, record.module, of_parameters=record.of_parameters
-                )
+                cause = self.causes.of_record(record, record.module)
             else:
                 op = "copy" if isinstance(record, Copy) else record.op
                 cause = self.causes.of_kernel(op, record.module, record.phase)

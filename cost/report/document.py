@@ -68,9 +68,9 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "seconds": item.seconds,
                 "recompute_s": item.recompute,
                 "operator": item.op,
-                "causes": [_cause(cause) for cause in causes.of_module(item)],
+                "causes": [_cause(cause) for cause in dict.fromkeys(causes.of_module(item))],
             }
-            for item in one.modules[:MOST_EXPENSIVE]
+            for item in causes.modules(estimate.slowest)[:MOST_EXPENSIVE]
         ],
         "recomputed": [
             {
@@ -97,7 +97,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "exposed_s": item.exposed,
                 "cause": _cause(causes.of_collective(item)),
             }
-            for item in one.collectives[:MOST_EXPENSIVE]
+            for item in causes.collectives(estimate.slowest)[:MOST_EXPENSIVE]
         ],
         "requirements": [_requirement(item) for item in estimate.requirements],
         "time_models": dict(estimate.share_by_model),
@@ -120,9 +120,9 @@ def _memory(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "modules": item.modules,
                 "bytes": item.bytes,
                 "by_category": dict(item.by_category),
-                "causes": [_cause(causes.of_memory(category, item.first)) for category in item.by_category],
+                "causes": [_cause(cause) for cause in item.causes],
             }
-            for item in holders(fullest.memory)[:MOST_EXPENSIVE]
+            for item in holders(fullest.memory, causes)[:MOST_EXPENSIVE]
         ],
         "saved": [
             {

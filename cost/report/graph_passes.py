@@ -10,6 +10,7 @@ from legoai.cost.estimate import Estimate
 from legoai.cost.graph_passes import PassEstimate
 from legoai.cost.report import words
 from legoai.cost.report.terminal import title
+from legoai.cost.timing.breakdown import collective_costs
 
 FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""
@@ -44,7 +45,7 @@ def _figures(estimate: Estimate) -> dict[str, float]:
         "step_time_s": estimate.step_time,
         "peak_active_bytes": estimate.peak_active,
         "exposed_communication_s": estimate.exposed_communication,
-        "collectives": sum(item.count for item in estimate.slowest.breakdown.collectives),
+        "collectives": sum(item.count for item in collective_costs(estimate.slowest.intervals)),
     }
 
 

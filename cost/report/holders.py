@@ -5,47 +5,58 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from legoai.cost.memory.storages import LiveStorage, MemoryReport
+from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
 from legoai.cost.trace.records import Category
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Storages at the peak of equal modules.
+    """Storages at the peak of equal modules, which the same lines of a plan decide.
 
     Attributes:
         pattern: the modules' path, with numbers written as `*`.
-        first: the path of one of them.
         modules: their number.
         bytes: of all of them.
         by_category: the bytes of each category, largest first.
+        causes: of each category, in the same order.
     """
 
     pattern: str
-    first: str
     modules: int
     bytes: int
     by_category: Mapping[Category, int]
+    causes: tuple[Cause, ...]
 
 
-def holders(memory: MemoryReport) -> tuple[Holder, ...]:
+def holders(memory: MemoryReport, causes: Causes) -> tuple[Holder, ...]:
     """Return the modules that hold the peak of ``memory``, those with the most bytes first."""
-    found: defaultdict[str, list[LiveStorage]] = defaultdict(list)
+    categories: defaultdict[str, set[Category]] = defaultdict(set)
     for storage in memory.live:
-        found[pattern_of(storage.module)].append(storage)
-    return tuple(sorted((_holder(*item) for item in found.items()), key=lambda holder: (-holder.bytes, holder.pattern)))
+        categories[pattern_of(storage.module)].add(storage.category)
+    of_modules: dict[str, dict[Category, Cause]] = {}
+    found: defaultdict[tuple[str, frozenset[Any]], list[LiveStorage]] = defaultdict(list)
+    for storage in memory.live:
+        module, pattern = storage.module, pattern_of(storage.module)
+        if module not in of_modules:
+            of_modules[module] = {category: causes.of_memory(category, module) for category in categories[pattern]}
+        found[pattern, frozenset(of_modules[module].items())].append(storage)
+    rows = (_holder(pattern, storages, of_modules[storages[0].module]) for (pattern, _), storages in found.items())
+    return tuple(sorted(rows, key=lambda holder: (-holder.bytes, holder.pattern)))
 
 
-def _holder(pattern: str, storages: list[LiveStorage]) -> Holder:
+def _holder(pattern: str, storages: list[LiveStorage], causes: Mapping[Category, Cause]) -> Holder:
     categories: Counter[Category] = Counter()
     for storage in storages:
         categories[storage.category] += storage.bytes
+    largest = dict(categories.most_common())
     return Holder(
         pattern=pattern,
-        first=storages[0].module,
         modules=len({storage.module for storage in storages}),
         bytes=sum(categories.values()),
-        by_category=dict(categories.most_common()),
+        by_category=largest,
+        causes=tuple(causes[category] for category in largest),
     )

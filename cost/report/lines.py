@@ -84,13 +84,13 @@ def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
         key = ("", 0) if span is None else (span.file, span.line)
         return held.setdefault(key, LineCost(*key))
 
-    for item in estimate.slowest.breakdown.modules:
+    for item in causes.modules(estimate.slowest):
         first, *again = causes.of_module(item)
         once = item.seconds - item.recompute if again else item.seconds
         at(first).compute += once
         for cause in again:
             at(cause).recompute += item.recompute
-    for collective in estimate.slowest.breakdown.collectives:
+    for collective in causes.collectives(estimate.slowest):
         line = at(causes.of_collective(collective))
         line.communication += collective.seconds
         line.exposed += collective.exposed

@@ -191,9 +191,9 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
 def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield "<h2>Modules with the most memory at the peak</h2>"
     rows = []
-    for item in holders(estimate.fullest.memory)[:_SHOWN]:
+    for item in holders(estimate.fullest.memory, causes)[:_SHOWN]:
         parts = [f"{_category(category)} {words.size(size)}" for category, size in item.by_category.items()]
-        found = dict.fromkeys(_link(causes.of_memory(category, item.first)) for category in item.by_category)
+        found = dict.fromkeys(map(_link, item.causes))
         rows.append(
             (
                 _alike(item.pattern, item.modules),
@@ -235,7 +235,7 @@ def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
             _operator(item.op),
             "; ".join(dict.fromkeys(map(_link, causes.of_module(item)))),
         )
-        for item in estimate.slowest.breakdown.modules[:_SHOWN]
+        for item in causes.modules(estimate.slowest)[:_SHOWN]
     ]
     yield from _table(("module", "n:seconds", "n:of the step", "n:recomputed", "longest operator", "cause"), rows)
 
@@ -258,7 +258,7 @@ def _recomputed(estimate: Estimate, causes: Causes) -> Iterator[str]:
 
 
 def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
-    found = estimate.slowest.breakdown.collectives[:_SHOWN]
+    found = causes.collectives(estimate.slowest)[:_SHOWN]
     if not found:
         return
     yield "<h2>Most expensive collectives</h2>"

@@ -16,6 +16,9 @@ from legoai.specs.directives.require import METRICS
 FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""
 
+SHOWN: Final = 5
+"""Number of candidates that are shown by default."""
+
 _COLUMNS: Final = ("step_time", "peak_memory", "bubble", "recompute")
 """Objectives that the table of candidates has a column for in any case."""
 _SMALL: Final = 0.001
@@ -30,12 +33,15 @@ STATUSES: Final = {
 }
 
 
-def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool = False) -> dict[str, Any]:
+def document(
+    solution: Solution, estimate: dict[str, Any] | None, *, top: int = 0, every: bool = False
+) -> dict[str, Any]:
     """Return the solution as plain data: seconds, bytes and shares.
 
     Args:
         solution: of a plan.
         estimate: of the best candidate, as `legoai cost --json` gives it.
+        top: candidates to list with their differences from the best one, as the table shows them.
         every: whether to list every evaluated candidate.
     """
     found, objective = solution.result, solution.objective
@@ -75,6 +81,10 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
         "joint": _joint(solution),
         "estimate": estimate,
     }
+    if top:
+        body["top"] = [
+            {**_candidate(solution, item), "difference": _why(solution, item)} for item in solution.ranked()[:top]
+        ]
     if every:
         body["all"] = [_candidate(solution, item) for item in solution.ranked()]
     return body
@@ -164,7 +174,7 @@ def verdict(item: Evaluated) -> str:
     return "violates " + ", ".join(required.metric for required in item.violated) if item.violated else "feasible"
 
 
-def terminal(solution: Solution, *, top: int = 5) -> str:
+def terminal(solution: Solution, *, top: int = SHOWN) -> str:
     """Return the solution as lines of text: the answers, the best few candidates, and the comparison with them.
 
     Args:

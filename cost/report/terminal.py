@@ -125,7 +125,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     yield from _table(rows, right=(1,))
-    yield from (f"  {advice}" for advice in by_segments(estimate))
+    yield from (f"  {advice}" for advice in by_segments(item, estimate.machine))
 
 
 def _of_reserved(estimate: Estimate, causes: Causes) -> str:
@@ -146,13 +146,12 @@ def _where_peak(item: RankEstimate) -> str:
 def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:
     yield "modules with the most memory at the peak"
     rows = []
-    for item in holders(estimate.fullest.memory)[:_SHOWN]:
+    for item in holders(estimate.fullest.memory, causes)[:_SHOWN]:
         name = _alike(item.pattern, item.modules)
         two = itertools.islice(item.by_category.items(), 2)
         main = [(words.CATEGORIES[category], size) for category, size in two if size > _PART * item.bytes]
         parts = ", ".join(f"{words.size(size)} {what}" if len(main) > 1 else what for what, size in main)
-        largest = next(iter(item.by_category))
-        rows.append((f"  {name}", words.size(item.bytes), parts, causes.of_memory(largest, item.first).place))
+        rows.append((f"  {name}", words.size(item.bytes), parts, item.causes[0].place))
     yield from _table(rows, right=(1,))
 
 
@@ -175,10 +174,9 @@ def _saved(estimate: Estimate, causes: Causes) -> Iterator[str]:
 
 
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
-    one = estimate.slowest.breakdown
     yield "most expensive modules"
     rows = []
-    for item in one.modules[:_SHOWN]:
+    for item in causes.modules(estimate.slowest)[:_SHOWN]:
         name = _alike(item.pattern, item.modules)
         recomputed = f"{words.seconds(item.recompute)} recomputed" if item.recompute else ""
         why = ", ".join(dict.fromkeys(cause.place for cause in causes.of_module(item)))
@@ -211,12 +209,12 @@ def _alike(pattern: str, modules: int) -> str:
 
 
 def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
-    one = estimate.slowest.breakdown
-    if not one.collectives:
+    found = causes.collectives(estimate.slowest)
+    if not found:
         return
     yield "most expensive collectives"
     rows = []
-    for item in one.collectives[:_SHOWN]:
+    for item in found[:_SHOWN]:
         what = f"  {item.count} x {item.kind} on {item.axis or 'other ranks'}, {item.phase}"
         cause = causes.of_collective(item)
         rows.append(

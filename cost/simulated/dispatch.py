@@ -32,6 +32,7 @@ from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
     EACH,
+    PART_OF,
     POINT_TO_POINT,
     UNDER_POLICY,
     Categorise,
@@ -47,7 +48,7 @@ from legoai.cost.trace.records import (
 )
 from legoai.runtime.torch_internals.distributed.fake_world import FakeWork
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
-from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, adds_gradients_in_place
 from legoai.runtime.wrapped import local_part
 
 NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
@@ -61,6 +62,9 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 
 
 c10d = torch.ops.c10d
+
+_SUM: Final = torch.ops.aten.add.Tensor
+_SUM_IN_PLACE: Final = torch.ops.aten.add_.Tensor
 
 
 _OF_PARAMETERS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
@@ -149,12 +153,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
         if is_by_group(func, args, kernel=self.capture.grouped_kernel) and is_simulated(args[0]):
-            with self:
-                return products(*args, **kwargs)
+            return self._by_group(func, args, kwargs)
         capture = self.capture
         if capture.paused:
             return func(*args, **kwargs)
-        known = operator(func)
+        known = operator(func := self._without_modes(func, args, kwargs))
         if known.treatment == "read":
             if not is_simulated(args[0]):
                 return func(*args, **kwargs)
@@ -196,6 +199,21 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._compute(func, known, args, kwargs, inputs, fresh, out, answer or Answer((), None))
         return out
+
+    def _without_modes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
+        """Return the operator that autograd would call instead if no dispatch mode were active."""
+        if func is not _SUM or kwargs or self.capture.compiled or not adds_gradients_in_place(args):
+            return func
+        return _SUM_IN_PLACE if self.capture.in_node() else func
+
+    def _by_group(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Return a grouped product, whose kernels name it: a policy sees it alone."""
+        self.capture.part_of = operator(func).name
+        try:
+            with self:
+                return products(*args, **kwargs)
+        finally:
+            self.capture.part_of = ""
 
     def _on_host(
         self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -265,10 +283,15 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if distinct:
                     answer.shares = shares
             capture.operands[len(capture.records)] = operands_of(shares, inputs, fresh, capture.number_of)
+        marks: tuple[tuple[str, Any], ...] = ()
         if capture.policy and capture.issuer == "python":
-            if answer.under_policy is None:
-                answer.under_policy = {**said, "attributes": {**said["attributes"], UNDER_POLICY: True}}
-            said = answer.under_policy
+            marks = ((UNDER_POLICY, True),)
+        if capture.part_of:
+            marks = (*marks, (PART_OF, capture.part_of))
+        if marks:
+            if marks not in answer.marked:
+                answer.marked[marks] = {**said, "attributes": {**said["attributes"], **dict(marks)}}
+            said = answer.marked[marks]
         capture.record(
             Kernel(
                 stream=current_stream(),

@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
+from legoai.cost.simulated.operators import convolves_channels_last
 from legoai.dsl.analysis.computation.attention import takes_widths
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.operators import allowed_attention_kernels
@@ -55,19 +56,35 @@ def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _convolving_on_gpu() -> Iterator[None]:
-    """Let convolutions leave channels last where they are, as cuDNN does; torch asks for that by the device's type."""
+    """Let convolutions and their gradients have their channels last where those of images or weights are, as in cuDNN.
+
+    torch chooses the layout by the device's type, and so would have contiguous results here.
+    """
     fakes: dict[Any, Callable[..., Any]] = original(_FAKES)
-    contiguous = fakes[aten.convolution.default]
 
-    def convolved(mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = contiguous(mode, function, *args, **kwargs)
-        images = args[0] if args else kwargs["input"]
-        if images.dim() != 4 or images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
-            return out
-        with mode:
-            return torch.empty_like(out, memory_format=torch.channels_last)
+    def convolving(contiguous: Callable[..., Any], first: int) -> Callable[..., Any]:
+        """Return the fake of an operator whose images and weight are arguments from one on."""
 
-    with patched_item(_FAKES, aten.convolution.default, convolved):
+        def convolved(mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> Any:
+            out = contiguous(mode, function, *args, **kwargs)
+            images, weight = args[first : first + 2] if args else (kwargs["input"], kwargs["weight"])
+            if not convolves_channels_last(images, weight):
+                return out
+            with mode:
+                if isinstance(out, torch.Tensor):
+                    return torch.empty_like(out, memory_format=torch.channels_last)
+                *gradients, of_bias = out
+                last = (
+                    None if item is None else torch.empty_like(item, memory_format=torch.channels_last)
+                    for item in gradients
+                )  # fmt: skip
+                return (*last, of_bias)
+
+        return convolved
+
+    with contextlib.ExitStack() as stack:
+        for operator, first in ((aten.convolution.default, 0), (aten.convolution_backward.default, 1)):
+            stack.enter_context(patched_item(_FAKES, operator, convolving(fakes[operator], first)))
         yield
 
 
@@ -97,11 +114,12 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
     grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
     half = query.dtype in (torch.float16, torch.bfloat16)
     width = query.shape[-1]
-    grouped = query.shape[-3] != key.shape[-3]
-    flash = half and attn_mask is None and width <= 256 and value.shape[-1] == width
+    batched = _is_batched(query, key, value)
+    grouped = batched and query.shape[-3] != key.shape[-3]
+    flash = batched and half and attn_mask is None and width <= 256 and value.shape[-1] == width
     widths = width, value.shape[-1]
     unequal = width != value.shape[-1]
-    cudnn = half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
+    cudnn = batched and half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
     cudnn = cudnn and not (attn_mask is not None and attn_mask.requires_grad)  # it has no gradient of a learned bias
     first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
     before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
@@ -112,7 +130,7 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    efficient = all(one % (8 if half else 4) == 0 for one in widths)
+    efficient = batched and all(one % (8 if half else 4) == 0 for one in widths)
     if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and efficient and not before:
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
@@ -143,7 +161,7 @@ def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
     alike = query.shape[-1] == value.shape[-1]
     # The CPU kernel's backward computes no gradient of the mask, for example of a learned bias.
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if flash and alike and not dropout_p and query.dim() == 4 and not learned:
+    if flash and alike and not dropout_p and _is_batched(query, key, value) and not learned:
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=_float_mask(attn_mask, query), scale=scale
         )[0]
@@ -156,6 +174,11 @@ def _drop_on_cpu(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return values
     noise = torch.empty_like(values)
     return values * noise.bernoulli_(1 - p).div_(1 - p)
+
+
+def _is_batched(*tensors: torch.Tensor) -> bool:
+    """Whether tensors are [batch, heads, tokens, width], which all kernels but products and a softmax require."""
+    return all(tensor.dim() == 4 for tensor in tensors)
 
 
 def _math_attention(*args: Any, **kwargs: Any) -> Any:

@@ -64,6 +64,9 @@ _ATTENTION_BACKWARD: Final = frozenset(
     }
 )
 
+_CONVOLUTIONS: Final = {"aten.convolution": 0, "aten.convolution_backward": 1}
+"""Convolutions, each with the place of the images among its tensors; the weight follows."""
+
 _GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
 """Products for which PyTorch has no FLOP formula."""
 
@@ -357,11 +360,28 @@ def description(
 
 
 def _layout(known: Operator, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Return whether the images of a convolution have their channels last in memory, which cuDNN leaves so."""
-    images = inputs[1 if "backward" in known.name else 0] if "convolution" in known.name else None
-    if images is None or images.dim() != 4 or images.is_contiguous():
+    """Return whether a convolution has its channels last in memory."""
+    if known.name not in _CONVOLUTIONS:
         return {}
-    return {"channels_last": True} if images.is_contiguous(memory_format=torch.channels_last) else {}
+    first = _CONVOLUTIONS[known.name]
+    return {"channels_last": True} if convolves_channels_last(*inputs[first : first + 2]) else {}
+
+
+def convolves_channels_last(images: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether cuDNN convolves in two dims with channels last: where images or weights have them there.
+
+    As `cudnn_conv_suggest_memory_format` of `aten/src/ATen/native/ConvUtils.h` decides.
+    """
+    if torch.float64 in (images.dtype, weight.dtype):
+        return False
+    return weight.dim() == 4 and (_has_channels_last(images) or _has_channels_last(weight))
+
+
+def _has_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the strides say so, also of tensors with dims of size 1, for which either layout is contiguous."""
+    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return tensor.stride(3) >= tensor.stride(1) * tensor.shape[1] and tensor.shape[1:].numel() > 1
 
 
 @functools.cache

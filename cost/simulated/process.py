@@ -40,12 +40,12 @@ from legoai.runtime.torch_internals.patching import original, patched, patched_a
 
 _WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
 _WRAP_TRACED: Final = original(_WRAP)
+"""PyTorch's own function, which the simulated device replaces."""
 _POLICIES: Final = tuple(
     f"torch.utils.checkpoint:{mode}.__torch_dispatch__"
     for mode in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
 )
 """What runs operators that a policy of selective checkpointing sees, in forward and in recomputation."""
-"""PyTorch's own function, which the simulated device replaces."""
 
 
 @contextlib.contextmanager
@@ -55,8 +55,7 @@ def simulated_device(
     """Run the body as one rank of many on the simulated device.
 
     Within the body, `cpu:fake,sim:fake` is the default process group, and a fake tensor mode can be entered. Patches of
-    torch are undone on exit; only the device type stays registered. torch is restored on leaving; only the device type
-    stays known.
+    torch are undone on exit; only the device type stays registered.
 
     Args:
         recorder: of the trace.

@@ -119,6 +119,8 @@ class Capture(Recorder):
         self.makes: Makes = ""
         self.compiled = False
         """Whether a compiled graph is running."""
+        self.part_of = ""
+        """The operator for which the host issues several others, if it does."""
         self.in_batch = False
         """Whether sends and receives are issued as one batch."""
         self.calls: dict[Call, int] = {}
@@ -228,10 +230,13 @@ class Capture(Recorder):
         if self.compiled:
             self.issuer = "node"
         elif self.phase == "backward":
-            by_python = running_backward() and called_from_python(_SIMULATOR)
-            self.issuer = ("function" if self.function else "python") if by_python else "node"
+            self.issuer = "node" if self.in_node() else "function" if self.function else "python"
         else:
             self.issuer = "python"
+
+    def in_node(self) -> bool:
+        """Whether a node of autograd in C++, or autograd itself, calls the current operator, if in backward."""
+        return not (running_backward() and called_from_python(_SIMULATOR))
 
     def _locate(self) -> None:
         if self.of_node is not None:

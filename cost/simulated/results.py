@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -69,14 +69,14 @@ class Answer:
         results: the outputs.
         kind: the type of a sequence of outputs, or None for a single one.
         kernel: the fields of the record of such a call; None where none was recorded yet.
-        under_policy: the same fields where a policy of selective checkpointing sees the call.
+        marked: the same fields with further attributes, by these.
         shares: the traffic of its tensors; None where it was not needed yet.
     """
 
     results: tuple[_Result | _Number | None, ...]
     kind: type | None
     kernel: Mapping[str, Any] | None = None
-    under_policy: Mapping[str, Any] | None = None
+    marked: dict[tuple[tuple[str, Any], ...], Mapping[str, Any]] = field(default_factory=dict)
     shares: Shares | None = None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, SegmentIntervals, exposed_seconds, seconds_busy
@@ -33,7 +33,7 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """Time of the kernels of equal modules.
+    """Time of the kernels of equal modules, which the same lines of a plan decide.
 
     Attributes:
         pattern: their path, with numbers written as `*`.
@@ -58,7 +58,7 @@ class ModuleCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
-    """Time of the collectives of one kind, on one axis, for equal modules.
+    """Time of the collectives of one kind, on one axis, for equal modules, which the same line of a plan causes.
 
     Attributes:
         kind: of the collectives.
@@ -106,8 +106,6 @@ class Breakdown:
         communication: seconds of all collectives, hidden or not.
         exposed_by_axis: of ``exposed``.
         by_model: seconds of all operations by the model that estimated them.
-        modules: most expensive first.
-        collectives: most exposed first, then longest.
     """
 
     seconds: float
@@ -123,8 +121,6 @@ class Breakdown:
     communication: float
     exposed_by_axis: Mapping[str, float]
     by_model: Mapping[str, float]
-    modules: tuple[ModuleCost, ...]
-    collectives: tuple[CollectiveCost, ...]
 
 
 def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
@@ -135,15 +131,11 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         seconds: of the step.
     """
     held = Intervals.of(intervals)
-    uses: dict[int, tuple[SegmentIntervals, int]] = {}
-    for _, segment in held.segments:
-        uses[id(segment)] = segment, uses.get(id(segment), (segment, 0))[1] + 1
     kinds: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[Phase, float] = defaultdict(float)
     models: defaultdict[str, float] = defaultdict(float)
-    modules: defaultdict[str, list[tuple[Kernel, float, int]]] = defaultdict(list)
     compute = slowed = communication = 0.0
-    for segment, times in uses.values():
+    for segment, times in _uses(held):
         for item in segment.intervals:
             once = item.end - item.start
             took = once * times
@@ -154,16 +146,14 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
             if isinstance(item.record, Kernel):
                 kinds[_kind(item.record.op)] += took
                 phases[item.record.phase] += took
-                modules[pattern_of(item.record.module)].append((item.record, took, times))
             elif isinstance(item.record, Copy):
                 if item.cost.resource == "compute":
                     kinds["copy"] += took
                     phases[item.record.phase] += took
             elif isinstance(item.record, Collective):
                 communication += took
-    collectives = _collectives(held)
     axes: defaultdict[str, float] = defaultdict(float)
-    for one in collectives:
+    for one in collective_costs(held):
         axes[one.axis or "other"] += one.exposed
     kernels_and_collectives = seconds_busy(held, ("compute", *COMMUNICATION))
     on_device = seconds_busy(held, DEVICE)
@@ -182,8 +172,14 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         communication=communication,
         exposed_by_axis=_sorted(axes),
         by_model=_sorted(models),
-        modules=_modules(modules, held.path),
-        collectives=collectives,
+    )
+
+
+def _uses(intervals: Intervals) -> Iterator[tuple[SegmentIntervals, int]]:
+    """Yield each segment once, with the number of times that it runs."""
+    times = Counter(id(segment) for _, segment in intervals.segments)
+    yield from (
+        (segment, times[id(segment)]) for segment in {id(each): each for _, each in intervals.segments}.values()
     )
 
 
@@ -210,38 +206,68 @@ def _sorted(seconds: Mapping[_Key, float]) -> dict[_Key, float]:
     return dict(sorted(((k, v) for k, v in seconds.items() if v > 0), key=lambda item: -item[1]))
 
 
-def _modules(
-    found: Mapping[str, Sequence[tuple[Kernel, float, int]]], meant: Callable[[str], str]
+def module_costs(
+    intervals: Sequence[Interval],
+    *,
+    of_kernels: Callable[[str], Hashable] = lambda _: None,
+    of_recomputation: Callable[[str], Hashable] = lambda _: None,
 ) -> tuple[ModuleCost, ...]:
-    costs = []
+    """Return the time of the kernels of modules, the most expensive first.
+
+    Args:
+        intervals: of a step, on one rank.
+        of_kernels: the cause of a module's kernels. Modules with different causes are not equal.
+        of_recomputation: the cause of what a module recomputes, in the same way.
+    """
+    held = Intervals.of(intervals)
+    found: defaultdict[str, list[tuple[str, Kernel, float, int]]] = defaultdict(list)
+    recomputing = set()
+    for segment, times in _uses(held):
+        for item in segment.intervals:
+            if isinstance(record := item.record, Kernel):
+                path = record.module if segment.named else held.path(record.module)
+                pattern = pattern_of(path)
+                found[pattern].append((path, record, (item.end - item.start) * times, times))
+                if record.phase == "recompute":
+                    recomputing.add(pattern)
+    groups: defaultdict[tuple[str, Hashable], list[tuple[str, Kernel, float, int]]] = defaultdict(list)
     for pattern, kernels in found.items():
-        ops: defaultdict[str, float] = defaultdict(float)
-        phases: defaultdict[tuple[str, Phase], float] = defaultdict(float)
-        for kernel, took, _ in kernels:
-            ops[kernel.op] += took
-            phases[kernel.op, kernel.phase] += took
-        op = max(ops, key=lambda op: ops[op])
-        _, phase = max((one for one in phases if one[0] == op), key=lambda one: phases[one])
-        costs.append(
-            ModuleCost(
-                pattern=pattern,
-                first=meant(kernels[0][0].module),
-                modules=len({kernel.module for kernel, *_ in kernels}),
-                seconds=sum(ops.values()),
-                recompute=sum(took for kernel, took, _ in kernels if kernel.phase == "recompute"),
-                op=op,
-                phase=phase,
-                recomputed=tuple(_recomputed(kernels)),
-            )
-        )
+        keys: dict[str, tuple[str, Hashable]] = {}
+        for kernel in kernels:
+            path = kernel[0]
+            if path not in keys:
+                again = of_recomputation(path) if pattern in recomputing else None
+                keys[path] = pattern, (of_kernels(path), again)
+            groups[keys[path]].append(kernel)
+    costs = (_module(pattern, kernels) for (pattern, _), kernels in groups.items())
     return tuple(sorted(costs, key=lambda item: (-item.seconds, item.pattern)))
 
 
-def _recomputed(kernels: Sequence[tuple[Kernel, float, int]]) -> Iterator[Recomputed]:
+def _module(pattern: str, kernels: Sequence[tuple[str, Kernel, float, int]]) -> ModuleCost:
+    ops: defaultdict[str, float] = defaultdict(float)
+    phases: defaultdict[tuple[str, Phase], float] = defaultdict(float)
+    for _, kernel, took, _ in kernels:
+        ops[kernel.op] += took
+        phases[kernel.op, kernel.phase] += took
+    op = max(ops, key=lambda op: ops[op])
+    _, phase = max((one for one in phases if one[0] == op), key=lambda one: phases[one])
+    return ModuleCost(
+        pattern=pattern,
+        first=kernels[0][0],
+        modules=len({path for path, *_ in kernels}),
+        seconds=sum(ops.values()),
+        recompute=sum(took for _, kernel, took, _ in kernels if kernel.phase == "recompute"),
+        op=op,
+        phase=phase,
+        recomputed=tuple(_recomputed(kernels)),
+    )
+
+
+def _recomputed(kernels: Sequence[tuple[str, Kernel, float, int]]) -> Iterator[Recomputed]:
     """Yield the operators of equal modules that are recomputed, longest first."""
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[tuple[str, Phase]] = Counter()
-    for kernel, took, times in kernels:
+    for _, kernel, took, times in kernels:
         calls[kernel.op, kernel.phase] += times
         if kernel.phase == "recompute":
             seconds[kernel.op] += took
@@ -249,36 +275,54 @@ def _recomputed(kernels: Sequence[tuple[Kernel, float, int]]) -> Iterator[Recomp
         yield Recomputed(op, calls[op, "recompute"], calls[op, "forward"], took)
 
 
-def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
+def collective_costs(
+    intervals: Sequence[Interval], cause: Callable[[Collective, str], Hashable] = lambda *_: None
+) -> tuple[CollectiveCost, ...]:
+    """Return the time of collectives, the most exposed first, then the longest.
+
+    Args:
+        intervals: of a step, on one rank.
+        cause: of a collective of a module. Those with different causes are not summed.
+    """
+    held = Intervals.of(intervals)
     alone: dict[int, tuple[SegmentIntervals, int, Floats]] = {}
-    for (_, segment), seconds in zip(intervals.segments, exposed_seconds(intervals), strict=True):
+    for (_, segment), seconds in zip(held.segments, exposed_seconds(held), strict=True):
         _, times, before = alone.get(id(segment), (segment, 0, 0.0))
         alone[id(segment)] = segment, times + 1, before + seconds
-    groups: defaultdict[tuple[str, str, int, str, Phase, bool], list[tuple[Interval, int, float]]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, int, str, Phase, bool, Hashable], list[_Collective]] = defaultdict(list)
     for segment, times, seconds in alone.values():
         for place, bare in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
             item = segment.intervals[place]
             record = item.record
             assert isinstance(record, Collective)
-            pattern, of_parameters = pattern_of(record.module), record.of_parameters
-            key = record.kind, record.axis, len(record.ranks), pattern, record.phase, of_parameters
-            groups[key].append((item, times, bare))
-    costs = []
-    for (kind, axis, ranks, pattern, phase, of_parameters), items in groups.items():
-        records = [(item.record, times) for item, times, _ in items if isinstance(item.record, Collective)]
-        costs.append(
-            CollectiveCost(
-                kind=kind,
-                axis=axis,
-                ranks=ranks,
-                pattern=pattern,
-                first=intervals.path(records[0][0].module),
-                phase=phase,
-                of_parameters=of_parameters,
-                count=sum(times for _, times in records),
-                bytes=sum(record.bytes * times for record, times in records),
-                seconds=sum((item.end - item.start) * times for item, times, _ in items),
-                exposed=sum(bare for *_, bare in items),
-            )
+            path = record.module if segment.named else held.path(record.module)
+            pattern, of_parameters, why = pattern_of(path), record.of_parameters, cause(record, path)
+            key = record.kind, record.axis, len(record.ranks), pattern, record.phase, of_parameters, why
+            groups[key].append(_Collective(path, record, item.end - item.start, bare, times))
+    costs = (
+        CollectiveCost(
+            kind=kind,
+            axis=axis,
+            ranks=ranks,
+            pattern=pattern,
+            first=items[0].path,
+            phase=phase,
+            of_parameters=of_parameters,
+            count=sum(item.times for item in items),
+            bytes=sum(item.record.bytes * item.times for item in items),
+            seconds=sum(item.seconds * item.times for item in items),
+            exposed=sum(item.exposed for item in items),
         )
+        for (kind, axis, ranks, pattern, phase, of_parameters, _), items in groups.items()
+    )
     return tuple(sorted(costs, key=lambda item: (-item.exposed, -item.seconds, item.pattern)))
+
+
+class _Collective(NamedTuple):
+    """A collective of a segment: seconds of one call, exposed seconds of all, and how often the segment runs."""
+
+    path: str
+    record: Collective
+    seconds: float
+    exposed: float
+    times: int

@@ -129,7 +129,7 @@ class Weights:
 
 
 def weighted_breakdown(intervals: Intervals, end: float, weights: Weights) -> Breakdown:
-    """Return the breakdown of a step of which some spans were left out, without modules and collectives.
+    """Return the breakdown of a step of which some spans were left out.
 
     Args:
         intervals: of the excerpt, from the beginning of the step.
@@ -174,6 +174,4 @@ def weighted_breakdown(intervals: Intervals, end: float, weights: Weights) -> Br
         communication=communication,
         exposed_by_axis={axis: took for axis, took in axes.items() if took > 0},
         by_model={},
-        modules=(),
-        collectives=(),
     )

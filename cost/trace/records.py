@@ -47,6 +47,9 @@ Category = Literal[
 LOSS: Final = "loss"
 """The module of ops on the model's output, and of their backward, which belong to no module."""
 
+PART_OF: Final = "part of"
+"""The attribute of kernels that the host launches for one operator, which it names."""
+
 UNDER_POLICY: Final = "policy"
 """The attribute of kernels that a policy of selective checkpointing sees, in forward and where they run again."""
 

@@ -73,7 +73,7 @@ def modules_inside(analysis: Analysis, above: str) -> dict[str, ModuleInfo]:
 
 @lru_cache(maxsize=_MOST_PATHS)
 def holders(path: str) -> tuple[str, ...]:
-    """Yield the ancestors of ``path``, innermost first, the model itself last."""
+    """Return the ancestors of ``path``, innermost first, the model itself last."""
     found = []
     while path:
         path = path.rpartition(".")[0]
@@ -97,7 +97,7 @@ def grouped(paths: Iterable[tuple[str, PathRule[Any]]]) -> Iterator[tuple[PathRu
 def following(
     analysis: Analysis, directive: Directive | None, treatment: type | tuple[type, ...]
 ) -> dict[str, PathRule[Any]]:
-    """Yield the modules to which ``directive`` gives a treatment of one of these types, with their rules."""
+    """Return the modules to which ``directive`` gives a treatment of one of these types, with their rules."""
     if directive is None or analysis.manifest is None:
         return {}
     decided(directive)

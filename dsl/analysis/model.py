@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -52,3 +54,23 @@ def shapes_by_values(analysis: Analysis) -> bool:
     """Whether shapes of the model's tensors depend on values, so that it cannot be simulated: eager experts' do."""
     error = None if analysis.manifest is None else analysis.manifest.flow_error
     return error is not None and "torch.nonzero()" in error  # what torch raises on the meta device
+
+
+_OF_META: Final = re.compile(
+    r"\bmeta\b|data-(in)?dependent|cuda|nvidia|triton|INTERNAL ASSERT|__format__|^(ImportError|ModuleNotFoundError)",
+    re.IGNORECASE,
+)
+"""Errors that a forward raises for there being no values, no GPU, or no kernel on the meta device."""
+
+
+def refusal(analysis: Analysis) -> str | None:
+    """Why the forward of a factory's model failed, where it may fail in a run too; None where it did not.
+
+    A forward that reads values fails on the meta device alone.
+    """
+    manifest = analysis.manifest
+    error = None if manifest is None or analysis.plan.model.family != "python" else manifest.flow_error
+    if error is None:
+        return None
+    raised = error.partition(": ")[2]  # after the words about the meta device
+    return None if _OF_META.search(raised) else error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -157,13 +158,6 @@ def _statement(directive: Directive) -> str:
     return f"{directive.keyword} on {', '.join(directive.axes)}" if directive.axes else directive.keyword
 
 
-def _holders(path: str) -> Iterator[str]:
-    """The modules around a module, innermost first."""
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
 def _options(directive: Directive) -> Iterator[Decision]:
     for option in directive.options:
         value = getattr(directive, option.field)
@@ -205,7 +199,7 @@ def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | Non
         name = f"{path}.{item.name}" if path else item.name
         if name in rules and parameter in (None, item.name):
             found.append(Decision(statement, f"{item.name} is {_rule(rules[name], shard)}", rules[name].origin))
-    for above in _holders(path):
+    for above in holders(path):
         if above in rules and isinstance(rules[above].treatment, Experts):
             found.append(Decision(statement, f"inside of {above}: {_rule(rules[above], shard)}", rules[above].origin))
     if not found:
@@ -213,7 +207,7 @@ def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | Non
             Decision(statement, f"no rule: the same on every rank of {', '.join(shard.axes)}", Origin("default"))
         )
     yield from found
-    for above in _holders(path):
+    for above in holders(path):
         if above in rules and not isinstance(rules[above].treatment, Experts):
             yield Decision(statement, f"around it, {above or ROOT}: {_rule(rules[above], shard)}", rules[above].origin)
 
@@ -242,7 +236,7 @@ def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Decision]:
     statement, found = _statement(fsdp), list(_undecided(fsdp, path))
     rules = _rules(analysis, fsdp, found, path)
     yield from found
-    for above in (path, *_holders(path)):
+    for above in (path, *holders(path)):
         rule = rules.get(above)
         if rule is not None and isinstance(rule.treatment, Unit):
             where = "is a unit" if above == path else f"in the unit {above or ROOT}"
@@ -263,7 +257,7 @@ def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[De
     """The module's own rule, and those of the modules around it."""
     statement, found = _statement(directive), list(_undecided(directive, path))
     rules = _rules(analysis, directive, found, path)
-    for above in (path, *_holders(path)):
+    for above in (path, *holders(path)):
         if above in rules:
             inside = "" if above == path else f"inside of {above or ROOT}: "
             found.append(Decision(statement, inside + _rule(rules[above], directive), rules[above].origin))
@@ -300,4 +294,4 @@ def _stage(analysis: Analysis, path: str) -> str:
 def _holds_attention(analysis: Analysis, path: str) -> bool:
     """Whether the module is attention, or inside of it."""
     assert analysis.manifest is not None
-    return any(analysis.manifest.modules[above].kind == "attention" for above in (path, *_holders(path)))
+    return any(analysis.manifest.modules[above].kind == "attention" for above in (path, *holders(path)))

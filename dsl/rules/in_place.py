@@ -22,6 +22,7 @@ from legoai.specs.directives.shard import Colwise, Inputs, SequenceStyle
 from legoai.specs.operators import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:
+    from legoai.specs.models.manifests.changes import Changes
     from legoai.specs.models.manifests.manifest import Manifest
 
 _HELP = "write `x = x + …` in place of `x += …`, and leave out `inplace = True`"
@@ -52,11 +53,11 @@ class ChangesOwnInput(Check):
             for path, unit in units.items()
             if path
             and unit.rule is not None
-            and _changes_input(analysis, path, "trained_input")
+            and _changes(analysis, path).trained_input
             and has_own_parameters(manifest, path, units)
         )
         recomputed = checkpointed_modules(analysis).items()
-        again = ((path, rule) for path, rule in recomputed if _changes_input(analysis, path, "own_input"))
+        again = ((path, rule) for path, rule in recomputed if _changes(analysis, path).own_input)
         for changing, why, label in (
             (again, "is computed again from it", "recomputed"),
             (wrapping, "as a unit it must leave it as it is", "a unit"),
@@ -68,7 +69,7 @@ class ChangesOwnInput(Check):
                     label=label,
                     help=[_HELP],
                 )
-        for rule, paths in grouped(_changed_kept(manifest, checkpointed_modules(analysis))):
+        for rule, paths in grouped(_changed_kept(analysis, checkpointed_modules(analysis))):
             yield self.at(
                 analysis.rule_span(rule),
                 f"what {_these(manifest, paths)} returns is changed in place, and is kept for its recomputation",
@@ -99,16 +100,14 @@ class ChangesShard(Check):
         changed = dict.fromkeys(
             path
             for info in manifest.modules.values()
-            for path in (info.child_path(result.path) for result in info.changes.results if not result.behind_cast)
+            for path in (info.child_path(result.path) for result in _changes(analysis, info.path).results)
         )
         for rule, paths in grouped((path, plain[path]) for path in changed if path in plain):
             yield self._report(analysis, rule, f"the result of {_these(manifest, paths)} is changed in place")
         taking = (
             (path, rule)
             for path, rule in styles.items()
-            if isinstance(rule.treatment, Inputs)
-            and rule.treatment.local
-            and manifest.modules[path].changes.trained_input
+            if isinstance(rule.treatment, Inputs) and rule.treatment.local and _changes(analysis, path).trained_input
         )
         for rule, paths in grouped(taking):
             yield self._report(analysis, rule, f"{_these(manifest, paths)} changes its own input in place")
@@ -138,7 +137,7 @@ class ChangesBetweenStages(Check):
         starts = first_modules(analysis) if has_placeholders(analysis) else None
         if pipeline is None or manifest is None or not starts:
             return
-        changing = next((path for path in starts if _changes_input(analysis, path, "received_input")), None)
+        changing = next((path for path in starts if _changes(analysis, path).received_input), None)
         changed = next(_changed_between(analysis, manifest), None)
         if changing is not None:
             what = f"`{changing}`, with which a stage begins, changes its own input in place"
@@ -154,27 +153,24 @@ class ChangesBetweenStages(Check):
         )
 
 
-def _changes_input(analysis: Analysis, path: str, which: str) -> bool:
-    """Whether a module changes an input of a kind of `Changes`, or one behind a cast that does nothing."""
+def _changes(analysis: Analysis, path: str) -> Changes:
+    """What a module changes in place, by the dtype of the activations.
+
+    Under autocast only the results of products are in bf16; what passes between blocks and stages is fp32.
+    """
     assert analysis.manifest is not None
     changes = analysis.manifest.modules[path].changes
-    return bool(getattr(changes, which)) or (changes.cast_input and not _casts_copy(analysis))
+    in_fp32 = analysis.plan.precision.param == "fp32" or autocast_dtype(analysis) is not None
+    return changes.fp32 if in_fp32 else changes.bf16
 
 
-def _casts_copy(analysis: Analysis) -> bool:
-    """Whether the activations have another dtype than fp32, to which models cast them.
-
-    Under autocast only the results of products have; what passes between blocks and stages is fp32.
-    """
-    return analysis.plan.precision.param != "fp32" and autocast_dtype(analysis) is None
-
-
-def _changed_kept(manifest: Manifest, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
+def _changed_kept(analysis: Analysis, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
     """Yield the modules, with their rules, that keep an output for recomputation which a module above changes."""
+    assert analysis.manifest is not None
     found = {
         path
-        for info in manifest.modules.values()
-        for result in info.changes.results
+        for info in analysis.manifest.modules.values()
+        for result in _changes(analysis, info.path).results
         if result.operator
         and (path := info.child_path(result.path)) in rules
         and _keeps(rules[path].treatment, result.operator)
@@ -196,10 +192,8 @@ def _changed_between(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[s
     above = dict.fromkeys(path for start in split_points(analysis).starts for path in holders(start))
     for path in above:
         info = manifest.modules[path]
-        for result in info.changes.results:
+        for result in _changes(analysis, path).results:
             changed = info.child_path(result.path)
-            if result.behind_cast and _casts_copy(analysis):
-                continue
             by_stage = result.by and stage_of(analysis, info.child_path(result.by)) is not None
             if not by_stage and stage_of(analysis, changed) is not None:
                 yield path, changed

@@ -292,7 +292,7 @@ class Checkpoints:
         shutil.rmtree(doomed)
 
     def _not_written(self, draft: Path, final: Path, error: BaseException, size: int) -> RunError:
-        """Remove an unfinished draft, and raise an error with the reason."""
+        """Remove an unfinished draft, and return an error with the reason."""
         full = _is_full(error) or _is_disk_full(draft)
         shutil.rmtree(draft, ignore_errors=True)
         message, help = f"checkpoint {final} could not be written: {cause(error)}", ""

@@ -28,8 +28,8 @@ _SCALARS: Final = {
 class TensorBoard:
     """Writes the figures of steps and validations into a folder for `tensorboard --logdir`.
 
-    Records of the same and later steps from an earlier run are hidden, since a training that resumes at its newest
-    checkpoint repeats these steps.
+    Records of an earlier run are hidden from the first step that this run takes, since a training that resumes at its
+    newest checkpoint repeats these steps.
 
     Args:
         folder: for the event files; created with the first step.
@@ -49,7 +49,9 @@ class TensorBoard:
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Write a validation's loss; other events have no figures."""
         if name == "validation":
-            self._at(values["step"]).add_scalar("loss of validation", values["loss"], values["step"])
+            # A run that resumes may begin with the validation of a step whose own figures it does not write again.
+            writer = self._at(values["step"] + 1)
+            writer.add_scalar("loss of validation", values["loss"], values["step"])
 
     def close(self) -> None:
         """Flush remaining records."""
@@ -57,6 +59,7 @@ class TensorBoard:
             self._writer.close()
 
     def _at(self, step: int) -> Any:
+        """Return the writer; the first call hides the records of an earlier run from a step on."""
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 

@@ -6,7 +6,7 @@ Each name is here without its underscore, with the reason why no public one serv
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -42,6 +42,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "TreeSpec",
+    "adds_gradients_in_place",
     "all_operator_names",
     "allowed_attention_kernels",
     "autograd_sequence_number",
@@ -100,6 +101,35 @@ foreach_norm: Final[Callable[..., tuple[torch.Tensor, ...] | list[torch.Tensor]]
 foreach_mul_: Final[Callable[..., None]] = torch._foreach_mul_  # documented as beta
 fused_adamw_: Final[Any] = torch._fused_adamw_
 """Implementation of `torch.optim.AdamW(fused=True)`, to measure it alone."""
+
+
+_UNSHARED_TENSOR: Final = 4
+"""References to a gradient that only autograd's buffer holds, as a dispatch mode counts them in its call of the sum."""
+_UNSHARED_STORAGE: Final = 2
+"""References to its storage; a view has its base's too."""
+
+
+def adds_gradients_in_place(arguments: Sequence[Any]) -> bool:
+    """Whether autograd would add a gradient to the sum of those before it in place, if no dispatch mode were active.
+
+    It makes no new tensor where nothing else holds the first one or its storage
+    (`torch/csrc/autograd/input_buffer.cpp`), but always does under a mode. To be called from a mode, for `aten.add`. A
+    sum in the backward of a node in C++ looks the same where its first operand is new.
+
+    Args:
+        arguments: of the operator.
+    """
+    if len(arguments) != 2 or not running_backward() or torch.is_grad_enabled():
+        return False
+    first, second = arguments
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and first._use_count() == _UNSHARED_TENSOR  # type: ignore[attr-defined]
+        and torch._C._storage_Use_Count(first.untyped_storage()._cdata) == _UNSHARED_STORAGE
+    )
 
 
 def running_backward() -> bool:

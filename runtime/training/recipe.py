@@ -119,8 +119,9 @@ class Recipe:
     evaluate_batches: int = 8
 
     def utilization(self, tokens_per_second: float) -> float | None:
-        """Return the model FLOPs utilization (MFU) of a device for a rate of training; None where it is not known."""
-        return tokens_per_second * self.flops_per_token / self.peak_flops if self.peak_flops else None
+        """Return the model FLOPs utilization (MFU) of a device for a rate of training; None where FLOPs are unknown."""
+        known = self.flops_per_token and self.peak_flops
+        return tokens_per_second * self.flops_per_token / self.peak_flops if known else None
 
     def global_batch_at(self, step: int) -> int:
         """Return the samples in an optimizer step, counted from 0."""

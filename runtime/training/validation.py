@@ -27,11 +27,13 @@ def validation_loss(
     With a pipeline the micro batches are those of full passes.
     """
     compute_float8_scales(training.parts)  # those of the step are of the weights before its update
+    modes = [(module, module.training) for part in training.parts for module in part.modules()]
     for part in training.parts:
         part.eval()
     found = _sum_of_losses(recipe, training, stream, batches, device, stop)
+    for module, mode in modes:  # a model may be trained with modules in evaluation mode
+        module.training = mode
     for part in training.parts:
-        part.train()
         reshard_units(part)  # no backward does it for units that stay unsharded after forward
     if found is None:
         return None

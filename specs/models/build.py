@@ -13,6 +13,7 @@ from typing import Any, Final
 from torch import nn
 
 from legoai.specs.models.families import FAMILIES
+from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -33,13 +34,13 @@ def build_model(source: ModelSource, base_directory: str | Path) -> nn.Module:
         model: nn.Module = getattr(importlib.import_module(family.module), family.class_name)(source.config())
         return model
     if source.kind == "python":
-        return _call_factory(source)
+        return _call_factory(source, Path(base_directory))
     from legoai.specs.models import huggingface
 
     return huggingface.build(Path(base_directory) / source.target, **source.arguments)
 
 
-def _call_factory(source: ModelSource) -> nn.Module:
+def _call_factory(source: ModelSource, base_directory: Path) -> nn.Module:
     module_name, _, attribute = source.target.partition(":")
     try:
         factory: Any = importlib.import_module(module_name)
@@ -48,17 +49,18 @@ def _call_factory(source: ModelSource) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _raised(source, error) from error
+        hidden = _hidden_by_library(module_name, base_directory)
         raise ManifestError(
             "factory_not_found",
             f"there is no module {error.name!r} for {source}",
-            "modules are looked for beside the plan, and then among those installed",
+            hidden or "modules are looked for beside the plan, and then among those installed",
         ) from error
     except AttributeError as error:
-        if isinstance(getattr(error, "obj", None), type(sys)) or sys.modules.get(module_name) is not None:
+        if module_name in sys.modules:  # else its own import has failed
             raise ManifestError(
                 "factory_not_found",
                 f"module {module_name!r} has no {attribute!r}, which {source} names",
-                _defined_in(module_name, attribute),
+                _hidden_by_library(module_name, base_directory) or _defined_in(module_name, attribute),
             ) from error
         raise _raised(source, error) from error
     except (Exception, SystemExit) as error:
@@ -78,6 +80,16 @@ def _call_factory(source: ModelSource) -> nn.Module:
             else f"let `{attribute}` end with `return` and the model, or name another function",
         )
     return model
+
+
+def _hidden_by_library(module: str, base_directory: Path) -> str:
+    """Advice where a module of the factory's name beside the plan is not imported, since Python's library has one."""
+    package = module.partition(".")[0]
+    if package not in sys.stdlib_module_names:
+        return ""
+    if find_module_file(package, [str(base_directory)]) is None:
+        return f"`{package}` is a module of Python's own library"
+    return f"`{package}` is a module of Python's own library, which comes before the one beside the plan: rename yours"
 
 
 _MOST_NAMES: Final = 8

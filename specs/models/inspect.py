@@ -4,13 +4,13 @@
 
 A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`,
 `reply`, the file to write, and the limits of the process: `timeout` in seconds, and `parent`, the descriptor of a pipe
-that the asking process holds open. The reply is `{"manifest": ..., "dependencies": [[file, sha256], ...]}` or
-`{"error": {"kind": ..., "message": ..., "detail": ...}}`.
+that the asking process holds open. The reply is `{"manifest": ..., "dependencies": [[file, fingerprint], ...],
+"environment": [name, ...]}` or `{"error": {"kind": ..., "message": ..., "detail": ...}}`.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import signal
@@ -22,9 +22,11 @@ from typing import Any
 from legoai.specs.models.build import build_model, raised_at
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.import_path import add_author_folder
+from legoai.specs.models.manifests.dependency_recorder import DependencyRecorder
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
+from legoai.specs.models.torch_internals import import_compiler
 
 
 def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
@@ -41,39 +43,26 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
     return describe(model, str(source), first_values, shapes=source.kind != "builtin")
 
 
-def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:
-    """Return the files of the imported modules that belong to the author, and their digests.
-
-    They are those under the plan's directory and those of the factory's own top-level package.
-    """
-    if source.kind != "python":
-        return []
-    package = source.target.partition(":")[0].partition(".")[0]
-    found: dict[str, str] = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py"):
-            continue
-        path = Path(file)
-        own = name.partition(".")[0] == package
-        if (own or path.is_relative_to(base_directory)) and path.is_file():
-            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return [[path, digest] for path, digest in sorted(found.items())]
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serve a request; see the module docstring."""
     base_directory = Path(request["base_directory"])
     add_author_folder(base_directory, others=request["sys_path"])
     source = ModelSource(**{name: request[name] for name in ("kind", "target", "preset", "arguments")})
+    recorder = DependencyRecorder(source.target.partition(":")[0].partition(".")[0])
+    import_compiler()  # what torch reads is no factory's
     try:
-        made = inspect_model(source, base_directory)
+        with recorder if source.kind == "python" else contextlib.nullcontext():
+            made = inspect_model(source, base_directory)
     except ManifestError as error:
         return {"error": {"kind": error.kind, "message": error.message, "detail": error.detail}}
     except Exception as error:
         message = f"{source} could not be inspected: {type(error).__name__}: {error}"
         return {"error": {"kind": "inspection_failed", "message": message, "detail": raised_at(error)}}
-    return {"manifest": json.loads(made.to_json()), "dependencies": _dependencies(source, base_directory)}
+    return {
+        "manifest": json.loads(made.to_json()),
+        "dependencies": recorder.files,
+        "environment": recorder.environment,
+    }
 
 
 def _end_with_parent(parent: int, timeout: float) -> None:
@@ -91,10 +80,14 @@ def _end_with_parent(parent: int, timeout: float) -> None:
 
 
 def main() -> None:
-    """Serve the request on standard input."""
+    """Serve the request on standard input, and end without waiting for threads that a factory has left."""
     request = json.load(sys.stdin)
     _end_with_parent(request["parent"], request["timeout"])
     Path(request["reply"]).write_text(json.dumps(answer(request)))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -276,8 +276,8 @@ def verify(
 def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
     """The error of costing a plan whose model is not simulated, or whose device file has no profile that can be read.
 
-    A profile is not missed where other devices are named. Lint looks at its first bytes only, and warns; here the whole
-    is read.
+    A profile is not missed where other devices are named. Lint looks at its sections only, and warns; here the
+    whole is read.
     """
     from legoai.dsl.analysis.model import help_to_follow, shapes_by_values
     from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
@@ -290,21 +290,23 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
         )  # fmt: skip
     from legoai.cost.machine.cluster import profile_of
     from legoai.cost.profiles import ProfileError
-    from legoai.dsl.rules.devices.profile import FiguresWithoutProfile, cures
-    from legoai.specs.cluster import CatalogueError, profile_fault
+    from legoai.dsl.rules.devices.profile import FiguresWithoutProfile, cures, fault_of_profile
+    from legoai.specs.cluster import CatalogueError
 
     assert linted.plan is not None
     use, resolution = linted.plan.cluster, linted.resolution
     if profile is not None or use.device != "profile":
         return None
-    try:
-        profile_of(use, resolution.directory)
-    except (ProfileError, CatalogueError) as error:
-        place = use.span_of("profile") or resolution.start
-        device = None if linted.analysis is None else linted.analysis.device
-        fault = None if device is None else profile_fault(resolution.directory / str(use.profile), device.name)
-        return FiguresWithoutProfile.at(place, fault or str(error), label="not measured", help=cures(use))
-    return None
+    fault = None if linted.analysis is None else fault_of_profile(linted.analysis)
+    if fault is None:
+        try:
+            profile_of(use, resolution.directory)
+        except (ProfileError, CatalogueError) as error:
+            fault = str(error)
+    if fault is None:
+        return None
+    place = use.span_of("profile") or resolution.start
+    return FiguresWithoutProfile.at(place, fault, label="not measured", help=cures(use))
 
 
 def _check_figures(linted: Linted, profile: str | None) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from legoai.cost.estimate import Estimate, estimate
 from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
+from legoai.cost.timing.breakdown import collective_costs
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
@@ -63,7 +64,7 @@ def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, f
     """Number of collectives of a module in backward, their seconds, and their exposed seconds."""
     return next(
         (each.count, each.seconds, each.exposed)
-        for each in found.ranks[0].breakdown.collectives
+        for each in collective_costs(found.ranks[0].intervals)
         if (each.kind, each.pattern, each.phase) == (kind, pattern, "backward")
     )
 

@@ -73,6 +73,11 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
         [found["candidates"]["pruned"]["by_bound"], *found["candidates"]["pruned"]["by_rules"].values()]
     )
 
+    best = json.loads(called(capsys, "solve", "open.plan", "--json", "--top", "2")[1])["top"]
+    assert [{name: item[name] for name in item if name != "difference"} for item in best] == found["all"][:2]
+    assert best[0]["difference"] == "the solution" and best[1]["difference"].endswith("more recomputation")
+    assert "top" not in found
+
     # The figure equals that of `legoai cost` for the written plan.
     # In its own process: one that has simulated cannot be forked, as other tests do.
     done = subprocess.run(

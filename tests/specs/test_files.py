@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from legoai.cost.measurements.file import read_document, write_document
+from legoai.cost.measurements.file import write_document
 from legoai.specs.files import replace_file
+from legoai.specs.profile_file import read_document
 
 
 def test_a_link_to_a_profile_stays_a_link(tmp_path):

@@ -101,6 +101,15 @@ class Cast(Residual):
         return super().forward(y.type_as(x))
 
 
+class CastAsWeight(Residual):
+    """Changes its input by a cast that does nothing where the input has the dtype of parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.to(self.up.weight.dtype)
+        y -= 1.0
+        return super().forward(y)
+
+
 class CastBetween(Decoder):
     """Changes a cast of what its head returns."""
 
@@ -135,6 +144,7 @@ def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
         "inputs": Positioned,
         "sums": Positioned,
         "cast": Cast,
+        "cast_as_weight": CastAsWeight,
         "constant": Biased,
         "noise": Noisy,
         "used": Scored,

@@ -7,21 +7,22 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.simulated.recorder import locals_of
 from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
+from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.state import Training
 from legoai.runtime.training.step import take_step
 from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
+from support.watching import Watching
 
 
-class LiveStorages(TorchDispatchMode):
+class LiveStorages(Watching):
     """Follows each storage that an operator returns until it is freed; blocks are rounded as CUDA's allocator does.
 
     A tensor wrapper, such as the result of a pending collective, has a storage without memory; the storage of the
@@ -48,12 +49,8 @@ class LiveStorages(TorchDispatchMode):
                 active += round_block(storage.nbytes())
         self.peak = max(self.peak, active)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
+    def saw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         self.follow(flat(out))
-        return out
 
 
 def real_peak(text: str) -> int:

@@ -37,19 +37,21 @@ def recomputing(found: Any) -> dict[str, Any]:
 def contributors(found: Any, causes: Any) -> dict[str, list[str]]:
     """The largest contributor to each figure of speed, where one part takes a second of the step."""
     from legoai.cost.report.budgets import contributor
+    from legoai.cost.trace.records import Kernel
 
     one = found.ranks[0]
     none = replace(one.breakdown, exposed=0.0, copies=0.0, host=0.0, idle=0.0)
-    longest = replace(none, modules=(replace(none.modules[0], seconds=1.5), *none.modules[1:]))
+    first = next(item for item in one.intervals if isinstance(item.record, Kernel))
     cases = {
         "host is slow": (0.0, replace(none, idle=1.0)),
         "other stages": (1.0, replace(none, idle=1.0)),
         "copies": (0.0, replace(none, copies=1.0)),
         "offloaded": (0.0, replace(none, host=1.0)),
         "communication": (0.0, replace(none, exposed=1.0)),
-        "module": (0.0, replace(longest, idle=1.0)),
+        "module": (0.0, replace(none, idle=1.0)),
     }
     ranks = {case: replace(one, breakdown=parts, bubble=bubble) for case, (bubble, parts) in cases.items()}
+    ranks["module"] = replace(ranks["module"], intervals=(first._replace(start=0.0, end=1.5),))
     metrics = ("step_time", "mfu", "tokens_per_s")
     return {
         case: [contributor(metric, replace(found, ranks=(rank,)), causes).words for metric in metrics]
@@ -85,16 +87,19 @@ def everything(text: str, name: str = "reported.plan") -> dict:
     room = replace(tight, capacity=outside + 2**30)
     small, large = (replace(found.ranks[0].memory, peak=peak) for peak in (2**29, 2**31))
     grown = replace(found.machine, expandable_segments=True)
+    fuller = replace(found.ranks[0], rank=1, use=replace(tight, reserved=2 * tight.reserved))
+    fuller = replace(fuller, memory=replace(small, peak=1, by_category={"activation": 3 * 2**29}))
     return {
         "segments": {
-            "active fits": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=small),))),
-            "active does not": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=large),))),
-            "they grow": by_segments(
-                replace(found, machine=grown, ranks=(replace(found.ranks[0], use=room, memory=small),))
-            ),
-            "all fits": by_segments(found),
+            "active fits": by_segments(replace(found.ranks[0], use=room, memory=small), found.machine),
+            "active does not": by_segments(replace(found.ranks[0], use=room, memory=large), found.machine),
+            "they grow": by_segments(replace(found.ranks[0], use=room, memory=small), grown),
+            "all fits": by_segments(found.ranks[0], found.machine),
         },
         "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
+        "short of memory on two ranks": list(
+            violations(replace(found, ranks=(replace(found.ranks[0], use=tight), fuller)), causes)
+        )[-1],
         "advice": {case: list(advice(item, causes)) for case, item in recomputing(found).items()},
         "contributors": contributors(replace(found, step_time=2.0), causes),
         "document": json.loads(json.dumps(document(found, causes))),

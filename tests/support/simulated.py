@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.capture import capture
 from legoai.cost.compilation.modules import compilation
@@ -24,11 +23,13 @@ from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.data.sequences import SequenceBatch
 from legoai.runtime.device import Device
+from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
 from support import programs
 from support.simulator import in_the_simulator
+from support.watching import Watching
 
 PROGRAMS = {
     "one device": {},
@@ -151,7 +152,7 @@ class Zeros:
         pass
 
 
-class Seen(TorchDispatchMode):
+class Seen(Watching):
     """Notes the operators that a real step calls on plain tensors, and the collectives that it issues."""
 
     def __init__(self) -> None:
@@ -159,17 +160,13 @@ class Seen(TorchDispatchMode):
         self.kernels: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
         self.collectives: list[tuple[str, tuple[int, ...], int]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
+    def saw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         known = operator(func)
         if known.collective is not None:
             self.collectives.append(collective_of(func, args, out))
         elif known.treatment in ("kernel", "copy") and "profiler" not in known.name:
             shapes = tuple(tuple(item.shape) for item in flat(args))
             self.kernels.append((known.name, shapes))
-        return out
 
 
 def flat(value) -> list[torch.Tensor]:

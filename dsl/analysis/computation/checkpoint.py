@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -12,6 +12,16 @@ from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
+
+
+def matched_modules(analysis: Analysis, rule: PathRule[Any]) -> Sequence[str]:
+    """Return the modules that a rule matches, those included that another rule wins."""
+    return analysis.module_paths.matching(pattern(rule.path))
+
+
+def chosen_of(matched: Sequence[str], treatment: Every) -> Sequence[str]:
+    """Return those of the modules matched that `every(n)` chooses: the n-th, the 2n-th and so on."""
+    return matched[treatment.n - 1 :: treatment.n]
 
 
 @fact
@@ -28,14 +38,13 @@ def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
     if checkpoint is None or analysis.manifest is None:
         return {}
     decided(checkpoint)
-    chosen: dict[int, set[str]] = {}
+    chosen: dict[int, Sequence[str]] = {}
     found = {}
     for path, rule in analysis.assigned(checkpoint).by_path.items():
         treatment = rule.treatment
         if isinstance(treatment, Every):
             if id(rule) not in chosen:
-                matched = analysis.module_paths.matching(pattern(rule.path))
-                chosen[id(rule)] = set(matched[treatment.n - 1 :: treatment.n])
+                chosen[id(rule)] = chosen_of(matched_modules(analysis, rule), treatment)
             if path in chosen[id(rule)]:
                 found[path] = rule
         elif isinstance(treatment, Full | Selective | Budget):
@@ -44,7 +53,7 @@ def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def kept_outputs(analysis: Analysis) -> PathRule[Any] | None:
-    """The first rule with selective checkpointing; None where there is none."""
+    """The first rule that keeps some outputs, by a list or a budget; None where there is none."""
     rules = recomputed_modules(analysis).values()
     return next((rule for rule in rules if isinstance(rule.treatment, Selective | Budget)), None)
 
@@ -92,7 +101,7 @@ def stops_early(analysis: Analysis, path: str) -> bool:
     """
     assert analysis.manifest is not None, "a model that can be inspected"
     modules = analysis.manifest.modules.items()
-    return not any(module.changes.noise and path in (name, *holders(name)) for name, module in modules)
+    return not any(module.changes.fp32.noise and path in (name, *holders(name)) for name, module in modules)
 
 
 @fact

@@ -136,9 +136,10 @@ class OperatorNotCalled(Rule):
 
     An operator is called as the model's code and torch's own decompositions call it: a linear layer with a bias is
     `aten.addmm`, one without is `aten.mm`, and attention on a CPU has another kernel than on a GPU. `legoai cost` lists
-    what is saved and what runs again, by name. Only a simulated step shows what a model calls, so that `legoai check`
-    reports this, and `legoai lint` does not. Views, whose results take no memory, are not looked for, and neither are
-    operators of compiled modules, whose kernels compute several.
+    what is saved and what runs again, by name; a product of experts that a device computes group by group, of which it
+    lists each `aten.mm`, is called as `aten._grouped_mm`. Only a simulated step shows what a model calls, so that
+    `legoai check` reports this, and `legoai lint` does not. Views and others that compute nothing are not looked for,
+    and neither are operators of compiled modules, whose kernels compute several. Collectives of one kind count as one.
 
     ## Example
     ```

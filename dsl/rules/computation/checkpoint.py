@@ -8,7 +8,12 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.attention import attention_modules, takes_widths
-from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
+from legoai.dsl.analysis.computation.checkpoint import (
+    chosen_of,
+    matched_modules,
+    random_modules,
+    recomputed_modules,
+)
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -65,10 +70,10 @@ class NeverCalled(Check):
 
 
 class EveryOfFew(Check):
-    """A stride that is longer than the list of modules.
+    """A stride that recomputes no module.
 
-    `every(n)` recomputes each n-th of the modules that its rule matches; of fewer than n modules there is no
-    stride to speak of.
+    `every(n)` counts the modules that its rule matches, and recomputes each n-th. Of fewer than n modules there is no
+    stride to speak of, and the n-th ones are not recomputed where other rules give them another treatment.
 
     ## Example
     ```
@@ -87,15 +92,24 @@ class EveryOfFew(Check):
     idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        recomputed = recomputed_modules(analysis)
         for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Every).items()):
-            if rule.treatment.n <= 1 or len(paths) >= rule.treatment.n:
+            if not recomputed.keys().isdisjoint(paths):
                 continue
-            modules = "one module" if len(paths) == 1 else f"only {len(paths)} modules"
+            n, matched = rule.treatment.n, matched_modules(analysis, rule)
+            chosen = chosen_of(matched, rule.treatment)
+            if chosen:
+                more = f" (and {len(chosen) - 1} more)" if len(chosen) > 1 else ""
+                what = f"recomputes nothing: another rule decides `{chosen[0]}`{more}"
+                label, instead = "counts all modules that the rule matches", "other"
+            else:
+                modules = "one module" if len(matched) == 1 else f"only {len(matched)} modules"
+                what, label, instead = f"has {modules} to choose from", f"the rule speaks of {modules}", "more"
             yield self.at(
                 analysis.span_of(rule.treatment, "n"),
-                f"`every({rule.treatment.n})` has {modules} to choose from",
-                label=f"the rule speaks of {modules}",
-                help=["write `full` or `none`, or let the rule match more modules"],
+                f"`every({n})` {what}",
+                label=label,
+                help=[f"write `full` or `none`, or let the rule match {instead} modules"],
             )
 
 
@@ -257,7 +271,7 @@ class NestedCheckpoint(Check):
     severity = "advice"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        recomputed = following(analysis, analysis.plan.checkpoint, _RECOMPUTE)
+        recomputed = recomputed_modules(analysis)
         inner = [
             (path, rule) for path, rule in recomputed.items() if path and any(up in recomputed for up in holders(path))
         ]
@@ -299,7 +313,9 @@ class NothingToRecompute(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan, manifest = analysis.plan, analysis.manifest
         float8 = following(analysis, plan.precision, (Float8, MxFp8))
-        for rule, paths in grouped(following(analysis, plan.checkpoint, (Full, Every)).items()):
+        recomputed = recomputed_modules(analysis).items()
+        whole = [(path, rule) for path, rule in recomputed if isinstance(rule.treatment, Full | Every)]
+        for rule, paths in grouped(whole):
             assert manifest is not None
             if any(manifest.modules[path].kind not in ("linear", "embedding") or path in float8 for path in paths):
                 continue

@@ -9,6 +9,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.hole import Undecided
 
 
 class DeviceWithoutProfile(Check):
@@ -27,12 +28,7 @@ class DeviceWithoutProfile(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.cluster import profile_fault
-
-        use, device = analysis.plan.cluster, analysis.device
-        if use.device != "profile" or device is None or not isinstance(use.profile, str):
-            return
-        fault = profile_fault(analysis.directory / use.profile, device.name)
+        use, fault = analysis.plan.cluster, fault_of_profile(analysis)
         if fault is None:
             return
         plan, resolution = analysis.plan, analysis.resolution
@@ -48,6 +44,37 @@ class DeviceWithoutProfile(Check):
         )  # fmt: skip
 
 
+class ProfileOfAnotherDevice(Check):
+    """A profile beside a device file that was measured on a device of another name.
+
+    `legoai calibrate -o our_gpu.toml` writes the device's name into both files. Where they differ, the profile was
+    copied or confused: times and memory are predicted by the other device's figures, and capacity and peak rates by
+    the file's own.
+    """
+
+    code = "LP319"
+    slug = "profile-of-another-device"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use, device = analysis.plan.cluster, analysis.device
+        if use.device != "profile" or device is None or not isinstance(use.profile, str):
+            return
+        from legoai.specs.profile_file import profile_owner
+
+        owner = None if fault_of_profile(analysis) is not None else profile_owner(analysis.directory / use.profile)
+        if owner is None or owner == device.name:
+            return
+        yield self.at(
+            analysis.span_of(use, "profile"),
+            f"the device is `{device.name}`, and the profile beside its file is of `{owner}`",
+            label="predicted by another device's figures",
+            help=[
+                f"`legoai calibrate -o {use.profile}`, on a machine with the device, measures it and writes both files"
+            ],
+        )
+
+
 class FiguresWithoutProfile(Rule):
     """A command that needs figures of devices of which none were measured.
 
@@ -59,6 +86,21 @@ class FiguresWithoutProfile(Rule):
 
     code = "LP315"
     slug = "figures-without-profile"
+
+
+def fault_of_profile(analysis: Analysis) -> str | None:
+    """Why the profile beside a plan's device file gives no figures; None where it does, or there is no such file."""
+    use, device = analysis.plan.cluster, analysis.device
+    if use.device != "profile" or device is None or not isinstance(use.profile, str):
+        return None
+    from legoai.specs.profile_file import profile_fault
+
+    try:
+        ranks = analysis.plan.mesh.world_size
+        devices = min(use.devices_for(device, ranks), ranks)
+    except Undecided:
+        devices = 1
+    return profile_fault(analysis.directory / use.profile, device.name, devices=devices)
 
 
 def cures(use: ClusterUse) -> list[str]:

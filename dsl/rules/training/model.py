@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary, unaligned_vocabulary
+from legoai.dsl.analysis.model import refusal
 from legoai.dsl.diagnostics.codes.names import WrongModel
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -110,6 +111,43 @@ class UnfitResult(Check):
             manifest.unfit_result,
             label="a training would fail at its first loss",
             help=["return what the model's `reads` states, as one tensor; without `reads`, a model predicts tokens"],
+        )
+
+
+class RefusedInputs(Check):
+    """A factory's model whose forward fails for inputs such as a run gives it.
+
+    Lint runs forward on the meta device, with inputs of the kind that the model's `reads` states, by default token ids
+    [2, 8], or with those of `example_inputs()`. This warning is not given where the cause is that tensors have no
+    values there, or that there is no GPU.
+
+    ## Example
+    ```
+    model python("torch.nn:Linear", in_features = 3, out_features = 3)
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    ```
+    """
+
+    code = "LP231"
+    slug = "refused-inputs"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        error = refusal(analysis)
+        if error is None:
+            return
+        yield self.at(
+            analysis.span_of(analysis.plan.model, "target"),
+            f"the model may not take what it is trained on: {error}",
+            label="a run would fail at its first forward",
+            help=[
+                "state what forward takes by the model's `reads`; without, it takes token ids, int64 [samples, tokens]",
+                "or return by `example_inputs()` inputs of a size that it takes",
+            ],
         )
 
 

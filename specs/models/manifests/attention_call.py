@@ -25,7 +25,7 @@ class AttentionCall(NamedTuple):
         values of all ranks.
         """
         if len(self.queries) != 4 or len(self.keys) != 4:
-            dims = min(len(self.queries), len(self.keys)) if len(self.queries) == 4 else len(self.queries)
+            dims = len(self.queries if len(self.queries) != 4 else self.keys)
             return Misfit(
                 f"tensors of {dims} dims", "pass queries, keys and values as [batch, heads, tokens, head_dim]"
             )

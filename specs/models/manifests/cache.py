@@ -2,8 +2,8 @@
 
 An entry of the cache is one JSON file, named by the SHA-256 of its key: the source as the plan writes it, the text of
 the defining file (the factory's module, or the config file), the releases of torch and, for a config file, of
-transformers, and the format's version. Beside the manifest it holds the digest of every file of the author's that the
-factory's import read, so that an edit two imports away is noticed. A damaged or stale entry is recreated.
+transformers, and the format's version. Beside the manifest it holds what else the factory's import and call read, so
+that an edit two imports away is noticed: see `dependencies`. A damaged or stale entry is recreated.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import IO, Any, Final
 from legoai.specs.cache import user_cache
 from legoai.specs.files import MOST_DATA, read_file, replace_file
 from legoai.specs.models.config_checks import MOST_LAYERS
+from legoai.specs.models.manifests.dependencies import environment_digest, unchanged
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -196,9 +197,9 @@ def _read_entry(file: Path | None) -> Manifest | None:
         return None
     try:
         entry = json.loads(file.read_bytes())
-        for path, digest in entry["dependencies"]:
-            if hashlib.sha256(Path(path).read_bytes()).hexdigest() != digest:
-                return None
+        names, values = entry["environment"]
+        if environment_digest(names, _environment()) != values or not unchanged(entry["dependencies"]):
+            return None
         return Manifest(entry["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -208,9 +209,16 @@ def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
     """Write a cache entry atomically; do nothing where the cache cannot be written."""
     if file is None:
         return
+    names = entry["environment"]
+    entry = {**entry, "environment": [names, environment_digest(names, _environment())]}
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(file, json.dumps(entry, separators=(",", ":")))
+
+
+def _environment() -> dict[str, str]:
+    """The environment of an inspection."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
 def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
@@ -264,7 +272,7 @@ def _run(stdin: IO[bytes], log: IO[bytes], parent: int, *, source: ModelSource, 
         stdout=log,
         stderr=subprocess.STDOUT,
         cwd=directory,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env=_environment(),
         pass_fds=(parent,),
         start_new_session=True,
     )

@@ -15,8 +15,6 @@ class ChangedResult(NamedTuple):
     """Of the module that changes it, relative likewise; `""` is the forward itself."""
     operator: str = ""
     """What made it, such as `aten.mm.default`, if the module that returned it made it and computed with it too."""
-    behind_cast: bool = False
-    """Whether what is changed is a cast of it, and thus itself only where it has that dtype already."""
 
 
 class Changes(NamedTuple):
@@ -28,9 +26,6 @@ class Changes(NamedTuple):
     """Whether one is that was computed from parameters that are trained, and thus has a gradient."""
     received_input: bool = False
     """Whether one is, with a gradient, that a module returned, or a view of it."""
-    cast_input: bool = False
-    """Whether a cast of a tensor that forward was given is changed, and thus the tensor itself where the cast does
-    nothing."""
     results: tuple[ChangedResult, ...] = ()
     """Results of modules below that are changed, each in the innermost forward that contains both modules."""
     noise: bool = False
@@ -38,13 +33,26 @@ class Changes(NamedTuple):
     random numbers, such as `rrelu`."""
 
 
-NO_CHANGES: Final = Changes()
+class ChangesByDtype(NamedTuple):
+    """The changes in one module's forward where parameters and activations have a dtype.
+
+    A cast returns a tensor that has its dtype already as it is: `x.float()` is a copy of `x` in bf16, and `x` itself in
+    fp32; `x.to(self.weight.dtype)` is `x` itself in both.
+    """
+
+    fp32: Changes = Changes()
+    bf16: Changes = Changes()
+    """Those of fp16 too."""
 
 
-def changes_from(raw: Sequence[Any] | None) -> Changes:
+NO_CHANGES: Final = ChangesByDtype()
+
+
+def changes_from(raw: Sequence[Sequence[Any]] | None) -> ChangesByDtype:
     """Read the serialised form; None is that of no changes."""
-    if raw is None:
-        return NO_CHANGES
-    own_input, trained_input, received_input, cast_input, results, noise = raw
-    changed = tuple(ChangedResult(*item) for item in results)
-    return Changes(own_input, trained_input, received_input, cast_input, changed, noise)
+    return NO_CHANGES if raw is None else ChangesByDtype(*map(_changes_from, raw))
+
+
+def _changes_from(raw: Sequence[Any]) -> Changes:
+    own_input, trained_input, received_input, results, noise = raw
+    return Changes(own_input, trained_input, received_input, tuple(ChangedResult(*item) for item in results), noise)

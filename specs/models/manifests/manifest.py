@@ -31,11 +31,11 @@ from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.attention_call import AttentionCall
-from legoai.specs.models.manifests.changes import NO_CHANGES, Changes, changes_from
+from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 17
+FORMAT = 18
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -188,7 +188,7 @@ class ModuleInfo:
     """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
     attention_calls: tuple[AttentionCall, ...] = ()
     """Calls of scaled dot-product attention in forward itself, each once; noted likewise."""
-    changes: Changes = NO_CHANGES
+    changes: ChangesByDtype = NO_CHANGES
     """What is changed in place; noted for models of other authors."""
     takes: Shape | None = None
     """Shape of the first argument, if that is one tensor whose lengths are multiples of the samples and tokens; like

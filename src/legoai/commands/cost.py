@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
@@ -202,7 +203,7 @@ def _passes(linted: Linted, arguments: Namespace) -> int:
 
 @contextlib.contextmanager
 def _simulating(linted: Linted) -> Iterator[Progress]:
-    """Prepare to simulate a plan; progress is shown on a terminal while entered.
+    """Prepare to simulate a plan; progress is shown on a terminal while entered, and what a model factory prints.
 
     Raises:
         WrongUsage: it cannot be costed.
@@ -220,7 +221,8 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
         from legoai.cost.estimate import CannotEstimateError
 
     try:
-        yield progress
+        with printing_to_standard_error():
+            yield progress
     except CannotEstimateError as error:
         raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
     finally:

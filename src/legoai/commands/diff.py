@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, settings_of, show, summary
 from legoai.dsl.diagnostics.diagnostic import with_names
@@ -215,11 +216,12 @@ def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference 
     try:
         if arguments.profile is not None:
             machine_of(comparison.before.plan.cluster, 1, directory=Path(), override=arguments.profile)
-        found = cost_difference(
-            comparison,
-            profile=arguments.profile,
-            progress=lambda done, every: progress(f"{done} of {every} programs simulated"),
-        )
+        with printing_to_standard_error():
+            found = cost_difference(
+                comparison,
+                profile=arguments.profile,
+                progress=lambda done, every: progress(f"{done} of {every} programs simulated"),
+            )
     except (ProfileError, CatalogueError) as error:
         raise WrongUsage(f"--profile {arguments.profile}: {error}") from error
     except CannotCompareError as error:

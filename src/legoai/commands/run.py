@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands.failure import internal_error
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ the newest checkpoint there. Arguments after -- are the trainer's.
 Before the start, a step is predicted as by `legoai cost`; at the end prediction and measurement are shown side
 by side, and added to the metrics.
 
-The exit status is 1 if the plan has errors, and otherwise that of the training.
+The exit status is 1 if the plan has errors or the training cannot be started, 2 if the plan needs another number
+of processes, and otherwise that of the training.
 """
 
 _EXAMPLES = """\
@@ -60,7 +62,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Lower and launch; returns the status of the training, or 1 where the plan has errors or cannot be started."""
+    """Lower and launch; returns the status of the training.
+
+    It is 1 where the plan has errors or cannot be started, and 2 where it needs another number of processes.
+    """
     done = lowered(arguments, "run")
     if done is None:
         return 1
@@ -133,7 +138,8 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     from legoai.cost.search.evaluation.workers import WorkerKilledError, apart
 
     try:
-        found = apart(simulate)
+        with printing_to_standard_error():
+            found = apart(simulate)
     except WorkerKilledError as error:
         found = str(error)
     if isinstance(found, str):

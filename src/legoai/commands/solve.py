@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile
+from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
@@ -78,7 +79,9 @@ def configure(parser: ArgumentParser) -> None:
         help="write the solved plan into another file; - is standard output",
     )
     parser.add_argument("--pin", action="store_true", help="write plain values in the place of the holes")
-    parser.add_argument("--top", metavar="K", type=_count, default=5, help="candidates to show (default: 5)")
+    parser.add_argument(
+        "--top", metavar="K", type=_count, help="candidates to show (default: 5, and none beside the best in JSON)"
+    )
     parser.add_argument(
         "--time-limit", metavar="S", type=_seconds, help="stop after so many seconds with the best so far"
     )
@@ -213,19 +216,21 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         progress(f"{count} candidates, {words}" + ("" if least is None else f", bound {shown(least, dimension)}"))
 
     try:
-        solution = solved(
-            opened,
-            profile=arguments.profile,
-            time_limit=arguments.time_limit,
-            gap=arguments.gap,
-            refresh=arguments.refresh,
-            progress=say,
-        )
+        with printing_to_standard_error():
+            solution = solved(
+                opened,
+                profile=arguments.profile,
+                time_limit=arguments.time_limit,
+                gap=arguments.gap,
+                refresh=arguments.refresh,
+                progress=say,
+            )
         progress.clear()
         if not arguments.json or solution.best is None:
             return solution, None
         try:
-            return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
+            with printing_to_standard_error():
+                return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
         except KeyboardInterrupt:  # the answers are there, and take no more time
             return solution, None
     except CannotSolveError as error:
@@ -280,13 +285,13 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
 
 
 def _print(solution: Solution, estimate: dict[str, object] | None, arguments: Namespace) -> None:
-    from legoai.cost.report.solution import document, terminal
+    from legoai.cost.report.solution import SHOWN, document, terminal
 
     if arguments.json:
-        print(json.dumps(document(solution, estimate, every=arguments.all), indent=2))
+        print(json.dumps(document(solution, estimate, top=arguments.top or 0, every=arguments.all), indent=2))
     else:
         stream = sys.stderr if arguments.output == STANDARD_OUTPUT else sys.stdout
-        stream.write(terminal(solution, top=arguments.top))
+        stream.write(terminal(solution, top=arguments.top or SHOWN))
         if solution.best is not None and not arguments.in_place and arguments.output is None:
             print("\nnothing is written: --in-place writes the answers into the plan, -o into another file")
 

@@ -12,9 +12,9 @@ from legoai.cost.calibration import movement
 from legoai.cost.calibration.timing import out_of_cache
 from legoai.cost.kernels.kinds import Movement, MovementKind
 from legoai.cost.machine.kernel_time import seconds_of
-from legoai.cost.measurements.file import ProfileError
 from legoai.cost.profiles import from_document, profile, read_document, shipped_file
 from legoai.cost.profiles.schema import check
+from legoai.specs.profile_file import ProfileError
 
 KINDS = movement._gpu_kinds("cpu")
 LISTS = {"copy foreach", "reduction foreach"}

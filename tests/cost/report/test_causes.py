@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from legoai.cost.estimate import estimate
+from legoai.cost.report.budgets import violations
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.document import document
 from legoai.cost.report.lines import line_costs
@@ -168,3 +169,102 @@ def test_copies_and_computation_on_the_host_are_caused_by_offload():
     assert (of_offload["exposed_copies_s"], of_offload["host_compute_s"]) == (parts["copies"], parts["host"])
     assert parts["copies"] > 0 and parts["host"] > 0
     assert "of computation on the host" in of_offload["text"]
+
+
+RANGES = """\
+plan ranges
+model   llama3("tiny")
+cluster h100_sxm(devices = 4)
+batch   (global = 4, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+shard on tp {
+  layers.{0..1}.feed_forward.{w1, w3} = colwise
+  layers.{0..1}.feed_forward.w2       = rowwise
+  layers.{2..3}.feed_forward.{w1, w3} = colwise
+  layers.{2..3}.feed_forward.w2       = rowwise
+}
+fsdp on dp_shard {
+  layers.{0..1} = unit
+  layers.{2..3} = unit(reshard = never)
+}
+checkpoint {
+  layers.{0..1} = selective([matmul, attention])
+  layers.2      = none
+  layers.3      = full
+}
+require recompute <= 0.1%
+"""
+
+
+def of_lines(text: str) -> tuple[dict[str, Any], dict[int, dict[str, Any]], str]:
+    """The figures of a plan with a violated requirement, what its lines cause, and the help of the violation."""
+    plan = resolved(text)
+    analysis = Analysis(plan, manifest_of(plan.model.source()))
+    assert analysis.manifest is not None
+    found, causes = estimate(lower(analysis), analysis.plan, analysis.manifest), Causes(analysis)
+    costs = {item.line: item.document() for item in line_costs(found, causes)}
+    [violated] = violations(found, causes)
+    return document(found, causes), costs, violated.help[0]
+
+
+def test_equal_modules_under_different_rules_are_told_apart():
+    found, costs, most = in_the_simulator(of_lines, RANGES)
+    written = RANGES.splitlines()
+    first, last, unit, never, kept, _, again = (
+        place for place, text in enumerate(written, 1) if text.startswith("  layers") and "w2" not in text
+    )
+    assert {(row["modules"], row["cause"]["line"]) for row in found["recomputed"]} == {(2, kept), (1, again)}
+    products = [row for row in found["recomputed"] if row["operator"] == "aten.mm"]
+    assert {row["cause"]["line"] for row in products} == {again}
+    assert all(row["calls"] == row["forward_calls"] for row in products)
+    assert {line for line, item in costs.items() if item["recompute_s"]} == {kept, again}
+    assert most.endswith(f":{kept})")  # attention of two blocks
+    of_products = {
+        (row["modules"], *(cause["line"] for cause in row["causes"]))
+        for row in found["modules"]
+        if row["module"] == "layers.*.feed_forward.w1"
+    }
+    assert {(2, first), (1, last, again)} <= of_products <= {(2, first), (1, last), (1, last, again)}
+    gathers = [row for row in found["collectives"] if row["axis"] == "dp_shard" and row["kind"] == "all_gather"]
+    assert {row["cause"]["line"] for row in gathers if row["module"] == "layers.*"} == {unit, never}
+    assert {row["cause"]["line"] for row in found["memory"]["saved"] if row["operator"] == "aten.mm"} == {kept}
+    held = [row for row in found["memory"]["by_module"] if row["module"] == "layers.*"]
+    of_units = {cause["line"] for row in held for cause in row["causes"] if cause["statement"].startswith("fsdp")}
+    assert of_units == {unit, never} and all(row["modules"] <= 2 for row in held)
+
+
+CHUNKS = """\
+plan chunks
+model   llama3("tiny")
+cluster h100_sxm(devices = 1)
+batch   (global = 1, micro = 1, seq_len = 64)
+{checkpoint}
+loss    chunked(4)
+require recompute <= 0%
+"""
+
+
+@pytest.mark.parametrize("checkpoint", ["", "checkpoint { layers.1 = full }"])
+def test_recomputed_chunks_of_a_loss_are_caused_by_the_loss(checkpoint: str):
+    found, costs, most = in_the_simulator(of_lines, CHUNKS.format(checkpoint=checkpoint))
+    of_loss = [row for row in found["recomputed"] if row["module"] == "loss"]
+    assert of_loss
+    assert {row["cause"]["line"] for row in of_loss} == {6}
+    assert costs[6]["recompute_s"] == pytest.approx(sum(row["seconds"] for row in of_loss))
+    assert sum(item["recompute_s"] for item in costs.values()) == pytest.approx(found["recompute_s"])
+    [loss] = [row for row in found["modules"] if row["module"] == "loss"]
+    assert [cause["line"] for cause in loss["causes"]] == [6]
+    assert checkpoint or most.endswith(":6)")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [("dp_shard = 8, ep = 4", "dp_shard"), ("dp_replicate = 2, dp_shard = 4, ep = 2", "dp_replicate, dp_shard")],
+)
+def test_units_of_experts_are_caused_by_fsdp(mesh: str, axes: str):
+    text = EXPERTS.format(mesh=mesh, axes=axes) + "require step_time <= 1us\n"
+    found, costs, _ = in_the_simulator(of_lines, text)
+    of_experts = [row for row in found["collectives"] if "dp_shard_mod_ep" in row["axis"]]
+    assert of_experts
+    assert {row["cause"]["line"] for row in of_experts} == {6}
+    assert sum(item["communication_s"] for item in costs.values()) == pytest.approx(found["communication_s"])

@@ -263,6 +263,12 @@ def test_out_of_memory_is_reported_at_the_cluster(reported: dict):
     )
 
 
+def test_out_of_memory_names_the_rank_that_is_short_of_most(reported: dict):
+    one, both = reported["short of memory"], reported["short of memory on two ranks"]
+    assert both.message.startswith("rank 1 needs") and both.label.text != one.label.text
+    assert both.help[0].startswith("largest contributor: activations, 1.50 GiB")
+
+
 def test_expandable_segments_are_advised_if_active_memory_fits(reported: dict):
     found = reported["segments"]
     assert [len(found[case]) for case in ("active fits", "active does not", "they grow", "all fits")] == [1, 0, 0, 0]

@@ -6,10 +6,10 @@ import dataclasses
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
@@ -19,9 +19,11 @@ from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.records import Allocate, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.device import Device
+from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from support import programs, simulated
+from support.watching import Watching
 
 
 def trainer(*, checkpoint: bool = False):
@@ -39,20 +41,18 @@ def _traced(kind: str, options) -> Trace:
     return capture(trainer(**options), world=1, kind=kind)
 
 
-class Ops(TorchDispatchMode):
+class Ops(Watching):
     """Notes each operator with the dtypes that it takes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, tuple[str, ...]]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+    def saw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         known = operator(func)
         if known.treatment in ("kernel", "copy") and "profiler" not in known.name:
             dtypes = tuple(str(item.dtype).removeprefix("torch.") for item in simulated.flat(args))
             self.seen.append((known.name, dtypes))
-        return out
 
 
 def real_step(options) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""FLOPs of convolutions are the multiply-adds that they need, in both directions and whatever the groups."""
+"""FLOPs of convolutions, which are the multiply-adds that they need, and the layout of their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from legoai.cost.simulated.operators import flops, operator
+from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.operators import convolves_channels_last, flops, operator
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Kernel
+from support.simulator import in_the_simulator
 
 BOTH = (True, True)
 
@@ -65,3 +71,57 @@ def test_flops_without_groups_are_those_of_torch(arguments: list[Any], mask: tup
     result = torch.ops.aten.convolution.default(*arguments)
     of_torch = flop_registry[torch.ops.aten.convolution_backward]
     assert found == of_torch(result, x, weight, bias, *rest, [*mask, False], out_val=gradients)
+
+
+LAYOUTS = [(images, weight) for images in (False, True) for weight in (False, True)]
+SHAPES = [(1, 3, False), (32, 3, False), (1, 1, False), (1, 3, True)]
+"""Groups, width of the kernel, and whether it is transposed."""
+
+
+def layouts(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """Whether a tensor is contiguous, and whether it is with channels last: both, if dims of size 1 leave it open."""
+    return tensor.is_contiguous(), tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def convolved(device: str) -> list[list[tuple[bool, bool]]]:
+    """The layouts of the results and gradients of convolutions whose images or weights have channels last."""
+    found = []
+    for groups, width, transposed in SHAPES:
+        for layout in LAYOUTS:
+            shapes = (2, 32, 14, 14), (32, 32 // groups, width, width)
+            images, weight = (
+                torch.zeros(shape, device=device).to(
+                    memory_format=torch.channels_last if last else torch.contiguous_format
+                )
+                for shape, last in zip(shapes, layout, strict=True)
+            )  # fmt: skip
+            options = [1, 1], [width // 2] * 2, [1, 1], transposed, [0, 0], groups
+            result = torch.ops.aten.convolution(images, weight, None, *options)
+            mask = [True, True, False]
+            gradients = torch.ops.aten.convolution_backward(
+                torch.zeros_like(result), images, weight, None, *options, mask
+            )[:2]  # fmt: skip
+            found.append([*map(layouts, (result, *gradients))])
+    return found
+
+
+def simulated() -> tuple[list[list[tuple[bool, bool]]], list[bool]]:
+    """The same on a simulated GPU, and which of its convolutions are recorded with channels last."""
+    held = Capture()
+    with simulated_device(held, rank=0, world=1, kind="cuda") as fake, fake, Dispatch(held):
+        found = convolved(SIM)
+    kernels = [item for item in held.records if isinstance(item, Kernel) and "convolution" in item.op]
+    return found, ["channels_last" in item.attributes for item in kernels]
+
+
+def test_channels_are_last_where_those_of_images_or_weights_are():
+    ours, marked = in_the_simulator(simulated)
+    assert ours == convolved("cpu")
+    assert marked == [any(layout) for _ in SHAPES for layout in LAYOUTS for _ in range(2)]
+
+
+def test_double_precision_has_no_channels_last():
+    images = torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    weight = torch.zeros(4, 4, 3, 3)
+    assert convolves_channels_last(images, weight)
+    assert not convolves_channels_last(images.double(), weight.double())

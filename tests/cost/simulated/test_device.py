@@ -131,6 +131,23 @@ def test_attention_kernel_is_that_of_the_device(kind, dtype, heads, keys, kernel
     assert f"aten.{kernel}.default" in simulated.in_a_fork(attention, kind, dtype, heads, keys)
 
 
+def flat_attention(kind: str, dtype: torch.dtype, shape: tuple[int, ...]) -> set[str]:
+    seen = Operators()
+    with simulated_device(ListRecorder(), rank=0, world=1, kind=kind) as fake, fake, seen:
+        query, key, value = (torch.zeros(shape, dtype=dtype, device=SIM, requires_grad=True) for _ in range(3))
+        F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+    return {name for name in seen.names if "attention" in name or "softmax" in name}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(8, 16, 64), (16, 64)])
+def test_attention_without_batch_and_heads_is_products_and_a_softmax(kind, dtype, shape):
+    names = simulated.in_a_fork(flat_attention, kind, dtype, shape)
+    assert "aten._safe_softmax.default" in names
+    assert not any("_attention" in name for name in names)
+
+
 def of_cudnn() -> set[str]:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return attention("cuda", torch.bfloat16, 4, 2)

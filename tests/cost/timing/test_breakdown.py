@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.timing.breakdown import Breakdown, breakdown, pattern_of
+from legoai.cost.timing.breakdown import Breakdown, breakdown, collective_costs, module_costs, pattern_of
 from legoai.cost.timing.timeline import Cost, Interval
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
 
@@ -79,25 +79,43 @@ def test_kernels_are_grouped_by_kind():
 
 
 def test_equal_modules_are_merged_and_sorted_by_time():
-    found = breakdown(
+    found = module_costs(
         [kernel(0, 1, module="layers.0.w"), kernel(1, 3, module="layers.11.w", phase="recompute"),
-         kernel(3, 8, module="output")], 8,
+         kernel(3, 8, module="output")],
     )  # fmt: skip
-    assert [(item.pattern, item.modules, item.seconds, item.recompute) for item in found.modules] == [
+    assert [(item.pattern, item.modules, item.seconds, item.recompute) for item in found] == [
         ("output", 1, 5, 0),
         ("layers.*.w", 2, 3, 2),
     ]
 
 
 def test_collectives_are_grouped_and_sorted_by_exposed_time():
-    found = breakdown(
-        [kernel(0, 6), collective(0, 6, module="layers.0"), collective(6, 7, axis="tp", module="layers.1.w"),
-         collective(7, 9, axis="tp", module="layers.2.w")], 9,
-    )  # fmt: skip
-    assert [(item.axis, item.pattern, item.count, item.seconds, item.exposed) for item in found.collectives] == [
+    intervals = [kernel(0, 6), collective(0, 6, module="layers.0"), collective(6, 7, axis="tp", module="layers.1.w"),
+                 collective(7, 9, axis="tp", module="layers.2.w")]  # fmt: skip
+    found = collective_costs(intervals)
+    assert [(item.axis, item.pattern, item.count, item.seconds, item.exposed) for item in found] == [
         ("tp", "layers.*.w", 2, 3, 3),
         ("dp_shard", "layers.*", 1, 6, 0),
     ]
+    apart = collective_costs(intervals, lambda _, module: module)
+    assert [(item.first, item.count) for item in apart] == [("layers.2.w", 1), ("layers.1.w", 1), ("layers.0", 1)]
+
+
+def test_modules_with_different_causes_are_not_equal():
+    intervals = [kernel(0, 1, module="layers.0.w"), kernel(1, 3, module="layers.1.w"),
+                 kernel(3, 8, module="layers.1.w", phase="recompute"), kernel(8, 9, module="layers.2.w"),
+                 kernel(9, 10, module="norms.0"), kernel(10, 12, module="norms.1")]  # fmt: skip
+    found = module_costs(intervals, of_recomputation=lambda path: path[-3:] == "1.w")
+    assert [(item.first, item.modules, item.seconds, item.recompute) for item in found] == [
+        ("layers.1.w", 1, 7, 5),
+        ("norms.0", 2, 3, 0),  # nothing recomputes
+        ("layers.0.w", 2, 2, 0),
+    ]
+    [again] = found[0].recomputed
+    assert (again.calls, again.of) == (1, 1)
+    assert [item.first for item in module_costs(intervals, of_kernels=lambda path: path)] == [
+        "layers.1.w", "norms.1", "layers.0.w", "layers.2.w", "norms.0",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ def test_cast_is_a_copy_only_in_other_dtypes(kind: str, text: str, code: str):
     assert not found(kind, f"{text}precision (param = bf16)\n")
 
 
+@pytest.mark.parametrize("param", ["fp32", "bf16"])
+@pytest.mark.parametrize(("text", "code"), [(FSDP, "LP642"), (PIPELINE, "LP522"),
+                                            ("checkpoint { blocks.* = full }\n", "LP642")])  # fmt: skip
+def test_cast_to_the_dtype_of_parameters_is_no_copy(param: str, text: str, code: str):
+    assert found("cast_as_weight", f"{text}precision (param = {param})\n") == {code}
+
+
+@pytest.mark.parametrize(("param", "is_refused"), [("fp32", True), ("bf16", False)])
+def test_plain_tensors_of_styles_may_be_cast_and_changed(param: str, is_refused: bool):
+    text = f"{MESH}precision (param = {param})\nshard on tp {{ head = colwise(output = replicate) }}"
+    assert ("LP442" in found("cast_between", text)) is is_refused
+
+
 def test_autocast_passes_fp32_between_stages():
     text = "cluster h100_sxm(devices = 2)\nmesh (pp = 2)\npipeline on pp (schedule = 1F1B)\nprecision (param = bf16)\n"
     assert found("cast_between", text) == {"LP522"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legoai.runtime.errors import RunError
-from legoai.runtime.metrics.tensorboard import check_installed
+from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
 from support import corpus
 from support.plans import HEAD, lowered
 from support.staged import train
@@ -49,6 +49,21 @@ def test_step_and_validation_figures_are_written_once(gloo, data, tmp_path):
     assert found["loss of validation"] == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in again["validations"]]
     assert all(value > 0 for _, value in found["speed/tokens per second and device"])
     assert {"learning rate", "speed/seconds of a step", "memory/peak bytes of rank 0"} <= found.keys()
+
+
+def test_resumed_run_that_begins_with_a_validation_keeps_the_figures_of_its_step(tmp_path):
+    pytest.importorskip("tensorboard")
+    first, again = TensorBoard(tmp_path), TensorBoard(tmp_path)
+    for step in range(1, 6):
+        first.step({"step": step, "loss": float(step)})
+    first.close()
+    again.event("resume", {"step": 4})
+    again.event("validation", {"step": 4, "loss": 9.0})
+    again.step({"step": 5, "loss": 50.0})
+    again.close()
+    found = scalars(tmp_path)
+    assert found["loss"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 50.0)]
+    assert found["loss of validation"] == [(4, 9.0)]
 
 
 def test_missing_package_is_an_error_with_a_code(monkeypatch: pytest.MonkeyPatch):

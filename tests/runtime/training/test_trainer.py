@@ -151,6 +151,34 @@ def test_validation_is_equal_on_every_mesh_and_does_not_affect_training(gloo, al
     assert_close(two, alone, 1e-10)
 
 
+def modes_after(options: dict) -> list[str]:
+    """Train a model that has a module in evaluation mode, and return the modules in that mode then."""
+    trainer = programs.trainer()
+
+    def build() -> torch.nn.Module:
+        model = trainer.build_model()
+        model.layers["1"].eval()
+        return model
+
+    history = dataclasses.replace(trainer, build_model=build).fit(RunOptions(device="cpu", log_every=0, **options))
+    return [path for path, module in history.training.model.named_modules() if not module.training]
+
+
+def test_validation_leaves_modules_in_their_mode(gloo, data):
+    options = {"steps": 2, "data": data}
+    before = gloo(1)(modes_after, options)[0]
+    assert before[0] == "layers.1"
+    assert gloo(1)(modes_after, {**options, "evaluate_every": 1, "evaluate_batches": 1})[0] == before
+
+
+@pytest.mark.parametrize(
+    ("flops", "peak", "expected"), [(6e6, 1e12, 0.006), (0, 1e12, None), (6e6, 0.0, None), (0, 0.0, None)]
+)
+def test_utilization_is_unknown_without_flops_of_model_or_device(flops, peak, expected):
+    recipe = dataclasses.replace(programs.trainer(), flops_per_token=flops, peak_flops=peak)
+    assert recipe.utilization(1000.0) == expected
+
+
 def test_too_little_data_for_validation_is_reported_before_the_first_step(gloo, data, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text(corpus.TEXT[:600])

@@ -42,7 +42,8 @@ def dims_over(
         kwargs: by name.
     """
     place, default = where
-    dims = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
+    by_name = [kwargs[name] for name in ("dim", "dims", "axis") if name in kwargs]
+    dims = by_name[0] if by_name else args[place] if len(args) > place else default
     over = range(rank) if dims is None else dims if isinstance(dims, tuple | list) else (dims,)
     return [dim % rank for dim in over] if rank and all(type(dim) is int for dim in over) else []
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.changes import Changes
+from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
@@ -37,7 +38,7 @@ class Followed:
     """The buffers that forward updates."""
     mixing: Mapping[str, str] = field(default_factory=dict)
     """The modules that combine tokens outside of attention, by path, each with the first function that does."""
-    changes: Mapping[str, Changes] = field(default_factory=dict)
+    changes: Mapping[str, ChangesByDtype] = field(default_factory=dict)
     """What the modules change in place, by path."""
     unfit: str | None = None
     """Why the loss cannot be computed from what forward returned, or None."""
@@ -67,7 +68,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 with (
                     torch.no_grad(),
                     UpdatedBuffers(model) as updated,
-                    InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of its casts
+                    InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
                     FlowRecorder(model) as recorder,
                     ShapeRecorder(noted) as shapes,
                 ):
@@ -78,7 +79,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
                     mixing=_mixing(model, inputs, routed),
-                    changes=in_place.changes,
+                    changes=_changes(model, inputs, in_place.changes),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:
@@ -126,6 +127,39 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Modul
     except Exception:  # it may run at one size alone
         return {}
     return mixing(*recorders, sizes, other_sizes(sizes))
+
+
+def _changes(model: nn.Module, inputs: tuple[Any, ...], first: Mapping[str, Changes]) -> dict[str, ChangesByDtype]:
+    """Return what the modules change in place, from that of one forward and that of another with parameters in bf16.
+
+    A mixed-precision policy leaves buffers as they are. Where forward does not take them so, they are cast too; where
+    it does not run in bf16 at all, nothing else is known.
+    """
+    second = first
+    for tensors in ([*model.parameters()], [*model.parameters(), *model.buffers()]):
+        given = tree_map(functools.partial(_cast, dtype=torch.bfloat16), inputs)
+        try:
+            with torch.no_grad(), _in_bf16(tensors), InPlaceRecorder(model) as recorder:
+                model(*given)
+        except Exception:
+            continue
+        second = recorder.changes
+        break
+    none = Changes()
+    return {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
+
+
+@contextlib.contextmanager
+def _in_bf16(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Give floating-point tensors of a model another dtype for a while."""
+    before = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point()]
+    try:
+        for tensor, data in before:
+            tensor.data = data.to(torch.bfloat16)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
 
 
 def _token_ids(inputs: tuple[Any, ...]) -> torch.Tensor | None:

@@ -48,6 +48,11 @@ def function_name(func: Any) -> str:
     return name.strip("_")
 
 
+def takes_only_shape(name: str) -> bool:
+    """Whether a function such as `zeros_like` or `new_full` has nothing but shape and dtype from its argument."""
+    return name.endswith("_like") or name.startswith("new_")
+
+
 def writes(func: Any) -> bool:
     """Whether a torch function writes to its first argument: `x[i] = y`, `x.copy_(y)`, `x += y`."""
     name: str = getattr(func, "__name__", "")

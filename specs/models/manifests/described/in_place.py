@@ -12,8 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.changes import ChangedResult, Changes
-from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key, whole_of
+from legoai.specs.models.manifests.described.functions import (
+    function_name,
+    operation_of,
+    takes_only_shape,
+    tensors_in,
+)
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key
 
 
 @dataclass(slots=True)
@@ -21,7 +26,6 @@ class _Found:
     own_input: bool = False
     trained_input: bool = False
     received_input: bool = False
-    cast_input: bool = False
     results: dict[ChangedResult, None] = field(default_factory=dict)
     noise: bool = False
 
@@ -31,7 +35,6 @@ class _Given(NamedTuple):
 
     is_trained: bool
     is_received: bool
-    storage: int
 
 
 class InPlaceRecorder:
@@ -40,8 +43,8 @@ class InPlaceRecorder:
     Tensors are kept alive until the recorder is deleted, so that their storages stay distinct: record on the meta
     device. A model's own parameters and buffers do not count as inputs.
 
-    A cast makes a new tensor here even where it changes no dtype. Models are followed in fp32, in which `x.float()` is
-    `x` itself, and mostly train with parameters in bf16, in which it is a copy. Changes of it are told apart.
+    Tensors are told apart by their storages. A cast that changes no dtype returns its argument, which is changed with
+    it; here it returns another tensor of the same storage, so that other recorders see a result.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,31 +57,20 @@ class InPlaceRecorder:
         """Paths of the modules whose forward runs, outermost first, with what they were given."""
         self._returned: dict[int, dict[str, str]] = {}
         """The modules that returned a tensor of a storage, each with `ChangedResult.operator`."""
-        self._returned_storages: dict[int, dict[str, None]] = {}
-        """The same as if casts returned their arguments."""
         self._makers: dict[int, tuple[str, frozenset[str]]] = {}
         """The operator that made a storage in `_trained`, and the paths of the modules whose forward ran."""
         self._used: set[int] = set()
         """Storages in `_trained` from which another was computed."""
-        self._cast: set[int] = set()
-        """Identities of the tensors that a cast returned in place of its argument."""
         self._kept: list[torch.Tensor] = []
         self._handles: list[RemovableHandle] = []
         self._operators = _Changing(self._change, self._fill, self._compute)
-        self._casts = _Casting(self._separate)
+        self._casts = _Casting()
 
     @property
     def changes(self) -> Mapping[str, Changes]:
         """The changes of each module that has some, by path."""
         return {
-            path: Changes(
-                item.own_input,
-                item.trained_input,
-                item.received_input,
-                item.cast_input,
-                tuple(item.results),
-                item.noise,
-            )
+            path: Changes(item.own_input, item.trained_input, item.received_input, tuple(item.results), item.noise)
             for path, item in self._found.items()
         }
 
@@ -99,8 +91,9 @@ class InPlaceRecorder:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {}
         for tensor in self._own(tensors_in((args, kwargs))):
-            key, is_trained = self._key(tensor), _storage(tensor) in self._trained
-            given[key] = _Given(is_trained, is_trained and key in self._returned, _storage(tensor))
+            storage = _storage(tensor)
+            is_trained = storage in self._trained
+            given[storage] = _Given(is_trained, is_trained and storage in self._returned)
         self._entered.append((self._paths[module], given))
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
@@ -108,8 +101,7 @@ class InPlaceRecorder:
         for tensor in self._own(tensors_in(result)):
             operator, within = self._makers.get(_storage(tensor), ("", frozenset()))
             is_used = path in within and _storage(tensor) in self._used
-            self._returned.setdefault(self._key(tensor), {})[path] = operator if is_used else ""
-            self._returned_storages.setdefault(_storage(tensor), {})[path] = None
+            self._returned.setdefault(_storage(tensor), {})[path] = operator if is_used else ""
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
@@ -118,38 +110,21 @@ class InPlaceRecorder:
                 self._kept.append(tensor)
                 yield tensor
 
-    def _key(self, tensor: torch.Tensor) -> int:
-        """What a tensor has in common with its views: its storage, or the cast that would have made one."""
-        whole = whole_of(tensor)
-        origin = id(tensor if whole is None else whole)
-        return origin if origin in self._cast else _storage(tensor)
-
-    def _separate(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what a cast of a tensor to its own dtype would return if it copied."""
-        # It shares the storage, by which other recorders know the features of layers.
-        result = tensor.detach()
-        self._kept.append(result)
-        self._cast.add(id(result))
-        return result
-
     def _change(self, tensor: torch.Tensor) -> None:
         """Note a change of a tensor by the innermost forward."""
-        key, storage = self._key(tensor), _storage(tensor)
+        storage = _storage(tensor)
         for path, given in self._entered:
-            if key in given:
+            if storage in given:
                 found = self._of(path)
                 found.own_input = True
-                found.trained_input |= given[key].is_trained
-                found.received_input |= given[key].is_received
-            elif any(item.storage == storage for item in given.values()):
-                self._of(path).cast_input = True
-        returned = self._returned.get(key, {})
-        for path in self._returned_storages.get(storage, ()):
+                found.trained_input |= given[storage].is_trained
+                found.received_input |= given[storage].is_received
+        for path, operator in self._returned.get(storage, {}).items():
             above = next((above for above, _ in reversed(self._entered) if _is_below(path, above)), None)
             if above is not None:
                 by = self._entered[-1][0]
-                names = _relative(path, above), _relative(by, above)
-                self._of(above).results[ChangedResult(*names, returned.get(path, ""), path not in returned)] = None
+                changed = ChangedResult(_relative(path, above), _relative(by, above), operator)
+                self._of(above).results[changed] = None
 
     def _fill(self) -> None:
         """Note that the innermost forward fills a tensor with random numbers that autograd has saved."""
@@ -198,23 +173,13 @@ class _Changing(OperatorMode):
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
         result = func(*args, **kwargs)
-        if not _takes_only_shape(func):
+        if not (isinstance(func, OpOverload) and takes_only_shape(func._schema.name.partition("::")[2])):
             self._compute(func, tensors_in((args, kwargs)), tensors_in(result))
         return result
 
 
-def _takes_only_shape(operator: Any) -> bool:
-    """Whether an operator such as `zeros_like` or `new_full` has nothing but shape and dtype from its argument."""
-    name: str = operator._schema.name.partition("::")[2] if isinstance(operator, OpOverload) else ""
-    return name.endswith("_like") or name.startswith("new_")
-
-
 class _Casting(TorchFunctionMode):
-    """Replaces, while active, the result of each cast that returned its own argument, a floating-point tensor."""
-
-    def __init__(self, separate: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self._separate = separate
+    """Replaces, while active, the result of each cast that returned its own argument by a view of it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -228,7 +193,7 @@ class _Casting(TorchFunctionMode):
         # `x.to(device)` is no cast.
         told = (*args[1:], *kwargs.values())
         is_cast = name != "to" or any(isinstance(item, torch.dtype | torch.Tensor) for item in told)
-        return self._separate(result) if is_cast else result
+        return result.detach() if is_cast else result
 
 
 def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

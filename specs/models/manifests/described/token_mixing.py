@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.described.feature_uses import OVER_DIMS, dims_over
 from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
+from legoai.specs.models.manifests.described.token_indices import TokenIndices
 from legoai.specs.models.manifests.shapes import Sizes, compared
 from legoai.specs.models.torch_internals import whole_of
 
@@ -25,13 +26,22 @@ Concrete = tuple[int, ...]
 _REDUCTIONS: Final[Mapping[str, tuple[int, int | None]]] = {
     **OVER_DIMS,
     **dict.fromkeys(["sum", "cumprod", "logcumsumexp", "var_mean", "std_mean", "median"], (1, None)),
+    **dict.fromkeys(["cummax", "cummin", "nansum", "nanmean", "nanmedian", "aminmax"], (1, None)),
+    **dict.fromkeys(["quantile", "nanquantile", "linalg_vector_norm", "linalg_norm"], (2, None)),
+    **dict.fromkeys(["diff", "kthvalue"], (2, -1)),
+    "mode": (1, -1),
+    "cosine_similarity": (2, 1),
     **dict.fromkeys(["fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft"], (2, -1)),
 }
-_PRODUCTS: Final = ("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm")
-_SECOND_FIRST: Final = ("rmatmul", "addmm", "baddbmm")
-"""Products whose left factor is the second argument."""
-_CONVOLUTION: Final = re.compile(r"conv(_transpose|_tbc)?[123]?d?")
-_POOL: Final = re.compile(r"\w*pool[123]d(_with_indices)?|unfold|fold|interpolate|upsample\w*")
+_PRODUCTS: Final = ("linear", "matmul", "rmatmul", "mm", "bmm", "mv", "inner", "addmm", "addmv", "baddbmm")
+_WITH_ADDEND: Final = ("addmm", "addmv", "baddbmm")
+_OVER_LAST: Final = ("linear", "inner")
+"""Products that sum over the last dims of both factors."""
+_PAD: Final = ("pad", "constant_pad_nd")
+_CONVOLUTION: Final = re.compile(r"conv(_transpose)?[123]d|convolution|conv_tbc")
+_POOL: Final = re.compile(r"\w*pool[123]d(_with_indices)?|fold|interpolate|upsample\w*")
+_UNFOLD: Final = ((1, "dimension"), (2, "size"))
+"""Places and names of arguments of `Tensor.unfold`."""
 _DIVISIONS: Final = ("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 _RECURRENT: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -43,7 +53,7 @@ class _Operation(NamedTuple):
         path: of the innermost module.
         name: of the function.
         given: shapes of the activations that it takes.
-        combined: dims along which it combines elements, each with the shape of its tensor.
+        combined: dims along which it combines or moves elements, each with the shape of its tensor.
         results: shapes.
     """
 
@@ -74,6 +84,7 @@ class TokenRecorder(TorchFunctionMode):
         self._within: list[nn.Module] = []
         self._kept: list[torch.Tensor] = tensors_in(inputs)
         self._activations = {id(tensor) for tensor in self._kept}
+        self._indices = TokenIndices(self._kept)
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> TokenRecorder:
@@ -98,27 +109,29 @@ class TokenRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) in self._activations]
+        made, name = tensors_in(result), function_name(func)
+        moved = [] if not given else list(self._indices.moving(name, args, kwargs))
+        changed = [args[0], whole_of(args[0])] if writes(func) and isinstance(args[0], torch.Tensor) else []
+        results = [tensor for tensor in (*made, *changed) if tensor is not None]
+        self._indices.note(name, args, kwargs, results)
         if not given:
             return result
-        made = tensors_in(result)
-        changed = [args[0], whole_of(args[0])] if writes(func) and isinstance(args[0], torch.Tensor) else []
-        for tensor in (*made, *changed):
-            if tensor is not None:
-                self._kept.append(tensor)
-                self._activations.add(id(tensor))
+        for tensor in results:
+            self._kept.append(tensor)
+            self._activations.add(id(tensor))
         numbers = [tensor for tensor in given if tensor.is_floating_point()]
         if numbers and self._left_out.isdisjoint(self._within):
-            name = function_name(func)
+            combined = [
+                (tensor, dim)
+                for tensor, dim in _combined(name, args, kwargs)
+                if any(tensor is one for one in numbers) and 0 <= dim < tensor.dim()
+            ]
             self.operations.append(
                 _Operation(
                     path=self._paths[self._within[-1]] if self._within else "",
                     name=name,
                     given=tuple(tuple(tensor.shape) for tensor in numbers),
-                    combined=tuple(
-                        (tuple(tensor.shape), dim)
-                        for tensor, dim in _combined(name, args, kwargs)
-                        if any(tensor is one for one in numbers)
-                    ),
+                    combined=tuple((tuple(tensor.shape), dim) for tensor, dim in (*combined, *moved)),
                     results=tuple(tuple(tensor.shape) for tensor in made),
                 )
             )
@@ -172,36 +185,75 @@ def _combined(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iter
     """Yield the dims along which a function combines elements of its arguments."""
     if name == "einsum":
         yield from _summed(args)
-        return
-    given = args[1] if name in _SECOND_FIRST and len(args) > 1 else args[0] if args else None
-    if not isinstance(given, torch.Tensor):
-        return
-    rank = given.dim()
-    dims: Sequence[int] = ()
-    if name in _REDUCTIONS:
-        dims = dims_over(_REDUCTIONS[name], rank, args, kwargs)
-    elif name in ("layer_norm", "rms_norm"):
-        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
-        dims = range(rank - len(shape), rank)
+    elif name == "tensordot":
+        yield from _contracted(args, kwargs)
     elif name in _PRODUCTS:
-        dims = (rank - 1,)
-    elif name in ("group_norm", "instance_norm") or _POOL.fullmatch(name):
-        dims = range(min(2, rank), rank)
-    elif _CONVOLUTION.fullmatch(name):
+        yield from _multiplied(name, [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)])
+    elif args and isinstance(args[0], torch.Tensor):
+        yield from ((args[0], dim) for dim in _combined_of_first(name, args, kwargs))
+
+
+def _combined_of_first(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
+    """Return the dims of a function's first argument along which it combines elements."""
+    rank = args[0].dim()
+    if name in _REDUCTIONS:
+        return dims_over(_REDUCTIONS[name], rank, args, kwargs)
+    if name in ("layer_norm", "rms_norm"):
+        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
+        return range(rank - len(shape), rank)
+    if name in _PAD:
+        amounts = kwargs.get("pad", args[1] if len(args) > 1 else ())
+        return [rank - 1 - place // 2 for place, amount in enumerate(amounts) if amount != 0]
+    if name == "unfold" and "stride" not in kwargs:  # `Tensor.unfold`; that of images always has a `stride`
+        dim, size = (kwargs.get(key, args[place] if len(args) > place else 0) for place, key in _UNFOLD)
+        return [dim % rank] if rank and size > 1 else []
+    if name in ("group_norm", "instance_norm", "unfold") or _POOL.fullmatch(name):
+        return range(min(2, rank), rank)
+    if _CONVOLUTION.fullmatch(name):
         weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-        kernel = weight.shape[2:] if isinstance(weight, torch.Tensor) else ()
-        dims = [rank - len(kernel) + place for place, length in enumerate(kernel) if length > 1]
-    elif name in _RECURRENT:
-        dims = range(rank - 1)
-    yield from ((given, dim) for dim in dims if 0 <= dim < rank)
+        kernel: Sequence[int] = weight.shape if isinstance(weight, torch.Tensor) else ()
+        if name == "conv_tbc":
+            return [0] if kernel and kernel[0] > 1 else []
+        kernel = kernel[2:]
+        return [rank - len(kernel) + place for place, length in enumerate(kernel) if length > 1]
+    return range(rank - 1) if name in _RECURRENT else ()
+
+
+def _multiplied(name: str, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the dims over which a product of matrices sums."""
+    factors = tensors[1:3] if name in _WITH_ADDEND else tensors[:2]
+    if len(factors) < 2:
+        return
+    left, right = factors[::-1] if name == "rmatmul" else factors
+    yield left, left.dim() - 1
+    yield right, right.dim() - (1 if right.dim() == 1 or name in _OVER_LAST else 2)
+
+
+def _contracted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the dims over which `tensordot` sums: the last and first ones of its tensors, or those that it is told."""
+    dims = kwargs.get("dims", args[2] if len(args) > 2 else 2)
+    for place, tensor in enumerate(args[:2]):
+        rank = tensor.dim()
+        over: Sequence[int] = dims[place] if isinstance(dims, tuple | list) else ()
+        if isinstance(dims, int):
+            over = range(dims) if place else range(rank - dims, rank)
+        yield from ((tensor, dim % rank) for dim in over if rank)
 
 
 def _summed(args: Sequence[Any]) -> Iterator[tuple[torch.Tensor, int]]:
     """Yield the dims over which `einsum` sums."""
     operands = [item for one in args[1:] for item in (one if isinstance(one, tuple | list) else (one,))]
-    if not args or not isinstance(args[0], str) or "." in args[0]:
+    if not args or not isinstance(args[0], str):
         return
-    before, _, after = args[0].replace(" ", "").partition("->")
+    before, arrow, after = args[0].replace(" ", "").partition("->")
+    if not arrow:
+        after = "..." + "".join(letter for letter in before if before.count(letter) == 1)
     for letters, operand in zip(before.split(","), operands, strict=False):
-        if isinstance(operand, torch.Tensor) and len(letters) == operand.dim():
-            yield from ((operand, dim) for dim, letter in enumerate(letters) if letter not in after)
+        if not isinstance(operand, torch.Tensor):
+            continue
+        first, dots, last = letters.partition("...")
+        others = operand.dim() - len(first) - len(last)
+        if others and not dots:
+            continue
+        named = [*first, *["..."] * others, *last]
+        yield from ((operand, dim) for dim, letter in enumerate(named) if letter not in after)

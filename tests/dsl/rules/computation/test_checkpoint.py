@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from legoai.dsl.rules.computation.operator_names import is_operator_name
 from support.rule_plans import BASE, codes, message
 
+SIX = 'model llama3("tiny", n_layers = 6)\n'
+
 
 def test_every_pytorch_operator_name_is_accepted() -> None:
     names = set()
@@ -68,6 +70,26 @@ def test_stride_over_a_single_module_is_reported(rule: str, found: bool) -> None
 
 
 @pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ("layers.{0..2} = none", False),
+        ("layers.3 = none", True),
+        ("layers.3 = full", True),
+        ("layers.{0..3} = none", True),
+        ("layers.2 = none", False),
+    ],
+)
+def test_stride_without_recomputed_modules_is_reported(others: str, found: bool) -> None:
+    """A stride counts the modules that its rule matches, as lowering does."""
+    assert ("LP652" in codes(f"{SIX}checkpoint {{ layers.* = every(4), {others} }}")) is found
+
+
+def test_stride_says_why_nothing_is_recomputed() -> None:
+    text = message(f"{SIX}checkpoint {{ layers.* = every(3), layers.{{2, 5}} = none }}", "LP652")
+    assert text == "`every(3)` recomputes nothing: another rule decides `layers.2` (and 1 more)"
+
+
+@pytest.mark.parametrize(
     ("path", "keep", "found"),
     [
         ("layers.*", "[]", True),
@@ -109,6 +131,9 @@ def test_nested_checkpoints_are_exact_and_get_advice_only() -> None:
     assert "recomputed as a part of `layers.0`" in message(plan.format("full"), "LP824")
     assert "LP824" in codes(plan.format("selective([matmul])"))
     assert "LP824" not in codes(plan.format("none"))
+    strided = "checkpoint {{ layers.* = every(2), layers.{}.feed_forward = full }}"
+    assert "recomputed as a part of `layers.1`" in message(strided.format(1), "LP824")
+    assert "LP824" not in codes(strided.format(0)), "`layers.0` is not recomputed"
 
 
 class Alive(TorchDispatchMode):
@@ -192,6 +217,7 @@ def test_recomputation_without_savings_is_reported(layer: nn.Module, path: str, 
 
     assert (kept(layer) > kept(checkpoint_wrapper(layer))) is saves
     assert ("LP827" not in codes(f"checkpoint {{ {path} = full }}")) is saves
+    assert "LP827" not in codes(f"checkpoint {{ {path} = every(1000) }}"), "recomputes nothing"
 
 
 def test_checkpoint_of_the_block_list_is_whole_model_recomputation() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -157,23 +159,49 @@ def test_device_file_without_profile_is_a_warning(statement: str, labels: list[s
     assert "LP314" not in codes(plan, tmp_path), "the catalogue's device of that name has a profile"
 
 
-def test_profile_is_looked_at_as_far_as_its_first_bytes(tmp_path: Path) -> None:
+def test_a_damaged_profile_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "ours.toml").write_bytes((catalogue() / "h100_sxm.toml").read_bytes())
     profile = tmp_path / "ours.json.gz"
+    good = shipped_file("h100_sxm").read_bytes()
+    document = json.loads(gzip.decompress(good))
 
-    def fault() -> str | None:
-        found = diagnostics('cluster profile("ours.toml")', tmp_path)
+    def fault(devices: int = 1) -> str | None:
+        found = diagnostics(f'cluster profile("ours.toml", devices = {devices})\nmesh (dp_shard = {devices})', tmp_path)
         return next((item.message for item in found if item.code == "LP314"), None)
 
     for content in (b"", b"junk", b"\x1f"):
         profile.write_bytes(content)
         assert "ours.json.gz, is neither compressed nor JSON" in str(fault()), content
-    for content in (shipped_file("h100_sxm").read_bytes(), b' {"format": 1}'):
+    for content, words in {
+        good[: len(good) // 2]: "is no profile: Compressed file ended",
+        b"{": "is no profile: ",
+        b"{}": "is no profile of format 1, but None",
+        b' {"format": 1}': "is no complete profile: device, made, ",
+        json.dumps({**document, "products": {}}).encode(): "is no complete profile: it has no rate for matrix products",
+    }.items():
         profile.write_bytes(content)
-        assert fault() is None, content[:9]
+        assert f"ours.json.gz, {words}" in str(fault()), content[:9]
+    for content in (good, json.dumps(document).encode()):
+        profile.write_bytes(content)
+        assert fault(2) is None, content[:9]
+    profile.write_text(json.dumps({**document, "links": {}}))
+    assert fault() is None, "one device alone has no collectives"
+    assert "ours.json.gz, has no figures of collectives, and the plan uses 2 devices of a host" in str(fault(2))
     profile.unlink()
     profile.mkdir()
     assert "ours.json.gz, is no file" in str(fault())
+
+
+def test_a_profile_of_another_device_is_a_warning(tmp_path: Path) -> None:
+    text = (catalogue() / "h100_sxm.toml").read_text(encoding="utf-8")
+    (tmp_path / "ours.json.gz").write_bytes(shipped_file("h100_sxm").read_bytes())
+    for name, codes_found in (("ours", {"LP319"}), ("h100_sxm", set())):
+        (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', f'name = "{name}"'), encoding="utf-8")
+        found = [item for item in diagnostics('cluster profile("ours.toml")', tmp_path) if item.code.startswith("LP31")]
+        assert {item.code for item in found} == codes_found
+    (tmp_path / "ours.toml").write_text(text.replace('name = "h100_sxm"', 'name = "ours"'), encoding="utf-8")
+    whole = message('cluster profile("ours.toml")', "LP319", tmp_path)
+    assert whole == "the device is `ours`, and the profile beside its file is of `h100_sxm`"
 
 
 def test_catalogued_devices_have_profiles() -> None:

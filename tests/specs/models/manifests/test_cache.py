@@ -51,6 +51,11 @@ FACTORY = """
         import os, pathlib, time
         pathlib.Path(pid_file).write_text(str(os.getpid()))
         time.sleep(60)
+
+    def leaves_thread():
+        import threading, time
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return build()
 """
 
 
@@ -204,10 +209,30 @@ def test_missing_import_is_reported_as_a_factory_error(workplace):
     assert error.detail == "raised in `<module>`, at broken.py:1"
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_attribute_that_a_module_lacks_while_it_is_imported_is_a_factory_error(workplace):
+    workplace.write("factories/early.py", "import os\nos.no_such_function()\n")
+    error = workplace.error("python", "factories.early:build")
+    assert error.kind == "factory_raised" and "no_such_function" in error.message
+    assert error.detail == "raised in `<module>`, at early.py:2"
+
+
 @pytest.mark.parametrize("target", ["factories.models", "factories/models.py:build", ":build", "a:b:c", "a b:c"])
 def test_a_malformed_target_starts_no_process(workplace, target):
     assert workplace.error("python", target).kind == "factory_not_found"
     assert workplace.announced == []
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("target", ["statistics:build", "statistics.models:build"])
+def test_a_module_that_the_standard_library_hides_is_named(workplace, target):
+    library = "`statistics` is a module of Python's own library"
+    assert workplace.error("python", target).detail == library
+    workplace.write("statistics.py", "def build(): ...")
+    assert (
+        workplace.error("python", target).detail
+        == f"{library}, which comes before the one beside the plan: rename yours"
+    )
 
 
 def wait_for_pid(file: Path) -> int:
@@ -273,6 +298,11 @@ except KeyboardInterrupt:
         process.wait()
     assert out == said
     assert has_ended(inspected)
+
+
+@pytest.mark.slow
+def test_a_thread_that_the_factory_leaves_is_not_waited_for(workplace):
+    assert workplace.load("python", "factories.models:leaves_thread", timeout=120.0).parameter_count == 224
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
     manifest = describe(model.to("meta"), "model", shapes=True)
     assert manifest.flow_error is None
     assert Manifest.from_json(manifest.to_json()) == manifest
-    found = {path: info.changes for path, info in manifest.modules.items()}
+    found = {path: info.changes.bf16 for path, info in manifest.modules.items()}
+    assert found == {path: info.changes.fp32 for path, info in manifest.modules.items()}
     return {
         path: (item.own_input, {result[:2] for result in item.results}, item.noise)
         for path, item in found.items()
@@ -29,13 +30,13 @@ def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], boo
     ("kind", "trained", "received"), [("inputs", True, True), ("sums", True, False), ("constant", False, False)]
 )
 def test_changed_inputs_are_told_by_where_they_come_from(kind: str, trained: bool, received: bool):
-    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.1"].changes
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.1"].changes.bf16
     assert (found.own_input, found.trained_input, found.received_input) == (True, trained, received)
 
 
 def test_inputs_computed_from_frozen_parameters_have_no_gradient():
     model = build("inputs", depth=1).requires_grad_(False)
-    assert not describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes.trained_input
+    assert not describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes.bf16.trained_input
 
 
 @pytest.mark.parametrize(
@@ -74,27 +75,35 @@ def test_changes_of_own_buffers_and_of_new_tensors_are_none():
 
 
 @pytest.mark.parametrize(
-    ("cast", "is_copy"),
+    ("cast", "fp32", "bf16"),
     [
-        (lambda x: x.float(), True),
-        (lambda x: x.to(torch.float32)[:, :2], True),
-        (lambda x: x.to(dtype=torch.float32).view(-1), True),
-        (lambda x: x.type_as(x), True),
-        (lambda x: x.to(x.device), False),
-        (lambda x: x.contiguous(), False),
+        (lambda x, _: x.float(), True, False),
+        (lambda x, _: x.to(torch.float32)[:, :2], True, False),
+        (lambda x, _: x.to(dtype=torch.float32).view(-1), True, False),
+        (lambda x, _: x.to(torch.bfloat16), False, True),
+        (lambda x, _: x.double(), False, False),
+        (lambda x, _: x.to(x.dtype), True, True),
+        (lambda x, _: x.type_as(x), True, True),
+        (lambda x, layer: x.to(layer.weight.dtype), True, True),
+        (lambda x, layer: x.type_as(layer.weight), True, True),
+        (lambda x, _: x.to(x.device), True, True),
+        (lambda x, _: x.contiguous(), True, True),
     ],
 )
-def test_cast_counts_as_copy(cast: Callable[[torch.Tensor], torch.Tensor], is_copy: bool):
+def test_cast_to_the_own_dtype_is_no_copy(cast: Callable[..., torch.Tensor], fp32: bool, bf16: bool):
     class Casts(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = cast(x)
+            y = cast(x, self)
             y *= 2.0
             return super().forward(x)
 
     model = build("none", depth=1)
     model.blocks[0].up = Casts(16, 16)
-    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0.up"].changes
-    assert (found.own_input, found.cast_input) == (not is_copy, is_copy)
+    manifest = describe(model.to("meta"), "model", shapes=True)
+    found = manifest.modules["blocks.0.up"].changes
+    assert (found.fp32.own_input, found.bf16.own_input) == (fp32, bf16)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_changed_casts_of_results_are_told_apart():
@@ -102,15 +111,48 @@ def test_changed_casts_of_results_are_told_apart():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = super().forward(x).float()
             y -= y.mean(-1, keepdim=True)
-            return y
+            return y.to(x.dtype)
 
     model = build("none", depth=1)
     model.blocks[0] = Casts(nn.Linear(16, 16))
     found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes
-    assert found.results == (("0", "", "", True),)
+    assert found.fp32.results == (("0", "", ""),)
+    assert found.bf16.results == ()
+
+
+def test_norms_that_compute_in_fp32_change_nothing():
+    class Norm(nn.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given, x = x.dtype, x.to(torch.float32)
+            x -= x.mean(-1, keepdim=True)
+            x *= x.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
+            return self.weight * x.to(given)
+
+    model = build("none", depth=1)
+    model.blocks[0].norm = Norm(16)
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0.norm"].changes
+    assert (found.fp32.own_input, found.bf16.own_input) == (True, False)
+
+
+def test_buffers_in_fp32_are_cast_where_forward_takes_none():
+    class Angles(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.register_buffer("angles", torch.zeros(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.float()
+            y += 1.0
+            return super().forward(x + self.angles)
+
+    model = build("none", depth=1)
+    model.blocks[0].up = Angles()
+    found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0.up"].changes
+    assert (found.fp32.own_input, found.bf16.own_input) == (True, False)
+    assert model.blocks[0].up.angles.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
 def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
-    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
-    assert {*found} == {("router", "", operator, False), ("router.gate", "", "", False)}
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.bf16.results
+    assert {*found} == {("router", "", operator), ("router.gate", "", "")}

@@ -103,6 +103,69 @@ class MoE(nn.Module):
         return x + (self.experts[0](rows[order])[order.argsort()] * load.sum()).view_as(x)
 
 
+class Rotary(Attention):
+    """Attention whose queries and keys are turned by angles, looked up by position in a cache and computed anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(64, WIDTH // HEADS), persistent=False)
+        self.register_buffer("frequencies", torch.zeros(WIDTH // HEADS // 2), persistent=False)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        positions = torch.arange(x.shape[1], device=x.device)
+        cached = self.cache[positions + 0].type_as(x)
+        angles = (self.frequencies[None, :, None] @ positions[None, None].float()).transpose(1, 2).type_as(x)
+        cosines = torch.cat([angles, angles], -1).cos()[:, positions + 0] + cached
+        q, k = (item * cosines + rotated(item) * cosines for item in (q, k))
+        return self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Sparse(nn.Module):
+    """Routed feed-forward that is not known as one: tokens, once for each choice, are sorted and put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        share, chosen = self.gate(rows).softmax(-1).topk(2, -1)
+        order = chosen.flatten().argsort(stable=True)
+        token = torch.arange(len(rows), device=x.device).repeat_interleave(2)[order]
+        out = self.up(rows[token]) * share.flatten()[order, None]
+        taken = torch.zeros_like(rows).index_add(0, token, out)
+        again = rows.gather(0, (order // 2)[:, None].expand(-1, WIDTH))
+        put_back = set_at(torch.zeros_like(again), order, again)
+        return x + taken.view_as(x) + put_back.unflatten(0, (-1, 2)).sum(1).view_as(x)
+
+
+class Batched(nn.Module):
+    """Experts of which each token takes its weights, as `transformers` computes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weight = nn.Linear(WIDTH, 4), nn.Parameter(torch.zeros(4, WIDTH, WIDTH))
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        share, chosen = self.gate(rows).softmax(-1).topk(2, -1)
+        token = torch.arange(len(rows), device=x.device).unsqueeze(1).expand(-1, 2).reshape(-1)
+        kept = self.gate(rows)[torch.arange(len(rows))[:, None], chosen].reshape(-1, 1)
+        again = torch.arange(2 * len(rows)) // 2
+        out = torch.bmm(self.weight[chosen.reshape(-1)], (rows[token] + rows[again]).unsqueeze(-1)).squeeze(-1) * kept
+        return x + (out * share.reshape(-1, 1)).view(-1, 2, WIDTH).sum(1).view_as(x)
+
+
+class Hashed(nn.Module):
+    """Tokens that are sorted by what their ids are, and put back."""
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        order = rows[:, 0].long().remainder(4).argsort()
+        return x + rows[order].relu()[order.argsort()].view_as(x)
+
+
 class Net(nn.Module):
     def __init__(self, *parts: nn.Module, positions: bool = True) -> None:
         super().__init__()
@@ -131,6 +194,19 @@ def found(model: Callable[[], nn.Module]) -> dict[str, str]:
     return {path: module.mixes_tokens for path, module in manifest.modules.items() if module.mixes_tokens}
 
 
+def mask_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape[1], x.shape[1]).tril()
+
+
+def reversed_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[1], device=x.device).flip(0)
+
+
+def set_at(out: torch.Tensor, index: object, values: torch.Tensor) -> torch.Tensor:
+    out[index] = values
+    return out
+
+
 @pytest.mark.parametrize(
     ("part", "name"),
     [
@@ -149,6 +225,32 @@ def found(model: Callable[[], nn.Module]) -> dict[str, str]:
         (lambda x: functional.group_norm(x.transpose(1, 2), 4).transpose(1, 2), "group_norm"),
         (lambda x: functional.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2), "avg_pool1d"),
         (lambda x: (x.transpose(1, 2) @ x) .sum() * x, "matmul"),
+        (lambda x: mask_of(x) @ x, "matmul"),
+        (lambda x: torch.bmm(mask_of(x).expand(len(x), -1, -1), x), "bmm"),
+        (lambda x: torch.bmm(mask_of(x).expand(len(x), -1, -1), mat2=x), "bmm"),
+        (lambda x: torch.baddbmm(x, mask_of(x).expand(len(x), -1, -1), x), "baddbmm"),
+        (lambda x: torch.tensordot(mask_of(x), x, ([1], [1])).transpose(0, 1), "tensordot"),
+        (lambda x: torch.tensordot(x.transpose(1, 2), mask_of(x), 1).transpose(1, 2), "tensordot"),
+        (lambda x: torch.einsum("st,...td->...sd", mask_of(x), x), "einsum"),
+        (lambda x: torch.einsum("btd,ts", x, mask_of(x)).transpose(1, 2), "einsum"),
+        (lambda x: nn.ZeroPad2d((0, 0, 1, -1)).forward(x), "pad"),
+        (lambda x: x.gather(1, reversed_of(x)[None, :, None].expand_as(x)), "gather"),
+        (lambda x: x.take_along_dim(reversed_of(x)[None, :, None], 1), "take_along_dim"),
+        (lambda x: x[:, reversed_of(x)], "getitem"),
+        (lambda x: x[:, list(range(x.shape[1]))[::-1]], "getitem"),
+        (lambda x: x[:, torch.rand(x.shape[1]).argsort()], "getitem"),
+        (lambda x: x.flatten(0, 1).index_select(0, torch.arange(x.shape[0] * x.shape[1]).flip(0)).view_as(x),
+         "index_select"),
+        (lambda x: x[:, torch.arange(x.shape[1]) // 2], "getitem"),
+        (lambda x: torch.zeros_like(x).index_add(1, reversed_of(x), x), "index_add"),
+        (lambda x: torch.zeros_like(x).scatter(1, reversed_of(x)[None, :, None].expand_as(x), x), "scatter"),
+        (lambda x: set_at(torch.zeros_like(x), (slice(None), reversed_of(x)), x), "setitem"),
+        (lambda x: x.cummax(1).values, "cummax"),
+        (lambda x: x.diff(dim=1, prepend=x.new_zeros(len(x), 1, WIDTH)), "diff"),
+        (lambda x: x.unfold(1, 2, 2).mean(-1).repeat_interleave(2, 1), "unfold"),
+        (lambda x: torch.conv_tbc(x.transpose(0, 1).contiguous(), x.new_ones(3, WIDTH, WIDTH), x.new_zeros(WIDTH), 1)
+         .transpose(0, 1), "conv_tbc"),
+        (lambda x: x * functional.cosine_similarity(x, x)[:, None], "cosine_similarity"),
     ],
 )  # fmt: skip
 def test_functions_that_combine_tokens_are_found(part, name):
@@ -167,6 +269,11 @@ def test_functions_that_combine_tokens_are_found(part, name):
 )
 def test_modules_that_combine_tokens_are_found(part, where, name):
     assert found(lambda: Net(Attention(), part()))[where] == name
+
+
+def picked(rows: torch.Tensor) -> torch.Tensor:
+    """Return the value of each row that is the likeliest, as a loss does of the targets."""
+    return rows.log_softmax(-1)[torch.arange(len(rows)), rows.argmax(-1)]
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
@@ -190,6 +297,33 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
         lambda: Function(lambda x: x * x.square().mean(-1, keepdim=True).rsqrt()),
         lambda: Function(lambda x: x + 0.0 * x.square().mean()),
         lambda: Function(lambda x: x[:, :, : WIDTH // 2].repeat(1, 1, 2)),
+        Rotary,
+        Sparse,
+        Batched,
+        Hashed,
+        lambda: Function(lambda x: torch.einsum("btd,ed", x, torch.zeros(WIDTH, WIDTH)).permute(0, 2, 1)),
+        lambda: Function(lambda x: torch.einsum("...d,ed->...e", x, torch.zeros(WIDTH, WIDTH))),
+        lambda: Function(lambda x: torch.tensordot(x, torch.zeros(WIDTH, WIDTH), ([2], [0]))),
+        lambda: Function(lambda x: torch.tensordot(x, torch.zeros(WIDTH, WIDTH), 1)),
+        lambda: Function(lambda x: (torch.zeros(WIDTH, WIDTH) @ x[..., None]).squeeze(-1)),
+        lambda: Function(lambda x: x - x.mean(axis=-1, keepdims=True)),
+        lambda: Function(lambda x: functional.pad(x, (0, 4))[..., 4:]),
+        lambda: Function(lambda x: functional.pad(x, (0, 0, 0, -x.shape[1] % 4))),
+        lambda: Function(lambda x: x[:, :, torch.arange(WIDTH).flip(0)]),
+        lambda: Function(lambda x: x[..., torch.arange(WIDTH).flip(0)]),
+        lambda: Function(lambda x: x[..., None, torch.arange(WIDTH).flip(0)].squeeze(-2)),
+        lambda: Function(lambda x: x.index_select(-1, torch.arange(WIDTH).flip(0))),
+        lambda: Function(lambda x: x.gather(2, torch.arange(WIDTH).flip(0).expand_as(x))),
+        lambda: Function(lambda x: x.gather(-1, x.argmax(-1, keepdim=True))),
+        lambda: Function(lambda x: picked(x.flatten(0, 1)).view(*x.shape[:2], 1)),
+        lambda: Function(lambda x: x[:, torch.arange(x.shape[1])]),
+        lambda: Function(lambda x: x.masked_fill(torch.arange(x.shape[1])[:, None] > 2, 0.0)),
+        lambda: Function(lambda x: set_at(x.clone(), torch.ones(x.shape[:2], dtype=torch.bool), 0.0)),
+        lambda: Function(lambda x: x.cummax(-1).values),
+        lambda: Function(lambda x: x.diff(prepend=torch.zeros_like(x[..., :1]))),
+        lambda: Function(lambda x: x.unfold(2, 2, 2).mean(-1).repeat(1, 1, 2)),
+        lambda: Function(lambda x: torch.conv_tbc(x.transpose(0, 1).contiguous(), x.new_ones(1, WIDTH, WIDTH),
+                                                  x.new_zeros(WIDTH)).transpose(0, 1)),
         lambda: Function(lambda x: torch.cat([piece.relu() for piece in x.chunk(2, 1)], 1)),
         lambda: Function(lambda x: torch.cat([piece.relu() for piece in x.split(2, 1)], 1)),
     ],
