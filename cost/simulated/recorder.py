@@ -119,8 +119,8 @@ class Capture(Recorder):
         self.makes: Makes = ""
         self.compiled = False
         """Whether a compiled graph is running."""
-        self.in_batch = False
-        """Whether sends and receives are issued as one batch."""
+        self.batch: list[Phase | None] = []
+        """Phases of the sends and receives of a batch that are not issued yet, last first; None for the current one."""
         self.calls: dict[Call, int] = {}
         """Calls of the host since the last operation that it issued."""
         self.groups: dict[str, Group] = {}
