@@ -324,7 +324,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ranks, axis = group.ranks, group.axis
         if kind == "all_to_all" and capture.module in capture.experts:
             axis = "ep"  # also where one group serves several axes
-        here, phase, members = dist.get_rank(), capture.phase, ()
+        here, phase = dist.get_rank(), capture.phase
+        members: tuple[int, ...] = ()
         if capture.batch and kind in POINT_TO_POINT:
             phase, members = capture.batch.pop() or phase, ranks
         if known.name == "c10d.send":
