@@ -21,6 +21,7 @@ from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
 from legoai.cost.network.topology import World
+from legoai.cost.one_device import products_on_one_device
 from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.profiles import ProfileError
@@ -260,11 +261,14 @@ def estimate(
         peak, source = machine.peak(plan.precision.param)
         with _importable(directory):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
+            say("adding up")
+            steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
+            alone = functools.partial(
+                products_on_one_device, plan, manifest, directory=directory, gpu=machine.device, capturing=_running
+            )
+            flops, convention = model_flops(plan, manifest, steps, alone)
     except (ProfileError, CatalogueError, NoModelError) as error:
         raise CannotEstimateError(str(error)) from error
-    say("adding up")
-    steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
-    flops, convention = model_flops(plan, manifest, steps)
     found = Estimate(
         plan=plan.name,
         digest=plan.digest,
