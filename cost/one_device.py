@@ -41,7 +41,6 @@ def one_device(plan: Plan) -> Plan:
 def products_on_one_device(
     plan: Plan,
     manifest: Manifest,
-    *,
     directory: Path,
     gpu: Device,
     capturing: Callable[[], contextlib.AbstractContextManager[object]],
