@@ -46,6 +46,10 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]
         yield "tokens are routed evenly to experts; where they are not, the busiest rank takes more time and memory"
     if offloads_some(analysis, "parameters"):
         yield "the optimizer's step on the host takes as long as on the processor of the profile `cpu`"
+    if offloads_some(analysis, "activations"):
+        yield "host memory does not count offloaded activations"
+    if plan.offload is not None and plan.offload.optimizer == "adaptive":
+        yield "host memory does not count optimizer state that is offloaded as the memory limit asks for"
     rules = () if plan.compile is None else plan.compile.rules
     modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
     for mode in sorted(modes.intersection(AUTOTUNED)):

@@ -17,7 +17,7 @@ import numpy as np
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.pieces import PieceOf
-from legoai.cost.timing.breakdown import COMMUNICATION, Breakdown
+from legoai.cost.timing.breakdown import Breakdown
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import Floats, Intervals, since, spans
 from legoai.cost.timing.pace import Pace, Paced, keeps_pace
@@ -29,6 +29,7 @@ from legoai.cost.timing.repeats import (
     takes_time,
     weighted_breakdown,
 )
+from legoai.cost.timing.timeline import COMMUNICATION
 from legoai.cost.trace.editing import is_micro_batch
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance, Item

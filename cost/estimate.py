@@ -18,9 +18,11 @@ from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.memory.host import HostMemory, host_memory
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
 from legoai.cost.network.topology import World
+from legoai.cost.one_device import products_on_one_device
 from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.profiles import ProfileError
@@ -99,6 +101,7 @@ class Estimate:
         peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
         peak_source: source of that figure.
         ranks: those that were simulated: one, or one for each rank of the pipeline.
+        host_memory: of offloaded state; None where none is.
         bubble_fraction: share of the step in which the ranks of the pipeline wait, on average.
         requirements: of the plan, in its order.
         assumptions: made where profile or plan state nothing.
@@ -117,6 +120,7 @@ class Estimate:
     peak_flops: float
     peak_source: str
     ranks: tuple[RankEstimate, ...]
+    host_memory: HostMemory | None = None
     bubble_fraction: float = 0.0
     requirements: tuple[RequirementResult, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -260,11 +264,12 @@ def estimate(
         peak, source = machine.peak(plan.precision.param)
         with _importable(directory):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
+            say("adding up")
+            steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
+            alone = functools.partial(products_on_one_device, plan, manifest, directory, machine.device, _running)
+            flops, convention = model_flops(plan, manifest, steps, alone)
     except (ProfileError, CatalogueError, NoModelError) as error:
         raise CannotEstimateError(str(error)) from error
-    say("adding up")
-    steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
-    flops, convention = model_flops(plan, manifest, steps)
     found = Estimate(
         plan=plan.name,
         digest=plan.digest,
@@ -278,6 +283,7 @@ def estimate(
         peak_flops=peak,
         peak_source=source,
         ranks=simulated.ranks,
+        host_memory=host_memory(plan, manifest, directory, machine),
         bubble_fraction=simulated.bubble_fraction,
         whole=simulated.whole,
         assumptions=(

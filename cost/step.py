@@ -5,8 +5,8 @@ The ranks are captured with torch's own schedule, each in a process of its own w
 timed together (:mod:`legoai.cost.timing.engine`), each action as one op (:mod:`legoai.cost.timing.actions`).
 
 The *bubble* of a rank is the share of the step in which its device is idle because its next op waits for another rank:
-for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the slowest rank. A transfer
-counts as idle time where nothing is computed beside it. The bubble fraction of a step is the mean over the ranks.
+for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the slowest rank. The transfer
+itself is no part of it, but exposed communication. The bubble fraction of a step is the mean over the ranks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from legoai.cost.capture import capture_equal_ranks
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.engine import simulate_ranks
+from legoai.cost.timing.intervals import RESOURCES, busy_until
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
 from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
@@ -41,7 +44,7 @@ class PipelineRank:
     Attributes:
         trace: of the rank, from the setup on.
         times: of its second step, which begins at 0.
-        bubble: share of the step in which it waits for others.
+        bubble: share of the step in which it waits for others and communicates with none.
         measured: the result of `measure` for the trace.
     """
 
@@ -142,7 +145,10 @@ def _costs_the_same(trace: Trace, cost: Callable[[Timed], Cost]) -> bool:
 
 
 def _bubble(times: RankTimeline, seconds: float) -> float:
-    waited = sum(end - start for start, end in times.waits)
+    """Return the share of a step in which a rank waits and nothing runs on its device or links."""
+    starts, ends = np.reshape(times.waits, (-1, 2)).T
+    busy = busy_until(times.timeline.intervals, RESOURCES)
+    waited = float((ends - starts - busy(ends) + busy(starts)).sum())
     return (waited + seconds - times.timeline.end) / seconds if seconds else 0.0
 
 

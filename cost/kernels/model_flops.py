@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 from legoai.cost.trace.records import Kernel
@@ -13,33 +13,47 @@ from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 CAPTURED: Final = "3 times the forward products that were captured, on all ranks"
+CAPTURED_ALONE: Final = "3 times the forward products that were captured on one device, of all micro batches"
 
 
-def model_flops(plan: Plan, manifest: Manifest, steps: Mapping[int, Sequence[Item]]) -> tuple[float, str]:
+def model_flops(
+    plan: Plan,
+    manifest: Manifest,
+    steps: Mapping[int, Sequence[Item]],
+    alone: Callable[[], int],
+) -> tuple[float, str]:
     """Return the floating-point operations of the model in one optimizer step, on all devices, and the convention.
 
     For the built-in decoders they follow from the model
     (:func:`~legoai.dsl.analysis.magnitudes.flops.flops_per_token`). For other models it is three times the products of
-    a captured rank's forward, times the ranks; work that several ranks repeat counts for each of them. Attention is
-    counted without regard to a causal mask, though ranks of `cp` skip the blocks that it hides. Recomputation never
-    counts.
+    a captured rank's forward, times the ranks. Ranks of `tp` repeat the work of modules that they do not share, so
+    that with them the products are those of one device. Attention is counted without regard to a causal mask, though
+    ranks of `cp` skip the blocks that it hides. Recomputation never counts.
 
     Args:
         plan: the plan.
         manifest: of its model.
         steps: the items of one step by global rank, of one rank for each stage of a pipeline.
+        alone: returns the products of the forward of one micro batch on one device.
     """
     if plan.model.family in DECODERS:
         length = plan.batch.seq_len
         assert length is not None, "a decoder reads sequences"
         tokens = plan.batch.global_batch * length
         return float(tokens * flops_per_token(manifest, length)), FORMULA
+    if plan.mesh.tp > 1:
+        return float(FORWARD_AND_BACKWARD * alone() * plan.batch.global_batch / plan.batch.micro_batch), CAPTURED_ALONE
     forward = 0.0
     for rank, items in steps.items():
         found = [_forward(item) for item in items]
         forward += sum(item.products for item in found)
         forward += sum(item.causal for item in found) * _skipped(plan, rank)
     return float(FORWARD_AND_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
+
+
+def forward_products(items: Iterable[Item]) -> int:
+    """Return the forward FLOPs of the items of a trace."""
+    return sum(_forward(item).products for item in items)
 
 
 class _Flops(NamedTuple):

@@ -3,8 +3,8 @@
 Every action is recorded between `Mark("action 3F7")` and `Mark("end action 3F7")`, named as in
 `torch.distributed.pipelining`: the stage, the kind (F, B, I for input gradients, W for weight gradients, UNSHARD,
 RESHARD, REDUCE_GRAD) and the micro batch. The loss of a micro batch belongs to the last stage's F. Sends and receives
-are recorded between the actions; an action waits for its inputs before its mark. Sends and receives that torch issues
-as one batch, which NCCL runs as one operation, are recorded between `Mark("batch")` and `Mark("end batch")`.
+are recorded between the actions (:mod:`legoai.cost.pipelines.transfers`); an action waits for its inputs before its
+mark.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
@@ -25,24 +23,21 @@ from torch.distributed.pipelining import PipelineStage
 from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.order import compute_actions
 from legoai.cost.pipelines.patterns import DepthError, Result
-from legoai.cost.simulated.device import SimulationError, backend, current_stream
-from legoai.cost.simulated.operators import type_of
+from legoai.cost.pipelines.transfers import SCHEDULES, STAGE, hooked_transfers, name_phases
+from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork
+from legoai.cost.trace.marks import ACTION, END_ACTION
+from legoai.cost.trace.records import Mark, Phase
 from legoai.lowering.graph.step.stage import StageModule
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.parallelism.pipeline import PipelineSchedule
-from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.distributed.pipelining import InferenceMode, PipelineScheduleRuntime
 from legoai.runtime.torch_internals.distributed.units import freed_after_forward
-from legoai.runtime.torch_internals.patching import original, override, patched
+from legoai.runtime.torch_internals.patching import override, patched
 
-_SCHEDULES: Final = "torch.distributed.pipelining.schedules"
-_SCHEDULE: Final = f"{_SCHEDULES}:_PipelineSchedule"
-_STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
+_SCHEDULE: Final = f"{SCHEDULES}:_PipelineSchedule"
 
 _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
@@ -174,10 +169,11 @@ class _Stage:
         self.stage, self.recorder, self.repeats, self.index = stage, recorder, repeats, stage.stage_index
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
         self.weights, self.reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
-        override(stage, f"{_STAGE}.forward_one_chunk", self.forward_one_chunk)
-        override(stage, f"{_STAGE}.backward_one_chunk", self.backward_one_chunk)
-        override(stage, f"{_STAGE}.backward_weight_one_chunk", self.backward_weight_one_chunk)
-        override(stage, f"{_STAGE}.perform_reduce_grad", self.perform_reduce_grad)
+        override(stage, f"{STAGE}.forward_one_chunk", self.forward_one_chunk)
+        override(stage, f"{STAGE}.backward_one_chunk", self.backward_one_chunk)
+        override(stage, f"{STAGE}.backward_weight_one_chunk", self.backward_weight_one_chunk)
+        override(stage, f"{STAGE}.perform_reduce_grad", self.perform_reduce_grad)
+        name_phases(stage)
 
     def forward_one_chunk(self, micro_batch: int, args: tuple[Any, ...], *rest: Any, **kwargs: Any) -> Any:
         """Forward of one micro batch."""
@@ -331,57 +327,7 @@ def _hook_unshard_waits(schedule: Any, repeats: Repeats) -> None:
         else:
             perform(stage)
 
-    override(schedule, f"{_SCHEDULES}:_PipelineScheduleRuntime._assert_unsharded", assert_unsharded)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Transfer:
-    """A send or receive for which the schedule can wait.
-
-    Attributes:
-        work: its number.
-        tensor: the tensor that is sent or received. A work keeps it alive, and torch's schedules keep the works of
-            sends until the end of a step. Gloo's work holds the tensor (`SendWork::tensor_` in `ProcessGroupGloo.hpp`),
-            and so does that of NCCL (`ProcessGroupNCCL::pointToPoint` puts it into `outputs_` of a work outside a
-            batch).
-    """
-
-    work: int
-    tensor: torch.Tensor
-
-    def wait(self) -> bool:
-        """Make the current stream wait for the transfer."""
-        backend.record(WaitWork(current_stream(), self.work))
-        return True
-
-
-def _transferred(recorder: Capture, operation: Any) -> _Transfer:
-    """Record a send or receive directly, without the dispatch of `dist.isend` through all modes."""
-    tensor = operation.tensor
-    if isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
-    recorder.locate()
-    group = recorder.group(operation.group.group_name)
-    here, there = dist.get_rank(), group.ranks[operation.group_peer]
-    sends = operation.op is dist.isend
-    work = recorder.work_count
-    recorder.work_count += 1
-    recorder.record(
-        Collective(
-            work=work,
-            stream=current_stream(),
-            kind="send" if sends else "receive",
-            ranks=(here, there) if sends else (there, here),
-            axis=group.axis,
-            bytes=tensor.numel() * tensor.itemsize,
-            dtype=type_of(tensor).dtype,
-            module=recorder.module,
-            phase=recorder.phase,
-            issuer=recorder.issuer,
-            calls=recorder.take_calls(),
-        )
-    )
-    return _Transfer(work, tensor)
+    override(schedule, f"{SCHEDULES}:_PipelineScheduleRuntime._assert_unsharded", assert_unsharded)
 
 
 @contextlib.contextmanager
@@ -406,19 +352,6 @@ def hooked_schedules(hooks: PipelineHooks) -> Iterator[None]:
             repeats.record_stage_action(int(of_parameters[1]), of_parameters[2], start)
         recorder.record(Mark(f"{END_ACTION}{action}"))
 
-    def in_batch(operations: list[dist.P2POp]) -> list[dist.Work]:
-        recorder.record(Mark(BATCH))
-        recorder.in_batch = True
-        works = batch(operations)
-        recorder.in_batch = False
-        recorder.record(Mark(END_BATCH))
-        return works
-
-    def in_order(operations: list[dist.P2POp], desc: str | None = None) -> Any:
-        if len({operation.op for operation in operations}) != 1:
-            return batched(operations, desc)
-        return [_transferred(recorder, operation) for operation in operations]
-
     def warm_up(schedule: Any, stages: list[PipelineStage], has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:
             if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
@@ -426,11 +359,9 @@ def hooked_schedules(hooks: PipelineHooks) -> Iterator[None]:
             stage._inference_mode = InferenceMode.STATIC
 
     recorder, repeats = hooks.recorder, hooks.repeats
-    batch, batched = dist.batch_isend_irecv, original(f"{_SCHEDULES}:_batch_p2p")
     with (
-        patched(f"{_SCHEDULES}:record_function", region),
+        patched(f"{SCHEDULES}:record_function", region),
         patched(f"{_SCHEDULE}._warmup_p2p", warm_up),
-        patched("torch.distributed:batch_isend_irecv", in_batch),
-        patched(f"{_SCHEDULES}:_batch_p2p", in_order),
+        hooked_transfers(recorder),
     ):
         yield

@@ -11,9 +11,8 @@ from typing import Final, TypeAlias
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
 from legoai.cost.report.words import path
-from legoai.cost.timing.breakdown import COMMUNICATION
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
-from legoai.cost.timing.timeline import Interval, Timed
+from legoai.cost.timing.timeline import COMMUNICATION, Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
 
 MOST: Final = 30_000

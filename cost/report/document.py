@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
+from legoai.cost.memory.host import HostMemory
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.holders import holders
@@ -113,6 +114,7 @@ def _memory(estimate: Estimate, causes: Causes) -> dict[str, Any]:
         "non_pytorch_bytes": dict(fullest.use.outside),
         "capacity_bytes": fullest.use.capacity,
         "fits": estimate.fits,
+        "host_bytes": _host(estimate.host_memory),
         "by_category": dict(fullest.memory.by_category),
         "by_module": [
             {
@@ -135,6 +137,18 @@ def _memory(estimate: Estimate, causes: Causes) -> dict[str, Any]:
             for item in saved_outputs(fullest, causes)[:MOST_EXPENSIVE]
         ],
         "by_rank": [_rank(item) for item in estimate.ranks],
+    }
+
+
+def _host(memory: HostMemory | None) -> dict[str, int] | None:
+    if memory is None:
+        return None
+    return {
+        "parameter": memory.of_rank.parameters,
+        "gradient": memory.of_rank.gradients,
+        "optimizer_state": memory.of_rank.optimizer,
+        "rank": memory.of_rank.total,
+        "host": memory.total,
     }
 
 

@@ -186,6 +186,9 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
         rows.append(("reserved by PyTorch", words.size(item.use.reserved), "", cause))
         rows += [(words.OUTSIDE[name], words.size(size), "", "") for name, size in item.use.outside.items()]
     yield from _table(("", "n:bytes", "n:of the peak", "cause"), rows)
+    if estimate.host_memory is not None:
+        size, held = words.offloaded(estimate.host_memory)
+        yield f'<p class="soft">Offloaded to host memory: {size} {held}.</p>'
 
 
 def _holders(estimate: Estimate, causes: Causes) -> Iterator[str]:

@@ -124,6 +124,8 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
                 f", but only after {use.retries} allocation retries, each of which frees cached memory and stalls"
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
+    if estimate.host_memory is not None:
+        rows.append(("  offloaded to host memory", *words.offloaded(estimate.host_memory)))
     yield from _table(rows, right=(1,))
     yield from (f"  {advice}" for advice in by_segments(item, estimate.machine))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from legoai.cost.trace.records import Category
 from legoai.specs.units import GIB, KIB, MIB, TIB
+
+if TYPE_CHECKING:
+    from legoai.cost.memory.host import HostMemory
 
 CATEGORIES: Final[dict[Category, str]] = {
     "parameter": "parameters",
@@ -120,6 +123,16 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def offloaded(memory: HostMemory) -> tuple[str, str]:
+    """Return the host memory of a rank, and that of all ranks of a host, in words."""
+    rank = memory.of_rank
+    parts = {"parameters": rank.parameters, "gradients": rank.gradients, "optimizer state": rank.optimizer}
+    held = ", ".join(f"{name} {size(found)}" for name, found in parts.items() if found)
+    return size(
+        rank.total
+    ), f"of each rank: {held}; {size(memory.total)} of the {counted(memory.ranks, 'rank')} of a host"
 
 
 def _three(value: float) -> str:

@@ -150,7 +150,7 @@ class Costs:
         if metric == "mfu" and analysis.manifest is not None and candidate.plan.model.family in DECODERS:
             with contextlib.suppress(Undecided, ProfileError):
                 peak, _ = self.bounds.machine(analysis).peak(candidate.plan.precision.param)
-                return -model_flops(candidate.plan, analysis.manifest, {})[0] / device_seconds / peak
+                return -model_flops(candidate.plan, analysis.manifest, {}, lambda: 0)[0] / device_seconds / peak
         return -math.inf
 
 

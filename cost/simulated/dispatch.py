@@ -347,7 +347,10 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ranks, axis = group.ranks, group.axis
         if kind == "all_to_all" and capture.module in capture.experts:
             axis = "ep"  # also where one group serves several axes
-        here, members = dist.get_rank(), ranks if capture.in_batch and kind in POINT_TO_POINT else ()
+        here, phase = dist.get_rank(), capture.phase
+        members: tuple[int, ...] = ()
+        if capture.batch and kind in POINT_TO_POINT:
+            phase, members = capture.batch.pop() or phase, ranks
         if known.name == "c10d.send":
             ranks = _pair(here, ranks[args[2]])
         elif known.name == "c10d.recv_":
@@ -372,7 +375,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 bytes=sum(item.numel() * item.itemsize for item in whole),
                 dtype=type_of(whole[0]).dtype if whole else "",
                 module=capture.module,
-                phase=capture.phase,
+                phase=phase,
                 issuer=capture.issuer,
                 calls=capture.take_calls(),
                 members=members,

@@ -121,8 +121,8 @@ class Capture(Recorder):
         """Whether a compiled graph is running."""
         self.part_of = ""
         """The operator for which the host issues several others, if it does."""
-        self.in_batch = False
-        """Whether sends and receives are issued as one batch."""
+        self.batch: list[Phase | None] = []
+        """Phases of the sends and receives of a batch that are not issued yet, last first; None for the current one."""
         self.calls: dict[Call, int] = {}
         """Calls of the host since the last operation that it issued."""
         self.groups: dict[str, Group] = {}

@@ -11,10 +11,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, SegmentIntervals, exposed_seconds, seconds_busy
-from legoai.cost.timing.timeline import Interval, Resource
+from legoai.cost.timing.timeline import COMMUNICATION, Interval, Resource
 from legoai.cost.trace.records import Collective, Copy, Kernel, Phase
 
-COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 DEVICE: Final[tuple[Resource, ...]] = ("compute", *COMMUNICATION, "host_to_device", "device_to_host")
 
 _Key = TypeVar("_Key")

@@ -5,19 +5,21 @@ operations in order, waits release when what they name is complete, and an opera
 simulation is driven by events: time advances from one completion to the next, and only nodes that a completion releases
 are examined, whereas the dissertation's loop scans all queues.
 
-There are five additions:
+There are six additions:
 
 - The host dispatches operations one after another, each of which takes host time, so that a stream of small kernels
   runs at the host's pace.
 - A collective runs on its communicator's own queue and not on the calling stream, as NCCL's do
   (:mod:`legoai.cost.timing.dependencies`).
+- Links are full-duplex: on one rank a send and a receive run at the same time, as in the batches of a pipeline; two
+  sends, and a collective and anything else on its links, run one after the other.
 - While a collective runs, overlapping computation is slower, because the collective occupies multiprocessors.
 - Joint operations of several simulated ranks (sends and receives, and collectives whose group holds more than one of
   them) begin when the last rank has arrived, and end on all ranks when they end on the last. Until they begin, they
   block their queues, and occupy no resource.
 - Kernels whose individual times are not needed are simulated together (:mod:`legoai.cost.timing.runs`).
 
-Each rank has few possible next events: an operation ends on one of its six resources, or its host issues the next one.
+Each rank has few possible next events: an operation ends on one of its resources, or its host issues the next one.
 The rank with the earliest event advances until another rank has an earlier one, or until it affects another rank. A
 rank alone advances to its end.
 """

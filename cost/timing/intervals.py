@@ -8,7 +8,7 @@ every op in order of its beginning.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, get_args, overload
 
@@ -155,6 +155,19 @@ def seconds_busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -
     return float((ends - starts).sum())
 
 
+def busy_until(intervals: Sequence[Interval], resources: Sequence[Resource]) -> Callable[[Floats], Floats]:
+    """Return a function of points in time: the seconds before each for which any of the resources is busy."""
+    begins, stops = spans(intervals, resources)
+    before = np.concatenate([[0.0], np.cumsum(stops - begins)])
+
+    def seconds(until: Floats) -> Floats:
+        place = np.searchsorted(begins, until, side="right")
+        inside = np.maximum(stops[place - 1] - until, 0.0) if len(stops) else np.zeros(len(until))
+        return np.where(place > 0, before[place] - inside, 0.0)
+
+    return seconds
+
+
 def exposed_seconds(intervals: Intervals) -> list[Floats]:
     """Return, for each segment, the exposed seconds of each of its collectives: those without computation beside it.
 
@@ -167,15 +180,7 @@ def exposed_seconds(intervals: Intervals) -> list[Floats]:
     starts, ends = starts[order], ends[order]
     if len(ends):
         starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(ends)[:-1])
-    begins, stops = spans(intervals, ("compute",))
-    before = np.concatenate([[0.0], np.cumsum(stops - begins)])
-
-    def computed(until: Floats) -> Floats:
-        """Return the seconds of computation before some points in time."""
-        place = np.searchsorted(begins, until, side="right")
-        inside = np.maximum(stops[place - 1] - until, 0.0) if len(stops) else np.zeros(len(until))
-        return np.where(place > 0, before[place] - inside, 0.0)
-
+    computed = busy_until(intervals, ("compute",))
     alone = np.empty(len(starts))
     alone[order] = np.maximum(0.0, ends - starts - np.maximum(0.0, computed(ends) - computed(starts)))
     return np.split(alone, np.cumsum(sizes)[:-1]) if sizes else []

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias, get_args
 
 from legoai.cost.timing.rank_timeline import ActionOp
-from legoai.cost.timing.timeline import Cost, Host, Left, Timed
+from legoai.cost.timing.timeline import COMMUNICATION, Cost, Host, Left, Resource, Timed
 
 NEVER: Final = float("inf")
+
+Lane: TypeAlias = str
+LANES: Final[Mapping[Resource, tuple[Lane, ...]]] = {
+    name: (f"{name} out", f"{name} in") if name in COMMUNICATION else (name,) for name in get_args(Resource)
+}
+"""The lanes of each resource, each of which serves one operation at a time: links are full-duplex."""
 
 
 class Node:
@@ -20,6 +27,7 @@ class Node:
         record: of the operation.
         cost: when nothing runs beside it.
         queue: on which it runs.
+        lanes: of its resource that it occupies: all but for a send or a receive, which occupies one direction of links.
         meeting: of which it is one side; None where no other simulated rank takes part.
         action: the index of the pipeline action that it belongs to; -1 for none.
         waiting: number of predecessors that are not complete; one of them is the host's dispatch.
@@ -36,8 +44,8 @@ class Node:
     """
 
     __slots__ = (
-        "action", "blocks", "cost", "done", "earliest", "end", "factor", "finish", "followers", "late", "meeting",
-        "order", "queue", "record", "soonest", "start", "waiting",
+        "action", "blocks", "cost", "done", "earliest", "end", "factor", "finish", "followers", "lanes", "late",
+        "meeting", "order", "queue", "record", "soonest", "start", "waiting",
     )  # fmt: skip
 
     def __init__(self, order: int, record: Timed | ActionOp | None, cost: Cost, queue: str) -> None:
@@ -45,6 +53,7 @@ class Node:
         self.record = record
         self.cost = cost
         self.queue = queue
+        self.lanes = LANES[cost.resource]
         self.meeting: Meeting | None = None
         self.action = -1
         self.waiting = 1

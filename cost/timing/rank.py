@@ -10,11 +10,11 @@ from typing import Final
 from legoai.cost.timing.dependencies import StreamDependencies, communicator_name, pair_name, unfinished
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.meetings import Meetings
-from legoai.cost.timing.nodes import NEVER, Node, Participant, stream_name
+from legoai.cost.timing.nodes import LANES, NEVER, Lane, Node, Participant, stream_name
 from legoai.cost.timing.operations import Operation
 from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline
 from legoai.cost.timing.runs import Run, RunNode, RunTimes
-from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline, left_by
+from legoai.cost.timing.timeline import COMMUNICATION, Cost, Host, Interval, Resource, Timed, Timeline, left_by
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import (
     POINT_TO_POINT,
@@ -31,7 +31,7 @@ from legoai.cost.trace.records import (
 _ON_DEVICE: Final = frozenset({Kernel, Collective, Copy})
 _BY_HOST: Final = frozenset({ActionOp, HostKernel, HostWaitDevice, HostWaitEvent, HostWaitStream})
 """Other events that happen when the host reaches them; all remaining records take effect immediately."""
-_NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
+_LINKS: Final[tuple[Lane, ...]] = tuple(lane for name in COMMUNICATION for lane in LANES[name])
 
 
 class Rank(StreamDependencies):
@@ -47,8 +47,8 @@ class Rank(StreamDependencies):
         next: that operation, with the number of its collective or event, or of a run's kernel.
         times: of runs, by identity.
         waited_for: nodes for which the host waits.
-        running: the node on each resource.
-        ready: nodes that could run, in issue order.
+        running: the node on each lane.
+        ready: nodes of each resource that could run, in issue order.
         retimed: whether end times are up to date with the last begin or end of an operation.
         active: running nodes in which no other rank takes part.
         idle_since: time at which the last of them ended.
@@ -70,7 +70,7 @@ class Rank(StreamDependencies):
         self.times: dict[int, RunTimes] = {}
         self.waiting = False
         self.waited_for = 0
-        self.running: dict[Resource, Node] = {}
+        self.running: dict[Lane, Node] = {}
         self.ready: defaultdict[Resource, list[tuple[int, Node]]] = defaultdict(list)
         self.retimed = True
         self.active = 0
@@ -138,9 +138,9 @@ class Rank(StreamDependencies):
             if not self.retimed:
                 self._retime()
             finish, first = NEVER, None
-            for resource, node in running.items():
+            for node in running.values():
                 if node.end < finish:
-                    finish, first = node.end, resource
+                    finish, first = node.end, node
             issues = self.issues
             if first is not None and finish <= issues:
                 if finish > limit:
@@ -282,6 +282,8 @@ class Rank(StreamDependencies):
         queue = pair_name(record) if between and self.batch is None else communicator_name(record)
         node = self.node(record, self.cost(record), queue)
         node.action = self.action
+        if between:
+            node.lanes = node.lanes[:1] if record.kind == "send" else node.lanes[-1:]
         if not self.meetings.alone:
             alike = ("between", record.ranks) if between else (record.kind, record.ranks)
             node.meeting = self.meetings.of(record, self.issued[alike])
@@ -330,18 +332,29 @@ class Rank(StreamDependencies):
             self._resume()
 
     def _enter(self, node: Node) -> None:
-        """Run a node, or queue it until its resource is free."""
-        resource = node.cost.resource
-        ready = self.ready[resource]
-        running = self.running.get(resource)
-        if running is not None:
-            heapq.heappush(ready, (node.order, node))
-            if isinstance(running, RunNode) and node.order < running.order:
-                running.give_way(self.now)
-        elif ready:
-            self._start(heapq.heappushpop(ready, (node.order, node))[1])
-        else:
+        """Run a node, or queue it until its lanes are free."""
+        ready = self.ready[node.cost.resource]
+        if not ready and self.running.keys().isdisjoint(node.lanes):
             self._start(node)
+            return
+        running = self.running.get(node.lanes[0])
+        heapq.heappush(ready, (node.order, node))
+        if isinstance(running, RunNode) and node.order < running.order:
+            running.give_way(self.now)
+        self._start_ready(node.cost.resource)
+
+    def _start_ready(self, resource: Resource) -> None:
+        """Run the queued nodes of a resource whose lanes are free and not those of an earlier one that waits."""
+        ready, taken, waiting = self.ready[resource], set(self.running), []
+        while ready and not taken.issuperset(LANES[resource]):
+            order, node = heapq.heappop(ready)
+            if taken.isdisjoint(node.lanes):
+                self._start(node)
+            else:
+                waiting.append((order, node))
+            taken.update(node.lanes)
+        for item in waiting:
+            heapq.heappush(ready, item)
 
     def _start(self, node: Node) -> None:
         """Run a node."""
@@ -351,7 +364,7 @@ class Rank(StreamDependencies):
             if node.late and not self.active and now > self.idle_since:
                 self.idle.append((self.idle_since, now))
             self.active += 1
-        self.running[node.cost.resource] = node
+        self.running.update(dict.fromkeys(node.lanes, node))
         self.retimed = False
 
     def _retime(self) -> None:
@@ -360,12 +373,13 @@ class Rank(StreamDependencies):
         node = self.running.get("compute")
         if node is None:
             return
-        beside = [self.running[name].cost for name in _NETWORK if name in self.running]
+        beside = [item.cost for item in dict.fromkeys(self.running[name] for name in _LINKS if name in self.running)]
         node.slow(self.now, self.host, left_by(beside) if beside else None)
 
-    def _end(self, resource: Resource) -> None:
-        """End the node that runs on a resource."""
-        node = self.running.pop(resource)
+    def _end(self, node: Node) -> None:
+        """End a running node."""
+        for lane in node.lanes:
+            del self.running[lane]
         self.retimed = False
         meeting = node.meeting
         if meeting is None:
@@ -382,9 +396,8 @@ class Rank(StreamDependencies):
             if meeting.finished == meeting.need:
                 for rank, side in meeting.sides:
                     rank.part(side, self)
-        ready = self.ready[resource]
-        if ready and resource not in self.running:
-            self._start(heapq.heappop(ready)[1])
+        if self.ready[node.cost.resource]:
+            self._start_ready(node.cost.resource)
         if self.waiting:
             self._resume()
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from legoai.cost.kernels.work import is_product
-from legoai.cost.timing.breakdown import COMMUNICATION, DEVICE, Breakdown
+from legoai.cost.timing.breakdown import DEVICE, Breakdown
 from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, exposed_seconds, spans
-from legoai.cost.timing.timeline import Resource
+from legoai.cost.timing.timeline import COMMUNICATION, Resource
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, Phase
 from legoai.cost.trace.segments import Instance, Item, Segment
 

@@ -10,6 +10,7 @@ from legoai.cost.trace.pickling import pickled_by_position
 from legoai.cost.trace.records import EACH, UNDER_POLICY, Call, Collective, Copy, HostKernel, Kernel
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
+COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
 
 _LEAST_LEFT: Final = 0.1

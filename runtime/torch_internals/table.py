@@ -12,6 +12,7 @@ _RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _STAGES_TEST: Final = "distributed/test_pipelines.py::test_every_action_and_transfer_is_recorded"
+_TRANSFERS_TEST: Final = "distributed/test_pipelines.py::test_transfers_have_the_phase_of_the_action_that_they_serve"
 _PASSES_TEST: Final = "distributed/test_pipelines.py::test_one_rank_represents_an_equal_rank"
 _ESTIMATOR_TEST: Final = "test_tools.py::test_torch_runtime_estimator_runs_without_a_gpu"
 
@@ -217,6 +218,16 @@ _PIPELINES: Final = (
             ),
             (_STAGE, "backward_weight_one_chunk", "self, bwd_chunk_id, last_backward", "as the forward", _STAGES_TEST),
             (_STAGE, "perform_reduce_grad", "self, grad_scale_factor", "as the forward", _STAGES_TEST),
+            *(
+                (
+                    _STAGE,
+                    f"get_{way}_ops",
+                    f"self, {way[:3]}_chunk_id",
+                    "tells the phase of a transfer",
+                    _TRANSFERS_TEST,
+                )
+                for way in ("fwd_recv", "fwd_send", "bwd_recv", "bwd_send")
+            ),
             (f"{_SCHEDULES}:_PipelineSchedule", "step", "self", "tells when a pass begins and ends", _PASSES_TEST),
             (
                 f"{_SCHEDULES}:_PipelineSchedule",

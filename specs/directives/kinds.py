@@ -138,7 +138,8 @@ class Either(Kind):
     kinds: tuple[Kind, ...]
 
     def describe(self) -> str:
-        return either_of([kind.describe() for kind in self.kinds])
+        # An option may be a word, and a treatment of that name with arguments.
+        return either_of(list(dict.fromkeys(kind.describe() for kind in self.kinds)))
 
 
 def parts_of(kind: Kind) -> Iterator[Kind]:

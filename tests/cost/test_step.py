@@ -11,11 +11,14 @@ from legoai.api import estimate
 from legoai.cost import step as pipeline
 from legoai.cost.step import simulate_pipeline
 from legoai.cost.timing.actions import ActionTimer
+from legoai.cost.timing.breakdown import breakdown
+from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.intervals import since
 from legoai.cost.timing.rank_timeline import ActionOp
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
 from legoai.lowering.program import Program
+from support import orders
 from support.pipelines import four_ranks, two_ranks
 from support.simulated import in_a_fork
 
@@ -110,6 +113,22 @@ def test_derived_ranks_name_their_own_blocks_stages_and_neighbours(tmp_path: Pat
     assert [names - held for (names, *_), held in zip(found, blocks, strict=True)] == [{"0"}, {"1"}, {"2"}, {"3"}]
 
 
+def transfers_take_time(record) -> Cost:
+    cost = orders.price(record)
+    return dataclasses.replace(cost, seconds=0.25) if isinstance(record, Collective) else cost
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8)])
+def test_bubble_is_the_idle_time_without_transfers(ranks: int, micro_batches: int):
+    records = orders.one_forward_one_backward(ranks=ranks, micro_batches=micro_batches)
+    found = simulate_ranks(records, transfers_take_time, Host())
+    seconds = max(item.timeline.end for item in found.values())
+    for item in found.values():
+        parts = breakdown(item.timeline.intervals, seconds)
+        assert parts.exposed > 0
+        assert pipeline._bubble(item, seconds) * seconds == pytest.approx(parts.idle)
+
+
 PLAN = """\
 plan tiny
 
@@ -130,6 +149,7 @@ def _estimated(file: Path) -> dict:
     return {
         "step": found.step_time,
         "bubble": found.bubble_fraction,
+        "idle": [item.breakdown.idle / found.step_time for item in found.ranks],
         "ranks": [(item.rank, item.stage, item.bubble) for item in found.ranks],
         "peaks": [item.memory.peak for item in found.ranks],
         "ends": [max(i.end for i in item.intervals) for item in found.ranks],
@@ -144,6 +164,7 @@ def test_estimate_covers_every_pipeline_rank(tmp_path: Path):
     assert [(rank, stage) for rank, stage, _ in found["ranks"]] == [(0, 0), (1, 1)]
     assert found["bubble"] == pytest.approx(sum(bubble for *_, bubble in found["ranks"]) / 2)
     assert 0 < found["bubble"] < 0.9
+    assert all(bubble <= idle + 1e-9 for (*_, bubble), idle in zip(found["ranks"], found["idle"], strict=True))
     assert found["requirements"] == [True]
     assert found["step"] >= max(found["ends"]) > 0.5 * found["step"]
     assert min(found["peaks"]) > 0

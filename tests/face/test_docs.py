@@ -49,6 +49,11 @@ def test_the_reference_names_every_option_and_treatment(keyword: str):
             assert f"  - `{option.name}`: {option.doc}" in page
 
 
+@pytest.mark.parametrize("keyword", FAMILIES)
+def test_the_reference_names_no_form_of_a_value_twice(keyword: str):
+    assert re.findall(r"(`\w+`)(?:, `\w+`)*,? (?:or )?\1", keyword_page(keyword)) == []
+
+
 def test_every_statement_and_rule_has_one_heading():
     language = (DOCS / "language.md").read_text(encoding="utf-8")
     for keyword in (*FAMILIES, *OWN_STATEMENTS):

@@ -9,11 +9,13 @@ from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
+from legoai.dsl.analysis.offload import offloads
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.specs.directives.comm import ByBytes
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
@@ -57,20 +59,45 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     Raises:
         Undecided: a size, dtype or rule that this depends on is a hole.
     """
-    plan, manifest = analysis.plan, analysis.manifest
-    if manifest is None:
+    if analysis.manifest is None:
         return None
-    whole, trained, moments = _largest_shares(analysis)
-    offload, precision = plan.offload, plan.precision
-    master = DTYPE_BYTES[precision.master]
-    gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
+    held, offload = _held(analysis), analysis.plan.offload
     on_device = offload is None or offload.parameters == "none"
     with_state = on_device and (offload is None or offload.optimizer == "none")
-    moments /= _optimizer_replicas(analysis)
     return StateBytes(
-        parameters=int(whole * master) if on_device else 0,
-        gradients=int(trained * gradient) if on_device else 0,
-        optimizer=int(moments * master) if with_state else 0,
+        parameters=held.parameters if on_device else 0,
+        gradients=held.gradients if on_device else 0,
+        optimizer=held.optimizer if with_state else 0,
+    )
+
+
+def offloaded_bytes(analysis: Analysis) -> StateBytes:
+    """Return the bytes of parameters, gradients and optimizer state that a rank keeps in host memory.
+
+    They are the mean of the ranks of a replica, as for :func:`state_bytes`. Of an amount of `bytes(n)` all counts that
+    it allows, and of an adaptive one nothing.
+    """
+    offload = analysis.plan.offload
+    held, amount = _held(analysis), "none" if offload is None else offload.optimizer
+    with_parameters = offloads(analysis, "parameters")
+    most = amount.n if isinstance(amount, ByBytes) else 0
+    return StateBytes(
+        parameters=held.parameters if with_parameters else 0,
+        gradients=held.gradients if with_parameters else 0,
+        optimizer=held.optimizer if offloads(analysis, "optimizer") else min(held.optimizer, most),
+    )
+
+
+def _held(analysis: Analysis) -> StateBytes:
+    """Return what a rank holds at an update, on the device or in host memory."""
+    precision = analysis.plan.precision
+    whole, trained, moments = _largest_shares(analysis)
+    master = DTYPE_BYTES[precision.master]
+    gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
+    return StateBytes(
+        parameters=int(whole * master),
+        gradients=int(trained * gradient),
+        optimizer=int(moments / _optimizer_replicas(analysis) * master),
     )
 
 

@@ -18,6 +18,7 @@ from legoai.runtime.attention.blocks import Balance, blocks_of_rank
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
+from support.drawn_plans import CONFIGS
 from support.simulator import in_the_simulator
 
 
@@ -75,7 +76,7 @@ def both_ways(model: str) -> tuple[float, float]:
     span = trace.steps[-1]
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
-    return model_flops(linted.plan, linted.analysis.manifest, {0: records})[0], 3.0 * forward
+    return model_flops(linted.plan, linted.analysis.manifest, {0: records}, lambda: 0)[0], 3.0 * forward
 
 
 ON_GPUS = """\
@@ -160,6 +161,31 @@ def test_captured_flops_do_not_depend_on_how_ranks_share_a_sequence(body: str):
     alone = in_the_simulator(captured, 1, "mesh (dp_shard = 4)\nfsdp on dp_shard { root = unit }")
     micro = 2 if "pipeline" in body else 4
     assert in_the_simulator(captured, micro, body) == alone
+
+
+ON_TP = """\
+plan repeated
+model {model}
+cluster h100_sxm(devices = 4)
+batch (global = 8, micro = {micro}{length})
+{body}
+fsdp on dp_shard {{ root = unit }}
+"""
+
+
+def of_mesh(model: str, micro: int, body: str) -> float:
+    length = "" if model.startswith("vit") else ", seq_len = 32"
+    text = ON_TP.format(model=model, micro=micro, length=length, body=body)
+    linted = lint(text, "repeated.plan", directory=CONFIGS)
+    assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
+    analysis = linted.analysis
+    return estimate(lower(analysis), analysis.plan, analysis.manifest, directory=CONFIGS).model_flops
+
+
+@pytest.mark.parametrize("model", ['vit("tiny")', 'huggingface("mixtral.json")'])
+def test_work_that_ranks_of_tp_repeat_counts_once(model: str):
+    alone = in_the_simulator(of_mesh, model, 2, "mesh (dp_shard = 4)")
+    assert in_the_simulator(of_mesh, model, 4, "mesh (dp_shard = 2, tp = 2)\nshard standard on tp") == alone > 0
 
 
 @pytest.mark.parametrize("balance", ["head_tail", "none"])

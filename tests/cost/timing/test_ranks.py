@@ -7,6 +7,7 @@ import pytest
 from legoai.cost.timing.engine import simulate, simulate_ranks
 from legoai.cost.timing.rank_timeline import ActionOp, StandstillError
 from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.trace.marks import BATCH, END_BATCH
 from legoai.cost.trace.records import (
     Collective,
     Copy,
@@ -114,6 +115,43 @@ def test_collective_starts_with_the_last_rank():
     found = simulate_ranks({0: early, 1: late}, unit, HOST)
     assert [item.timeline.end for item in found.values()] == [4.0, 4.0]
     assert found[0].waits == ((0.0, 3.0),)
+
+
+def exchange(order: str) -> dict[int, list]:
+    """Two ranks that send to and receive from each other in one batch, `order` on rank 0: `s` and `r`."""
+    sides: dict[int, list] = {}
+    for me, kinds in enumerate((order, order.translate(str.maketrans("sr", "rs")))):
+        batch = [
+            collective(work, (me, 1 - me), "send") if kind == "s" else collective(work, (1 - me, me), "receive")
+            for work, kind in enumerate(kinds)
+        ]
+        waits = [WaitWork(0, work) for work in range(len(order))]
+        sides[me] = [Mark(BATCH), *batch, Mark(END_BATCH), *waits, kernel(0)]
+    return sides
+
+
+@pytest.mark.parametrize(("order", "seconds"), [("s", 1), ("sr", 1), ("ss", 2), ("ssr", 2), ("ssrr", 2), ("srsr", 2)])
+def test_links_carry_one_transfer_in_each_direction(order: str, seconds: int):
+    found = simulate_ranks(exchange(order), unit, HOST)
+    assert [item.timeline.end for item in found.values()] == [seconds + 1.0] * 2
+
+
+def test_send_and_receive_of_different_neighbours_run_side_by_side():
+    ring = {
+        me: [collective(0, (me, (me + 1) % 3), "send"), collective(1, ((me - 1) % 3, me), "receive"),
+             WaitWork(0, 0), WaitWork(0, 1), kernel(0)]
+        for me in range(3)
+    }  # fmt: skip
+    assert [item.timeline.end for item in simulate_ranks(ring, unit, HOST).values()] == [2.0] * 3
+
+
+def test_collective_shares_its_links_with_no_transfer():
+    ranks = {
+        me: [collective(0, (0, 1), "send" if me == 0 else "receive"), collective(1, (me, me + 2), stream=1),
+             WaitWork(0, 0), WaitWork(0, 1), kernel(0)]
+        for me in range(2)
+    }  # fmt: skip
+    assert [item.timeline.end for item in simulate_ranks(ranks, unit, HOST).values()] == [3.0] * 2
 
 
 def test_deadlocked_ranks_are_named():

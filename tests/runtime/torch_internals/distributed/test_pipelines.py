@@ -71,6 +71,21 @@ def test_transfers_of_one_operation_are_recorded_as_a_batch(tmp_path: Path):
     assert {item.kind for item in together if isinstance(item, Collective)} == {"send", "receive"}
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "InterleavedZeroBubble"])
+def test_transfers_have_the_phase_of_the_action_that_they_serve(tmp_path: Path, schedule: str):
+    trace = in_a_fork(traced, two_ranks(tmp_path, schedule, sharded=True, micro_batches=MICRO_BATCHES))
+    last = trace.steps[-1]
+    found = Counter(
+        (item.kind, item.phase)
+        for item in trace.records[last.start : last.stop]
+        if isinstance(item, Collective) and item.kind in ("send", "receive")
+    )
+    stages = 1 if schedule == "1F1B" else 2
+    expected = {("receive", "forward"): stages, ("send", "backward"): stages}
+    expected |= {("send", "forward"): stages - 1, ("receive", "backward"): stages - 1}
+    assert found == Counter({key: number * MICRO_BATCHES for key, number in expected.items()})
+
+
 class Called(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the operators that go through modes."""
 
