@@ -17,6 +17,8 @@ class ChangedResult(NamedTuple):
     """What made it, such as `aten.mm.default`, if the module that returned it made it and computed with it too."""
     behind_cast: bool = False
     """Whether what is changed is a cast of it, and thus itself only where it has that dtype already."""
+    is_view: bool = False
+    """Whether the module returned a view, as a linear layer with bias does of its product."""
 
 
 class Changes(NamedTuple):

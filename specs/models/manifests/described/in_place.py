@@ -56,6 +56,8 @@ class InPlaceRecorder:
         """The modules that returned a tensor of a storage, each with `ChangedResult.operator`."""
         self._returned_storages: dict[int, dict[str, None]] = {}
         """The same as if casts returned their arguments."""
+        self._views: set[tuple[int, str]] = set()
+        """The storages of which a module returned a view, each with its path."""
         self._makers: dict[int, tuple[str, frozenset[str]]] = {}
         """The operator that made a storage in `_trained`, and the paths of the modules whose forward ran."""
         self._used: set[int] = set()
@@ -110,6 +112,8 @@ class InPlaceRecorder:
             is_used = path in within and _storage(tensor) in self._used
             self._returned.setdefault(self._key(tensor), {})[path] = operator if is_used else ""
             self._returned_storages.setdefault(_storage(tensor), {})[path] = None
+            if whole_of(tensor) is not None:
+                self._views.add((_storage(tensor), path))
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
@@ -149,7 +153,9 @@ class InPlaceRecorder:
             if above is not None:
                 by = self._entered[-1][0]
                 names = _relative(path, above), _relative(by, above)
-                self._of(above).results[ChangedResult(*names, returned.get(path, ""), path not in returned)] = None
+                is_view = (storage, path) in self._views
+                changed = ChangedResult(*names, returned.get(path, ""), path not in returned, is_view)
+                self._of(above).results[changed] = None
 
     def _fill(self) -> None:
         """Note that the innermost forward fills a tensor with random numbers that autograd has saved."""
@@ -193,7 +199,7 @@ class _Changing(OperatorMode):
         """Execute an operator."""
         kwargs = kwargs or {}
         if isinstance(func, OpOverload) and func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs):
+            for tensor in written(func, args, kwargs):
                 self._change(tensor)
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
@@ -231,7 +237,7 @@ class _Casting(TorchFunctionMode):
         return self._separate(result) if is_cast else result
 
 
-def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator changes."""
     given = {**dict(zip(_names(operator), args, strict=False)), **kwargs}
     for parameter in operator._schema.arguments:

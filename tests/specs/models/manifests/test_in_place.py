@@ -107,10 +107,16 @@ def test_changed_casts_of_results_are_told_apart():
     model = build("none", depth=1)
     model.blocks[0] = Casts(nn.Linear(16, 16))
     found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes
-    assert found.results == (("0", "", "", True),)
+    assert [(result.path, result.by, result.behind_cast) for result in found.results] == [("0", "", True)]
 
 
 @pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
 def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
     found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
-    assert {*found} == {("router", "", operator, False), ("router.gate", "", "", False)}
+    assert {result[:3] for result in found} == {("router", "", operator), ("router.gate", "", "")}
+
+
+@pytest.mark.parametrize(("kind", "is_view"), [("views", True), ("results", False)])
+def test_changed_results_that_are_views_are_told(kind: str, is_view: bool):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.results
+    assert {result.path: result.is_view for result in found} == {"up": is_view, "down": is_view}
