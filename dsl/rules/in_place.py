@@ -34,6 +34,10 @@ class ChangesOwnInput(Check):
     parameters hands those of its inputs that have a gradient through a function of autograd, whose results PyTorch does
     not let it change (PyTorch 2.13).
 
+    A unit that is resharded after forward gathers its parameters again when the gradient of its result is there, which
+    PyTorch does not notice where the result is a view and was changed (PyTorch 2.13). A linear layer with bias returns
+    such a view: `ReLU(inplace = True)` behind a unit of one layer fails. With `reshard = after_backward` it works.
+
     The same holds for what a module with selective checkpointing returns, where the module computes with it too, and it
     is, or with a budget may be, among the outputs that are kept: a change by a module above changes what is kept.
     """
@@ -68,6 +72,14 @@ class ChangesOwnInput(Check):
                     label=label,
                     help=[_HELP],
                 )
+        for rule, paths in grouped(_changed_views(analysis, manifest)):
+            yield self.at(
+                analysis.rule_span(rule),
+                f"what {_these(manifest, paths)} returns is a view and is changed in place, so that its unit is not "
+                "gathered again for backward",
+                label="resharded after forward",
+                help=[_HELP, "or keep the unit gathered: `unit(reshard = after_backward)`"],
+            )
         for rule, paths in grouped(_changed_kept(manifest, checkpointed_modules(analysis))):
             yield self.at(
                 analysis.rule_span(rule),
@@ -167,6 +179,25 @@ def _casts_copy(analysis: Analysis) -> bool:
     Under autocast only the results of products have; what passes between blocks and stages is fp32.
     """
     return analysis.plan.precision.param != "fp32" and autocast_dtype(analysis) is None
+
+
+def _changed_views(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, PathRule[Any]]]:
+    """Yield the units, with their rules, that are resharded after forward and return a view which is changed."""
+    units = fsdp_units(analysis)
+    found = {
+        info.child_path(result.path)
+        for info in manifest.modules.values()
+        for result in info.changes.results
+        if result.is_view and not (result.behind_cast and _casts_copy(analysis))
+    }
+    return (
+        (path, unit.rule)
+        for path, unit in units.items()
+        if path in found
+        and unit.rule is not None
+        and unit.is_resharded_after_forward
+        and has_own_parameters(manifest, path, units)
+    )
 
 
 def _changed_kept(manifest: Manifest, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:
