@@ -9,6 +9,9 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 
+_OF_VALUES: Final = ("Tensor.item() cannot", "copy out of meta tensor", "convert meta device", "torch.nonzero()")
+"""What torch raises where the value of a tensor on the meta device is read."""
+
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Models of Transformers with known inputs."""
@@ -48,6 +51,12 @@ def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
         else 'leave `experts_implementation = "eager"` out'
     )
     return (f"{change}: eager experts read how many tokens each of them takes",)
+
+
+def reads_values(analysis: Analysis) -> bool:
+    """Whether forward cannot be followed because it reads values of tensors, by which it may decide what it calls."""
+    error = None if analysis.manifest is None else analysis.manifest.flow_error
+    return error is not None and any(text in error for text in _OF_VALUES)
 
 
 def shapes_by_values(analysis: Analysis) -> bool:

@@ -17,6 +17,7 @@ MODULES: Final = (
     "rules.training.model",
     "rules.training.unsimulated",
     "rules.training.updated_buffers",
+    "rules.training.changed_parameters",
     "rules.paths",
     "rules.devices.cluster",
     "rules.devices.profile",

@@ -35,6 +35,10 @@ class ChangesOwnInput(Check):
     parameters hands those of its inputs that have a gradient through a function of autograd, whose results PyTorch does
     not let it change (PyTorch 2.13).
 
+    A unit that is resharded after forward gathers its parameters again when the gradient of its result is there, which
+    PyTorch does not notice where the result is a view and was changed (PyTorch 2.13). A linear layer with bias returns
+    such a view: `ReLU(inplace = True)` behind a unit of one layer fails. With `reshard = after_backward` it works.
+
     The same holds for what a module with selective checkpointing returns, where the module computes with it too, and it
     is, or with a budget may be, among the outputs that are kept: a change by a module above changes what is kept.
     """
@@ -69,6 +73,14 @@ class ChangesOwnInput(Check):
                     label=label,
                     help=[_HELP],
                 )
+        for rule, paths in grouped(_changed_views(analysis)):
+            yield self.at(
+                analysis.rule_span(rule),
+                f"what {_these(manifest, paths)} returns is a view and is changed in place, so that its unit is not "
+                "gathered again for backward",
+                label="resharded after forward",
+                help=[_HELP, "or keep the unit gathered: `unit(reshard = after_backward)`"],
+            )
         for rule, paths in grouped(_changed_kept(analysis, checkpointed_modules(analysis))):
             yield self.at(
                 analysis.rule_span(rule),
@@ -162,6 +174,26 @@ def _changes(analysis: Analysis, path: str) -> Changes:
     changes = analysis.manifest.modules[path].changes
     in_fp32 = analysis.plan.precision.param == "fp32" or autocast_dtype(analysis) is not None
     return changes.fp32 if in_fp32 else changes.bf16
+
+
+def _changed_views(analysis: Analysis) -> Iterator[tuple[str, PathRule[Any]]]:
+    """Yield the units, with their rules, that are resharded after forward and return a view which is changed."""
+    assert analysis.manifest is not None
+    manifest, units = analysis.manifest, fsdp_units(analysis)
+    found = {
+        info.child_path(result.path)
+        for info in manifest.modules.values()
+        for result in _changes(analysis, info.path).results
+        if result.is_view
+    }
+    return (
+        (path, unit.rule)
+        for path, unit in units.items()
+        if path in found
+        and unit.rule is not None
+        and unit.is_resharded_after_forward
+        and has_own_parameters(manifest, path, units)
+    )
 
 
 def _changed_kept(analysis: Analysis, rules: Mapping[str, PathRule[Any]]) -> Iterator[tuple[str, PathRule[Any]]]:

@@ -60,6 +60,11 @@ ELSEWHERE = {
     "LP639": "no built-in model draws random numbers",
     "LP642": "no built-in model changes tensors in place",
     "LP659": "no built-in model draws random numbers",
+    "LP232": "no built-in model has sparse gradients",
+    "LP320": "no built-in model scales gradients by how often tokens occur",
+    "LP335": "no built-in model reads the weights of a module that it does not call",
+    "LP336": "every built-in model is followed",
+    "LP643": "no built-in model changes parameters",
     "LP660": "no built-in model updates its buffers",
     "LP621": "needs a config file",
 }

@@ -28,6 +28,14 @@ class Residual(nn.Module):
         return hidden
 
 
+class Views(Residual):
+    """Has layers with bias, whose results are views of products."""
+
+    def __init__(self, dim: int, in_place: bool) -> None:
+        super().__init__(dim, in_place)
+        self.up, self.down = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+
 class Positioned(Residual):
     """Changes its own input."""
 
@@ -142,6 +150,7 @@ def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
     )
     block = {
         "inputs": Positioned,
+        "views": Views,
         "sums": Positioned,
         "cast": Cast,
         "cast_as_weight": CastAsWeight,
@@ -150,5 +159,5 @@ def build(kind: str, depth: int = 2, dim: int = 16) -> nn.Module:
         "used": Scored,
         "unused": Scored,
     }.get(kind, Residual)
-    model.blocks = nn.ModuleList([block(dim, kind in ("results", "used")) for _ in range(depth)])
+    model.blocks = nn.ModuleList([block(dim, kind in ("results", "used", "views")) for _ in range(depth)])
     return model

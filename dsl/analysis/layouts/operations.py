@@ -62,7 +62,7 @@ def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
 
     of_shapes = step.op == "cast" or step.name in _OF_SHAPES
     if of_shapes:
-        taken = [*taken[:1], *(replace(item, learned=False) for item in taken[1:])]
+        taken = [*taken[:1], *(replace(item, learned=False) for item in taken[1:] if not item.wrapped)]
     result = _computed(path, step, taken, noting)
     shared = next((item for item in taken if item.shared), None)
     if shared is not None and not told and not of_shapes and result.state in ("any", "replicate"):
@@ -88,11 +88,11 @@ def _computed(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
         return _constant(step, taken)
     whole = next((item for item in taken if item.wrapped), None)
     if whole is not None and step.op != "cast":
-        if step.op == "attention":
-            return find("attends", path, whole)
         beside = next((item for item in taken if item.is_plain), None)
         if beside is not None and step.name not in _OF_SHAPES:
             return find("plain", path, whole, other=beside)
+        if step.op == "attention":
+            return find("attends", path, whole)
     if any(item.state == "unknown" for item in known):
         return replace(DTENSOR, source=whole.source) if whole is not None else UNKNOWN
     if step.op in ("add", "mul"):

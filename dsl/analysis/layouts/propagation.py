@@ -10,20 +10,32 @@ are followed once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.layouts.draws import drawn_on_pieces
 from legoai.dsl.analysis.layouts.operations import MismatchKind, operation
-from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
+from legoai.dsl.analysis.layouts.tensors import (
+    ANY,
+    DTENSOR,
+    PLAIN,
+    UNKNOWN,
+    Source,
+    Tensor,
+    agrees,
+    as_list,
+    cut_dim,
+    layout_of,
+    matched,
+    tensor_of,
+)
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shared
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifests.manifest import FeatureUse, Manifest, ModuleInfo, Step
-
-T = TypeVar("T")
+    from legoai.specs.models.manifests.feature_use import FeatureUse
+    from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 PLACEABLE: Final = ("linear", "embedding", "norm")
 """Kinds of modules that compute on DTensors, so that a plan can place their parameters individually."""
@@ -252,20 +264,20 @@ class Propagation:
             return self._whole(info, got, source)
         weight = rules.get("weight")
         dims = {"weight": 2 if info.kind != "norm" else 1}
-        cut = {name: _cut_dim(rule.treatment, dims.get(name, 1)) for name, rule in rules.items()}
+        cut = {name: cut_dim(rule.treatment, dims.get(name, 1)) for name, rule in rules.items()}
         dim = cut.get("weight") if weight is not None else None
         biased = any(item.name == "bias" for item in info.parameters)
         known: Layout | None = None
         if info.kind == "norm":
             if not any(item is not None for item in cut.values()) and not got.cuts_features:
-                known = _layout_of(got)
+                known = layout_of(got)
         elif info.kind == "linear" and (not biased or cut.get("bias") == dim):
             if got.state == "replicate" and not got.moved and dim in (None, 0):
                 known = Replicated() if dim is None else Sharded(dim=-1)
             elif got.cuts_features and not got.moved and dim == 1 and not biased:
                 known = Partial()
             elif got.state == "shard" and not got.cuts_features and dim is None:
-                known = _layout_of(got)
+                known = layout_of(got)
         elif info.kind == "embedding" and got.state == "replicate" and dim in (None, 1):
             known = Replicated() if dim is None else Sharded(dim=-1)
         if known is None:
@@ -383,10 +395,25 @@ class Propagation:
         if step.op not in ("parameter", "buffer"):
             return operation(info.path, step, taken, self._find)
         path = info.child_path(step.name)
+        if path.rpartition(".")[0] not in self.manifest.modules:
+            return UNKNOWN  # of a module that is not below this one
         own = ANY if self._is_single(path) else PLAIN
+        distributing = self._distributing(path) if "." in step.name else None
+        if distributing is not None:  # of a module that is not called, whose style would convert what it takes
+            return replace(DTENSOR, source=Source(path.rpartition(".")[0], distributing))
         if path in self.styles:
             return UNKNOWN
         return replace(own, learned=step.op == "parameter", source=Source(info.path, None))
+
+    def _distributing(self, path: str) -> PathRule[Any] | None:
+        """The rule that makes a parameter a DTensor; None where none does."""
+        module = path.rpartition(".")[0]
+        style = self.styles.get(module)
+        if style is not None and isinstance(style.treatment, Colwise | Rowwise | SequenceStyle | Heads):
+            return style
+        info = self.manifest.modules[module]
+        beside = (self.styles.get(info.child_path(item.name)) for item in info.parameters)
+        return next((rule for rule in beside if rule is not None), None)
 
     def module(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
         """The result of a module by the rules for it and inside of it."""
@@ -407,34 +434,5 @@ class Propagation:
         return any(item.name == name and item.numel == 1 for item in (*info.parameters, *info.buffers))
 
 
-def _cut_dim(layout: Any, dims: int) -> int | None:
-    """The dim that a placement cuts, counted from the first; None where it cuts none."""
-    if not isinstance(layout, Sharded):
-        return None
-    return layout.dim if layout.dim >= 0 else layout.dim + dims
-
-
-def _layout_of(tensor: Tensor) -> Layout | None:
-    if tensor.state == "replicate":
-        return Replicated()
-    return Sharded(dim=tensor.dim) if tensor.state == "shard" and tensor.dim is not None and not tensor.moved else None
-
-
 def _first(arguments: Sequence[Tensor]) -> Tensor:
     return arguments[0] if arguments else UNKNOWN
-
-
-def matched(arguments: Sequence[T], names: Sequence[str], unknown: T) -> Sequence[T]:
-    """Return the arguments for the named inputs; ``unknown`` where they cannot be matched.
-
-    A flow names a tensor only once if it is passed several times, and a module only once if it returned several
-    tensors, which then count as one argument.
-    """
-    if len(arguments) == len(names):
-        return arguments
-    if len(arguments) == 1:
-        return [arguments[0]] * len(names)
-    distinct = list(dict.fromkeys(names))
-    if len(arguments) == len(distinct):
-        return [arguments[distinct.index(name)] for name in names]
-    return [unknown] * len(names)

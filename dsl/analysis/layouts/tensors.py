@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
 from legoai.specs.record import Record
+
+T = TypeVar("T")
 
 State = Literal["replicate", "shard", "partial", "unknown", "any"]
 
@@ -121,3 +124,33 @@ def agrees(tensor: Tensor, wanted: Layout | Hole) -> bool | None:
 def as_list(layouts: Layout | tuple[Layout | str, ...]) -> tuple[Layout | str, ...]:
     """One layout as a list of one."""
     return layouts if isinstance(layouts, tuple) else (layouts,)
+
+
+def cut_dim(layout: Any, dims: int) -> int | None:
+    """The dim that a placement cuts, counted from the first; None where it cuts none."""
+    if not isinstance(layout, Sharded):
+        return None
+    return layout.dim if layout.dim >= 0 else layout.dim + dims
+
+
+def layout_of(tensor: Tensor) -> Layout | None:
+    """The layout of a tensor as a plan writes it; None where it is not known or was rearranged."""
+    if tensor.state == "replicate":
+        return Replicated()
+    return Sharded(dim=tensor.dim) if tensor.state == "shard" and tensor.dim is not None and not tensor.moved else None
+
+
+def matched(arguments: Sequence[T], names: Sequence[str], unknown: T) -> Sequence[T]:
+    """Return the arguments for the named inputs; ``unknown`` where they cannot be matched.
+
+    A flow names a tensor only once if it is passed several times, and a module only once if it returned several
+    tensors, which then count as one argument.
+    """
+    if len(arguments) == len(names):
+        return arguments
+    if len(arguments) == 1:
+        return [arguments[0]] * len(names)
+    distinct = list(dict.fromkeys(names))
+    if len(arguments) == len(distinct):
+        return [arguments[distinct.index(name)] for name in names]
+    return [unknown] * len(names)

@@ -16,6 +16,7 @@ from legoai.dsl.analysis.computation.checkpoint import (
 )
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.analysis.magnitudes.flops import head_widths
+from legoai.dsl.analysis.parallelism.parameter_reads import only_read
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
@@ -33,10 +34,11 @@ OPERATOR_WORDS: Final = {
 
 
 class NeverCalled(Check):
-    """A treatment for a list of modules, which is never called itself.
+    """A treatment for a list of modules, which is never called itself, or for a layer of which only weights are read.
 
     A `ModuleList` or `ModuleDict` has no forward of its own: wrapping it neither recomputes nor compiles what
-    is in it.
+    is in it. The same holds for a layer that its parent does not call, but whose weights it passes to a function, as
+    `nn.MultiheadAttention` does with those of its `out_proj`.
 
     ## Example
     ```
@@ -56,10 +58,20 @@ class NeverCalled(Check):
         plan, manifest = analysis.plan, analysis.manifest
         for directive, kinds in ((plan.checkpoint, _RECOMPUTE), (plan.compile, (Inductor, AotEager))):
             for rule, paths in grouped(following(analysis, directive, kinds).items()):
-                assert manifest is not None
-                assert directive is not None
+                assert manifest is not None and directive is not None
+                read = only_read(analysis)
                 lists = [path for path in paths if manifest.modules[path].class_name in ("ModuleList", "ModuleDict")]
-                if len(lists) < len(paths):
+                if len(lists) + sum(path in read for path in paths) < len(paths):
+                    continue
+                if not lists:
+                    reader = name_of(read[paths[0]])
+                    yield self.at(
+                        rule.path_origin.written,
+                        f"`{paths[0]}` is never called: `{reader}` reads its weights, so `{directive.keyword}` has no "
+                        "effect",
+                        label="not called",
+                        help=[f"write `{reader}`"],
+                    )
                     continue
                 yield self.at(
                     rule.path_origin.written,

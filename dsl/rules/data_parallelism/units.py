@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
+from legoai.dsl.analysis.facts import below, grouped, name_of
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
+from legoai.dsl.analysis.parallelism.parameter_reads import read_from_above
+from legoai.dsl.analysis.parallelism.shard import is_never_called
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.fsdp import Unit
@@ -55,6 +58,39 @@ class UnitOnContainer(Check):
                         help=[f"make each of its modules a unit: `{path}.* = unit`"],
                     )
                     break
+
+
+class WeightsReadFromAbove(Check):
+    """A unit whose parameters are read by a forward above it, while they are sharded.
+
+    A unit gathers its parameters when its module is called, and frees them afterwards. `nn.MultiheadAttention` passes
+    the weights of its `out_proj` to a function and never calls it; an output layer may be computed as
+    `F.linear(x, self.embed.weight)`. Those weights belong in the unit of the module that reads them. A unit that is
+    called before, and stays gathered until backward, may be read.
+    """
+
+    code = "LP335"
+    slug = "weights-read-from-above"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, units = analysis.manifest, fsdp_units(analysis)
+        if manifest is None:
+            return
+        found: dict[str, tuple[str, str]] = {}
+        for parameter, readers in read_from_above(analysis).items() if len(units) > 1 else ():
+            unit = owner(analysis, parameter)
+            reader = next((path for path in readers if below(unit, path)), None)
+            if reader is not None and (units[unit].is_resharded_after_forward or is_never_called(manifest, unit)):
+                found.setdefault(unit, (parameter, reader))
+        ruled = ((path, rule) for path, unit in units.items() if path in found and (rule := unit.rule) is not None)
+        for rule, paths in grouped(ruled):
+            parameter, reader = found[paths[0]]
+            yield self.at(
+                span_of(rule),
+                f"`{name_of(reader)}` reads `{parameter}` without a call of the unit `{paths[0]}`: it is sharded then",
+                label="not gathered there",
+                help=[f"leave it in the unit of `{name_of(reader)}`"],
+            )
 
 
 class EmptyUnit(Check):

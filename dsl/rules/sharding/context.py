@@ -8,6 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.computation.attention import attention_heads, attention_modules
 from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.magnitudes.trained import embedding_with
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.sharding.divisibility import cuts
@@ -224,6 +225,32 @@ class TokensCombined(Check):
                 f"`context on cp` cuts sequences, and {where} combines tokens by `{found.mixes_tokens}`, "
                 "which would see those of one rank alone",
                 label="only attention sees the tokens of other ranks",
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
+                help=["use the devices for `dp_shard` or `tp`"],
+            )
+
+
+class CountedOnPieces(Check):
+    """Context parallelism for an embedding that divides its gradient by how often each token occurs.
+
+    `nn.Embedding(…, scale_grad_by_freq = True)` counts the tokens that it is given, which on ranks of `cp` are those of
+    a piece of each sequence.
+    """
+
+    code = "LP320"
+    slug = "counted-on-pieces"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use = analysis.plan.context
+        if use is None or analysis.plan.mesh.cp == 1:
+            return
+        found = embedding_with(analysis, "scale_grad_by_freq")
+        if found is not None:
+            yield self.at(
+                analysis.span_of(use, "axes"),
+                f"`context on cp` cuts sequences, and `{found}` scales its gradient by how often each token occurs "
+                "(`scale_grad_by_freq`), which would be counted in the pieces of one rank alone",
+                label="counts the tokens of one rank",
                 others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
                 help=["use the devices for `dp_shard` or `tp`"],
             )

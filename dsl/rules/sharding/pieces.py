@@ -95,7 +95,8 @@ class PlainWeights(LayoutRule, Check):
     """A DTensor that meets plain tensors: the weights of a module without a style, or a tensor that it is added to.
 
     The results of `inputs` and `sequence` are DTensors, which carry their layout. PyTorch refuses to compute with a
-    DTensor and a plain tensor. A styled module accepts either.
+    DTensor and a plain tensor. A styled module accepts either, when it is called: a forward that reads its weights, as
+    `nn.MultiheadAttention` does with those of its `out_proj`, meets DTensors.
 
     ## Example
     ```

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary, unaligned_vocabulary
+from legoai.dsl.analysis.magnitudes.trained import embedding_with
 from legoai.dsl.analysis.model import refusal
 from legoai.dsl.diagnostics.codes.names import WrongModel
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -149,6 +150,26 @@ class RefusedInputs(Check):
                 "or return by `example_inputs()` inputs of a size that it takes",
             ],
         )
+
+
+class SparseGradients(Check):
+    """An embedding whose gradient is a sparse tensor, `nn.Embedding(…, sparse = True)`.
+
+    The norm of gradients, units, DTensors and most optimizers take dense gradients.
+    """
+
+    code = "LP232"
+    slug = "sparse-gradients"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        found = embedding_with(analysis, "sparse")
+        if found is not None:
+            yield self.at(
+                analysis.span_of(analysis.plan.model, "target"),
+                f"`{found}` has a sparse gradient, of which no norm can be computed",
+                label="a training would fail at its first step",
+                help=["give the embedding no `sparse = True`"],
+            )
 
 
 class UnalignedVocabulary(Check):

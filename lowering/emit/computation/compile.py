@@ -113,7 +113,7 @@ def _calls(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]
 def _has_hooks(lowering: Lowering, path: str) -> bool:
     """Whether `module.compile` would leave parts of a module out: hooks of its style, or a forward of `torch.nn`."""
     module = lowering.manifest.modules[path]
-    is_layer = module.kind == "container" or (not module.children and module.kind != "experts")
+    is_layer = module.torch_forward or (not module.children and module.kind != "experts")
     return is_layer or path in tensor_parallel(lowering.analysis).styles
 
 

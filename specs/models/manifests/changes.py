@@ -15,6 +15,8 @@ class ChangedResult(NamedTuple):
     """Of the module that changes it, relative likewise; `""` is the forward itself."""
     operator: str = ""
     """What made it, such as `aten.mm.default`, if the module that returned it made it and computed with it too."""
+    is_view: bool = False
+    """Whether the module returned a view, as a linear layer with bias does of its product."""
 
 
 class Changes(NamedTuple):

@@ -32,10 +32,11 @@ from typing import Any, Literal, NamedTuple
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
+from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 18
+FORMAT = 19
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -75,10 +76,6 @@ StepOp = Literal[
 ]
 """Operation of a step of a flow. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything that
 only rearranges elements, `index` anything that selects, gathers or scatters."""
-
-UsedFeatures = Literal["part", "all", "each"]
-"""What an operation uses of a layer's features: a contiguous part of them, all together, as a mean does, or pieces
-one by one, as a product of queries and keys does with heads."""
 
 ManifestErrorKind = Literal[
     "factory_not_found",
@@ -137,16 +134,6 @@ class Step(NamedTuple):
     """Indices of the earlier steps whose results are its arguments."""
 
 
-class FeatureUse(NamedTuple):
-    """Use of the features of a linear layer by an operation that may take a view of them."""
-
-    step: int
-    """Index of the operation."""
-    whole: int
-    """Index of the step whose result has them as its last dim."""
-    used: UsedFeatures
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleInfo:
     """One module of a model."""
@@ -161,10 +148,10 @@ class ModuleInfo:
     buffers: tuple[TensorInfo, ...]
     attributes: Mapping[str, Scalar]
     """What the kind gives meaning to. `linear`: in_features, out_features, bias. `embedding`: num_embeddings,
-    embedding_dim. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values have another
-    width, and rope_head_dim where some of the features are rotated, those of keys shared by all heads. `moe`:
-    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could not
-    be told."""
+    embedding_dim; max_norm, sparse and scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads,
+    n_kv_heads, head_dim; v_head_dim where values have another width, and rope_head_dim where some of the features are
+    rotated, those of keys shared by all heads. `moe`: n_experts, top_k. `experts`: n_experts. `convolution`:
+    in_channels, out_channels. A name is absent when it could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int
@@ -190,6 +177,10 @@ class ModuleInfo:
     """Calls of scaled dot-product attention in forward itself, each once; noted likewise."""
     changes: ChangesByDtype = NO_CHANGES
     """What is changed in place; noted for models of other authors."""
+    changed_parameters: tuple[str, ...] = ()
+    """Parameters that forward itself changes: names relative to the module, or whole paths of those not below it."""
+    torch_forward: bool = False
+    """Whether a module with children computes by a forward of `torch.nn`; noted for models of other authors."""
     takes: Shape | None = None
     """Shape of the first argument, if that is one tensor whose lengths are multiples of the samples and tokens; like
     `gives` noted for models of other authors that read tokens, and there for all modules but those inside of blocks."""
@@ -255,6 +246,8 @@ class _Template:
                 for queries, keys, *rest in raw.get("attention_calls", ())
             ),
             "changes": changes_from(raw.get("changes")),
+            "changed_parameters": tuple(raw.get("changed_parameters", ())),
+            "torch_forward": raw.get("torch_forward", False),
             "takes": _shape(raw.get("takes")),
             "gives": _shape(raw.get("gives")),
         }

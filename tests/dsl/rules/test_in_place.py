@@ -56,6 +56,22 @@ def test_changes_that_work_are_not_reported(kind: str, text: str, code: str | No
 
 
 @pytest.mark.parametrize(
+    ("kind", "units", "is_refused"),
+    [
+        ("views", "blocks.*.up = unit", True),
+        ("views", "blocks.*.{up, down} = unit(reshard = 2)", True),
+        ("views", "blocks.*.up = unit(reshard = after_backward)", False),
+        ("views", "blocks.*.act = unit", False),
+        ("views", "blocks.* = unit", False),
+        ("results", "blocks.*.up = unit", False),
+        ("between", "blocks.* = unit", False),
+    ],
+)
+def test_views_that_units_return_may_not_be_changed(kind: str, units: str, is_refused: bool):
+    assert ("LP642" in found(kind, f"mesh (dp_shard = 8)\nfsdp on dp_shard {{ {units} }}\n")) is is_refused
+
+
+@pytest.mark.parametrize(
     ("kind", "text", "code"),
     [("cast", FSDP, "LP642"), ("cast", PIPELINE, "LP522"), ("cast_between", PIPELINE, "LP522")],
 )

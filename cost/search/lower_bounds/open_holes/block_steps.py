@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from legoai.cost.trace.records import CollectiveKind
-from legoai.dsl.analysis.layouts.propagation import Propagation, matched
-from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor, as_list
+from legoai.dsl.analysis.layouts.propagation import Propagation
+from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor, as_list, matched
 from legoai.dsl.analysis.parallelism.overlap import overlaps
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole

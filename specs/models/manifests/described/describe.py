@@ -149,6 +149,12 @@ class _Describer:
             raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
         if self.shapes and self.paths[module] in self.followed.changes:
             raw["changes"] = self.followed.changes[self.paths[module]]
+        changed = self.followed.changed_parameters.get(self.paths[module], ())
+        if changed:
+            prefix = f"{self.paths[module]}." if self.paths[module] else ""
+            raw["changed_parameters"] = [path.removeprefix(prefix) for path in changed]
+        if self.shapes and children and _is_of_torch(type(module)):
+            raw["torch_forward"] = True
         if self.shapes and followed and call.feature_uses:
             raw["feature_uses"] = call.feature_uses
         if self.shapes and call.attention_calls:
@@ -194,6 +200,8 @@ class _Describer:
             }
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
+            chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
+            found |= {name: value for name, value in chosen.items() if value not in (None, False)}
         elif isinstance(module, _CONVOLUTIONS):
             found = {"in_channels": module.in_channels, "out_channels": module.out_channels}
         elif kind == "norm":
@@ -289,6 +297,12 @@ def _block_lists(model: nn.Module) -> list[nn.Module]:
 
     search(model)
     return found
+
+
+def _is_of_torch(module_class: type[nn.Module]) -> bool:
+    """Whether instances compute by a forward that `torch.nn` defines."""
+    forward = module_class.forward
+    return forward is not nn.Module.forward and str(getattr(forward, "__module__", "")).startswith("torch.nn.")
 
 
 def _relative(config: Any) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from legoai.specs.models.manifests.manifest import StepOp, UsedFeatures
+from legoai.specs.models.manifests.feature_use import UsedFeatures
+from legoai.specs.models.manifests.manifest import StepOp
 from legoai.specs.models.torch_internals import storage_key
 
 _SAME_FEATURES: Final = ("add", "mul", "activation", "cast")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
+from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
@@ -36,6 +37,8 @@ class Followed:
     """What the noted modules take and give, in samples and tokens."""
     updated: Sequence[str] = ()
     """The buffers that forward updates."""
+    changed_parameters: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Paths of the parameters that a module's own forward changes, by its path."""
     mixing: Mapping[str, str] = field(default_factory=dict)
     """The modules that combine tokens outside of attention, by path, each with the first function that does."""
     changes: Mapping[str, ChangesByDtype] = field(default_factory=dict)
@@ -68,6 +71,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 with (
                     torch.no_grad(),
                     UpdatedBuffers(model) as updated,
+                    ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
                     FlowRecorder(model) as recorder,
                     ShapeRecorder(noted) as shapes,
@@ -78,6 +82,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     calls=recorder.calls,
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
+                    changed_parameters=changed.by_module,
                     mixing=_mixing(model, inputs, routed),
                     changes=_changes(model, inputs, in_place.changes),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),

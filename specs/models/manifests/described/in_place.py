@@ -18,7 +18,7 @@ from legoai.specs.models.manifests.described.functions import (
     takes_only_shape,
     tensors_in,
 )
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key, whole_of
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class InPlaceRecorder:
         """Paths of the modules whose forward runs, outermost first, with what they were given."""
         self._returned: dict[int, dict[str, str]] = {}
         """The modules that returned a tensor of a storage, each with `ChangedResult.operator`."""
+        self._views: set[tuple[int, str]] = set()
+        """The storages of which a module returned a view, each with its path."""
         self._makers: dict[int, tuple[str, frozenset[str]]] = {}
         """The operator that made a storage in `_trained`, and the paths of the modules whose forward ran."""
         self._used: set[int] = set()
@@ -102,6 +104,8 @@ class InPlaceRecorder:
             operator, within = self._makers.get(_storage(tensor), ("", frozenset()))
             is_used = path in within and _storage(tensor) in self._used
             self._returned.setdefault(_storage(tensor), {})[path] = operator if is_used else ""
+            if whole_of(tensor) is not None:
+                self._views.add((_storage(tensor), path))
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
@@ -123,7 +127,8 @@ class InPlaceRecorder:
             above = next((above for above, _ in reversed(self._entered) if _is_below(path, above)), None)
             if above is not None:
                 by = self._entered[-1][0]
-                changed = ChangedResult(_relative(path, above), _relative(by, above), operator)
+                is_view = (storage, path) in self._views
+                changed = ChangedResult(_relative(path, above), _relative(by, above), operator, is_view)
                 self._of(above).results[changed] = None
 
     def _fill(self) -> None:
@@ -168,7 +173,7 @@ class _Changing(OperatorMode):
         """Execute an operator."""
         kwargs = kwargs or {}
         if isinstance(func, OpOverload) and func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs):
+            for tensor in written(func, args, kwargs):
                 self._change(tensor)
             if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
                 self._fill()
@@ -196,7 +201,7 @@ class _Casting(TorchFunctionMode):
         return result.detach() if is_cast else result
 
 
-def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator changes."""
     given = {**dict(zip(_names(operator), args, strict=False)), **kwargs}
     for parameter in operator._schema.arguments:

@@ -105,3 +105,23 @@ def test_eager_experts_of_transformers_are_named_as_the_reason(folder: Path, bod
     assert "torch.nonzero" in found.message and not found.message.endswith("_con")
     assert "example_inputs" not in found.message
     assert found.message.endswith(" ...")
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan", "axis"),
+    [
+        ("skipped", "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n", "dp_shard"),
+        ("skipped", "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n", "dp_replicate"),
+        ("skipped", "cluster cpu(devices = 1)\nfsdp on dp_shard { blocks.* = unit }\n", None),
+        ("skipped", "cluster cpu(devices = 1)\n", None),
+        ("none", "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n", None),
+    ],
+)
+def test_ranks_that_may_decide_differently_are_reported(kind: str, plan: str, axis: str | None):
+    text = f'model python("support.read_weights:build", kind = "{kind}")\n{plan}'
+    found = [item for item in diagnostics(text) if item.code == "LP336"]
+    assert len(found) == (axis is not None)
+    if axis is not None:
+        assert found[0].severity == "warning"
+        assert "every rank must call the same modules" in found[0].message
+        assert found[0].others[0].text == "8 ranks"

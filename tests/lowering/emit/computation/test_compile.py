@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from legoai.runtime.compiled import compile_with_hooks
 from support.marks import some_slow
 from support.meshed import TRAINING, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.read_weights import build
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -170,3 +172,29 @@ def overlap() -> None:
     from legoai.runtime import overlap_tensor_parallel
 
     overlap_tensor_parallel(init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
+
+
+@pytest.mark.parametrize("kind", ["attending", "sequential"])
+def test_modules_with_a_forward_of_torch_are_compiled_with_their_hooks(kind: str):
+    path = {"attending": "blocks.*.attention", "sequential": "blocks.*"}[kind]
+    model = f'model python("support.read_weights:build", kind = "{kind}")'
+    statements = f"batch (global = 8, micro = 2, seq_len = 16)\ncompile {{ {path} = aot_eager }}\n"
+    text = lowered(f"plan net\n{model}\ncluster cpu(devices = 1)\n{statements}").text
+    block = path.replace("blocks.*", "block")
+    assert f'compile_with_hooks({block}, backend="aot_eager", fullgraph=True)' in text
+
+
+@pytest.mark.parametrize("kind", ["attending", "sequential"])
+def test_forward_of_torch_compiles_in_one_graph(kind: str):
+    torch._dynamo.reset()
+    model = build(kind)
+    block = model.blocks[0]
+    module = block.attention if kind == "attending" else block
+    tokens = torch.arange(16).view(2, 8)
+    model(tokens).sum().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    compile_with_hooks(module, backend="aot_eager", fullgraph=True)
+    model(tokens).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name])

@@ -116,7 +116,7 @@ def test_changed_casts_of_results_are_told_apart():
     model = build("none", depth=1)
     model.blocks[0] = Casts(nn.Linear(16, 16))
     found = describe(model.to("meta"), "model", shapes=True).modules["blocks.0"].changes
-    assert found.fp32.results == (("0", "", ""),)
+    assert [result[:3] for result in found.fp32.results] == [("0", "", "")]
     assert found.bf16.results == ()
 
 
@@ -155,4 +155,10 @@ def test_buffers_in_fp32_are_cast_where_forward_takes_none():
 @pytest.mark.parametrize(("kind", "operator"), [("used", "aten.mm.default"), ("unused", "")])
 def test_changed_results_are_told_by_what_their_module_computes_with_them(kind: str, operator: str):
     found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.bf16.results
-    assert {*found} == {("router", "", operator), ("router.gate", "", "")}
+    assert {result[:3] for result in found} == {("router", "", operator), ("router.gate", "", "")}
+
+
+@pytest.mark.parametrize(("kind", "is_view"), [("views", True), ("results", False)])
+def test_changed_results_that_are_views_are_told(kind: str, is_view: bool):
+    found = describe(build(kind).to("meta"), "model", shapes=True).modules["blocks.0"].changes.bf16.results
+    assert {result.path: result.is_view for result in found} == {"up": is_view, "down": is_view}
