@@ -100,9 +100,7 @@ def test_uninitialised_parameters_of_the_example_are_reported(tmp_path: Path, mo
 
     empty = FACTORY.replace(
         "        self.apply(", "        self.gain = nn.Parameter(torch.empty(3))\n        self.apply("
-    ).replace(
-        'self.register_buffer("places", torch.arange(block_size)', 'self.register_buffer("places", torch.empty(3)'
-    )
+    ).replace("torch.arange(block_size)", "torch.empty(block_size, dtype=torch.int64)")
     (tmp_path / "nano.py").write_text(empty)
     [found] = lint(PLAN, "nano.plan", directory=tmp_path).diagnostics
     assert (found.code, found.label.span.line) == ("LP229", 3)

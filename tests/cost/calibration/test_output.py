@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from legoai.cost.calibration import output
-from legoai.cost.measurements.file import read_document
 from legoai.specs.cluster import profile_path
+from legoai.specs.profile_file import read_document
 
 
 def test_two_calibrations_of_one_name_leave_the_files_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -64,20 +64,26 @@ def test_every_patch_has_a_reason_and_a_test(patch: Patch):
 
 
 def test_every_patch_is_used_and_every_used_patch_is_listed():
-    used: set[str] = set()
+    texts: dict[Path, str] = {}
     for folder in ("cost", "runtime", "lowering", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             own = "torch_internals" in path.relative_to(ROOT).parts
             if not own or path.name in ("overlap_scheduling.py", "process_groups.py"):
-                used |= _named(path)
+                texts[path.parent] = texts.get(path.parent, "") + _strings(path)
+    used = {name for text in texts.values() for name in _named(text)}
     placed = {patch.path for patch in PATCHES.values() if patch.kind in ("module", "setting")}
     assert {path for path in PATCHES if path not in used} == placed
 
 
-def _named(path: Path) -> set[str]:
-    """Entries of the table that a module names whole, or in two strings, of which one is the last name."""
-    strings = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
-    text = "\n".join(value for value in strings if isinstance(value, str))
+def _strings(path: Path) -> str:
+    """The texts in a module, a line each."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    found = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return "".join(f"{value}\n" for value in found)
+
+
+def _named(text: str) -> set[str]:
+    """Entries of the table that the modules of a folder name whole, or in two texts, of which one is the last name."""
     named = set()
     for name in PATCHES:
         owner, last = re.fullmatch(r"(.*[.:])(\w+)", name).groups()
