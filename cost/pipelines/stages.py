@@ -28,7 +28,7 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.marks import ACTION, END_ACTION
-from legoai.cost.trace.records import Mark, Phase
+from legoai.cost.trace.records import EACH, Collective, Kernel, Mark, Phase
 from legoai.lowering.graph.step.stage import StageModule
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
@@ -152,8 +152,24 @@ def _begin(recorder: Capture, name: str, phase: Phase) -> None:
 
 
 def _end(recorder: Capture, name: str) -> None:
+    _settle(recorder)
     recorder.end_action()
     recorder.record(Mark(f"{END_ACTION}{name}"))
+
+
+def _settle(recorder: Capture) -> None:
+    """Count calls of the host that no operation of an action followed for its last one: none cross actions."""
+    for place in range(len(recorder.records) - 1, -1, -1) if recorder.calls else ():
+        last = recorder.records[place]
+        if isinstance(last, Mark):
+            return
+        if isinstance(last, Kernel | Collective):
+            counts = dict(last.calls)
+            for call, number in recorder.calls.items():
+                counts[call] = EACH if EACH in (number, counts.get(call)) else counts.get(call, 0) + number
+            recorder.records[place] = dataclasses.replace(last, calls=tuple(sorted(counts.items())))
+            recorder.calls.clear()
+            return
 
 
 class _Stage:
@@ -184,6 +200,7 @@ class _Stage:
         if repeats.executes(self.index, micro_batch):
             repeats.unshard_or_reshard(self.index, stage.submod)
             output = self.forward(micro_batch, args, *rest, **kwargs)
+            _settle(self.recorder)
             repeats.add_executed(action, start, stage.fwd_cache[micro_batch][0])
         else:
             outputs = tuple(repeats.replay(action, lambda: None))
@@ -208,6 +225,7 @@ class _Stage:
             repeats.gradients.restore(self.index)
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
+            _settle(self.recorder)
             repeats.add_executed(action, start, gradients, self._on_buffers(micro_batch, gradients))
         else:
             held = [stage.fwd_cache.pop(micro_batch)]
@@ -243,6 +261,7 @@ class _Stage:
         if repeats.executes(self.index, micro_batch):
             repeats.gradients.restore(self.index)
             self.weights(micro_batch, last_backward=last_backward)
+            _settle(self.recorder)
             repeats.add_executed(action, start, ())
         else:
             held = stage.backward_state.pop(micro_batch)
@@ -254,7 +273,12 @@ class _Stage:
         """Gradient reduction after the last backward of a pass."""
         name = f"{self.index}REDUCE_GRAD"
         _begin(self.recorder, name, "backward")
-        self.repeats.run_stage_action(self.index, "REDUCE_GRAD", lambda: self.reduce(scale))
+
+        def reduce() -> None:
+            self.reduce(scale)
+            _settle(self.recorder)
+
+        self.repeats.run_stage_action(self.index, "REDUCE_GRAD", reduce)
         _end(self.recorder, name)
 
 
@@ -290,6 +314,7 @@ def _hook_schedule(schedule: Any, hooks: PipelineHooks) -> None:
         action, start = (stage.stage_index, "L", micro_batch), len(recorder.records)
         if repeats.executes(stage.stage_index, micro_batch):
             compute(stage, output, targets, micro_batch, *args)
+            _settle(recorder)
             repeats.add_executed(action, start, schedule._internal_losses[-1:])
         else:
             schedule._internal_losses += repeats.replay(action, lambda: None)
