@@ -188,6 +188,8 @@ class Capture(Recorder):
         """Begin a step."""
         self.micro_batch = 0
         self.step = number
+        if number == 1:
+            self.calls.clear()  # of the set-up
         self.record(Mark(f"step {number}"))
         if self.staged:
             self.starts, self.started = [], []
