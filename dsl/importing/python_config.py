@@ -19,7 +19,7 @@ from legoai.dsl.importing.config import Config, take, typed
 from legoai.dsl.importing.formats import AUGUST_2026, FEBRUARY_2026
 from legoai.dsl.importing.python_modules import Module, Modules
 from legoai.dsl.importing.python_reader import NotFollowedError, Reader
-from legoai.dsl.importing.python_values import Made, Unread, Value
+from legoai.dsl.importing.python_values import Made, Unread, Value, items
 from legoai.specs.span import Span
 
 _SECTIONS: Final = {
@@ -80,11 +80,16 @@ def read_python(
         made = _made(config, reader, function)
         if made is not None:
             _Options(config, reader, made).read(settings or {})
+            if "model_spec" not in made.options:
+                message = "the config names no model: `model_spec` is not given"
+                config.diagnostics.append(ConfigValue.at(made.span, message, label="this config"))
     except SyntaxError as error:
         line = min(max(error.lineno or 1, 1), len(config.lines))
         _break(config, f"`{name}` is no Python: {error.msg}", _line(config.lines, line))
-    except (ValueError, RecursionError, MemoryError) as error:
-        _break(config, f"`{name}` is no Python that can be read: {error}", _line(config.lines, 1))
+    except (RecursionError, MemoryError):
+        _break(config, f"`{name}` is nested too deeply to be read", _line(config.lines, 1))
+    except ValueError as error:
+        _break(config, f"`{name}` is no Python: {error}", _line(config.lines, 1))
     return config
 
 
@@ -107,7 +112,7 @@ def _made(config: Config, reader: Reader, function: str | None) -> Made | None:
         _break(config, f"`{config.lines.name}` has {len(names)} configs: name one with --config", start, known)
         return None
     name = config.function = function or names[0]
-    if name not in module.functions:
+    if reader.modules.function(module, name) is None:
         help = suggestion(name, names) or ((f"its functions are {_listed(names)}",) if names else ())
         _break(config, f"`{config.lines.name}` has no function `{name}`", start, *help)
         return None
@@ -117,12 +122,19 @@ def _made(config: Config, reader: Reader, function: str | None) -> Made | None:
         config.files = reader.modules.files
         _break(config, f"`{name}` cannot be followed without running it: {error}", error.span)
         return None
-    if not isinstance(found, Made):
-        config.files = reader.modules.files
-        what = f"a value that is {found.why}" if isinstance(found, Unread) else "no config"
-        _break(config, f"`{name}` returns {what}", module.span(module.functions[name]))
+    if isinstance(found, Made) and found.name.endswith("Config"):
+        return found
+    config.files = reader.modules.files
+    if isinstance(found, Made):
+        origin = reader.modules.origin(reader.modules.of(found.span), found.name)
+        message = f"`{name}` returns what `{found.name}` makes, and `{origin}` is in no folder around the file"
+        _break(config, message, found.span, "name the file in a checkout, or copy the function beside this one")
         return None
-    return found
+    what = f"a value that is {found.why}" if isinstance(found, Unread) else "no config"
+    where = reader.modules.function(module, name)
+    assert where is not None
+    _break(config, f"`{name}` returns {what}", where[1].span(where[0]))
+    return None
 
 
 def _functions(module: Module) -> Iterator[str]:
@@ -218,7 +230,7 @@ class _Options:
 
     def _section(self, name: str, value: Value, span: Span) -> None:
         if not isinstance(value, Made):
-            self._put(name, value, span)
+            self._lose(name, value, span)
             return
         for field, held in value.options.items():
             path = f"{name}.{field}"
@@ -231,14 +243,9 @@ class _Options:
         config.places[path] = span
         name = name or path
         key = config.format.keys.get(name)
-        unread = next(_unread(value), None)
+        unread = next((one for one in items(value) if isinstance(one, Unread | Made)), None)
         if unread is not None and key is not None and (not key.beside or key.changes):
-            config.dropped[path] = None, f"its value is {unread.why}"
-            config.diagnostics.append(
-                NotTranslated.at(
-                    span, f"`{path}` is not translated: its value is {unread.why}", label="not in the plan"
-                )
-            )
+            self._lose(path, unread, span)
             return
         if key is not None and key.beside and key.type == "text" and not isinstance(value, str | None):
             value = _named(value)
@@ -246,13 +253,23 @@ class _Options:
             return  # None is the default of every option that it can be given to
         take(config, path, value, name)
 
+    def _lose(self, path: str, value: Value, span: Span) -> None:
+        """Report a value that is not known, or that is no config of a component."""
+        why = value.unread.why if isinstance(value, Made) else value.why if isinstance(value, Unread) else None
+        reason = f"its value is {f'`{_named(value)}`' if why is None else why}"
+        self.config.dropped[path] = None, reason
+        self.config.diagnostics.append(
+            NotTranslated.at(span, f"`{path}` is not translated: {reason}", label="not in the plan")
+        )
+
     def _model(self, value: Value, span: Span) -> None:
         if not isinstance(value, Made) or (family := self._family(value)) is None:
             message = "the model is named by a call of `model_registry`, imported from its package"
             self.config.diagnostics.append(ConfigValue.at(span, message, label="another value"))
             return
         options = dict(value.options)
-        flavor = value.arguments[0] if value.arguments else options.pop("flavor", None)
+        named = options.pop("flavor", None)
+        flavor = named if named is not None or not value.arguments else value.arguments[0]
         self._put("model_spec.name", family, span, "model.name")
         self._put("model_spec.flavor", flavor, span, "model.flavor")
         converters = options.pop("converters", None)
@@ -287,8 +304,8 @@ class _Options:
 
     def _recomputation(self, value: Value, span: Span) -> None:
         path = "activation_checkpoint"
-        if value is None:
-            self._put(path, "none", span, f"{path}.mode")
+        if value is None or isinstance(value, str):
+            self._put(path, value or "none", span, f"{path}.mode")
             return
         kind = _kind(value)
         if isinstance(value, Made) and (kind in _RECOMPUTED or kind in ("", "ActivationCheckpointConfig")):
@@ -303,7 +320,7 @@ class _Options:
     def _loss(self, value: Value, span: Span) -> None:
         """The loss: cross entropy, whole or in pieces of the sequence."""
         kind = _kind(value)
-        if isinstance(value, Made) and kind in _PIECES:
+        if isinstance(value, Made) and (kind in _PIECES or (not kind and "num_chunks" in value.options)):
             self._put("loss.num_chunks", value.options.get("num_chunks", 8), value.spans.get("num_chunks", span))
             inner = value.options.get("loss_fn")
             if isinstance(inner, Made):
@@ -404,14 +421,6 @@ class _Options:
     def _wrong(self, path: str, message: str) -> None:
         span = self.config.places.get(path, _line(self.config.lines, 1))
         self.config.diagnostics.append(ConfigValue.at(span, message, label="this value"))
-
-
-def _unread(value: Value) -> Iterator[Unread]:
-    """What is not known of a value, or of those that it holds as a list or dictionary."""
-    if isinstance(value, Unread | Made):
-        yield value if isinstance(value, Unread) else value.unread
-    for one in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
-        yield from _unread(one)
 
 
 def _kind(value: Value) -> str:

@@ -10,12 +10,27 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from legoai.dsl.importing.python_modules import Module, Modules
-from legoai.dsl.importing.python_values import ARITHMETIC, COMPARED, MOST_ITEMS, Made, Unread, Value, combined, computed
+from legoai.dsl.importing.python_modules import SAY_ALL, Module, Modules
+from legoai.dsl.importing.python_values import (
+    ARITHMETIC,
+    COMPARED,
+    MOST_ITEMS,
+    Made,
+    Unread,
+    Value,
+    combined,
+    computed,
+    copied,
+    dotted,
+    is_config,
+    items,
+    loaded,
+)
 from legoai.specs.span import Span
 
 _MOST_STEPS: Final = 100_000
@@ -24,8 +39,15 @@ _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
     "len": len, "min": min, "max": max, "int": int, "float": float, "bool": bool, "list": list, "tuple": tuple,
     "dict": dict, "round": round, "abs": abs,
 }  # fmt: skip
-_COPIES: Final = frozenset({"copy.deepcopy", "deepcopy", "copy.copy"})
-_CHANGED: Final = frozenset({"dataclasses.replace", "replace"})
+_HARMLESS: Final = frozenset({
+    "print", "isinstance", "issubclass", "hasattr", "type", "repr", "str", "id", "logger", "logging", "warnings",
+})  # fmt: skip
+"""What a config is given to without a change; for a module, its functions."""
+_DECORATORS: Final = frozenset({"functools.cache", "functools.lru_cache"})
+
+
+_CODE: Final = Unread("code of its own")
+"""A function or class that is defined inside of a function."""
 
 
 class NotFollowedError(Exception):
@@ -47,6 +69,8 @@ class Reader:
     def __init__(self, modules: Modules) -> None:
         self.modules = modules
         self.skipped: list[tuple[Span, str]] = []
+        self._constants: dict[int, Value] = {}
+        """Values by the expressions of the syntax trees, which live as long."""
         self._steps = 0
         self._depth = 0
 
@@ -57,9 +81,16 @@ class Reader:
             NotFollowedError: it contains what is not evaluated.
         """
         module = self.modules.first
-        return self._run(module.functions[name], module, [], {})
+        found = self.modules.function(module, name)
+        assert found is not None
+        return self._run(*found, [], {})
 
     def _run(self, function: ast.FunctionDef, module: Module, given: list[Value], named: dict[str, Value]) -> Value:
+        for decorator in function.decorator_list:
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if self.modules.origin(module, dotted(called) or "") not in _DECORATORS:
+                why = f"`{function.name}` is decorated by `{ast.unparse(decorator)}`"
+                raise NotFollowedError(module.span(function), why)
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise NotFollowedError(module.span(function), f"`{function.name}` calls itself, or too many others")
@@ -86,10 +117,9 @@ class Reader:
             found[takes.vararg.arg] = given[len(plain) :]
         if takes.kwarg is not None:
             found[takes.kwarg.arg] = {name: value for name, value in named.items() if name not in own}
-        scope = _Call(self, module, {})
         for one in every:
             if one.arg not in found and one.arg in defaults:
-                found[one.arg] = scope.value(defaults[one.arg])
+                found[one.arg] = self.constant(defaults[one.arg], module)
         missing = [one.arg for one in every if one.arg not in found]
         if missing:
             raise NotFollowedError(module.span(function), f"`{function.name}` has the argument `{missing[0]}`")
@@ -105,26 +135,31 @@ class Reader:
         if self._steps > _MOST_STEPS:
             raise NotFollowedError(span, "it takes too many steps")
 
-    def called(self, found: tuple[ast.FunctionDef, Module], given: list[Value], named: dict[str, Value]) -> Value:
+    def called(self, found: tuple[ast.FunctionDef, Module], call: Made) -> Value:
         """What a function returns; unread where it contains what is not evaluated."""
         try:
-            return self._run(*found, given, named)
+            return self._run(*found, call.arguments, call.options)
         except NotFollowedError as error:
             if self._steps > _MOST_STEPS:
                 raise
+            if any(map(is_config, (*call.arguments, *call.options.values()))):
+                self.skipped.append((call.span, f"{call.name}(…)"))
             return Unread(f"made by `{found[0].name}`, which is not followed: {error} ({error.span})")
 
     def constant(self, value: ast.expr, module: Module) -> Value:
-        """The value of a constant of a file.
+        """The value of a constant of a file, or of a default, which is the same for every use.
 
         Raises:
             NotFollowedError: it is defined by itself.
         """
+        if id(value) in self._constants:
+            return self._constants[id(value)]
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise NotFollowedError(module.span(value), "a constant is defined by itself")
         try:
-            return _Call(self, module, {}).value(value)
+            found = self._constants[id(value)] = _Call(self, module, {}).value(value)
+            return found
         finally:
             self._depth -= 1
 
@@ -150,13 +185,18 @@ class _Call:
                     yield None if value is None else self.value(value)
                     return
                 case ast.Assign(targets=targets, value=value):
+                    assigned = self.value(value)
                     for target in targets:
-                        self._assign(target, self.value(value), statement)
+                        self._assign(target, assigned, statement)
                 case ast.AnnAssign(target=target, value=ast.expr() as value):
                     self._assign(target, self.value(value), statement)
                 case ast.AugAssign(target=target, op=op, value=value):
-                    read = ast.copy_location(ast.BinOp(_loaded(target), op, value), statement)
-                    self._assign(target, self.value(ast.fix_missing_locations(read)), statement)
+                    before, more = self.value(loaded(target)), self.value(value)
+                    if isinstance(before, list) and isinstance(op, ast.Add) and isinstance(more, list):
+                        before += more  # in place: other names of the list have them too
+                        self._limit(before, statement)
+                    else:
+                        self._assign(target, self._computed(op, before, more), statement)
                 case ast.Expr(value=ast.Call() as call):
                     self._apply(call, statement)
                 case ast.If(test=test, body=then, orelse=otherwise):
@@ -166,7 +206,7 @@ class _Call:
                         self._assign(target, item, statement)
                         yield from self._executed(inner)
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    self.names[name] = Unread("code of its own")
+                    self.names[name] = _CODE
                 case ast.Assert() | ast.Pass() | ast.Import() | ast.ImportFrom() | ast.AnnAssign() | ast.Expr():
                     pass
                 case _:
@@ -177,7 +217,7 @@ class _Call:
         """A value on which it depends what is executed."""
         found = self.value(test)
         if isinstance(found, Unread | Made):
-            why = found.why if isinstance(found, Unread) else "no condition"
+            why = found.why if isinstance(found, Unread) else found.unread.why
             raise NotFollowedError(self.module.span(test), f"`{ast.unparse(test)}` is {why}")
         return found
 
@@ -199,8 +239,11 @@ class _Call:
 
     def _apply(self, call: ast.Call, statement: ast.stmt) -> None:
         """A call for its effects: of another function with the config, or of a list's method."""
+        skipped = len(self.reader.skipped)
         found = self.value(call)
-        if isinstance(found, Unread | Made):
+        if isinstance(found, Unread | Made) and len(self.reader.skipped) == skipped:
+            if (dotted(call.func) or "").partition(".")[0] in _HARMLESS:
+                return
             touched = (self.names.get(node.id) for node in ast.walk(call) if isinstance(node, ast.Name))
             if any(isinstance(one, Made | list | dict) for one in touched):
                 self._skip(statement)
@@ -225,15 +268,19 @@ class _Call:
             case ast.Attribute():
                 return self._field(node, create=create)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                return self._listed(parts)
+                listed = self._listed(parts)
+                self._limit(listed, node)
+                return listed
             case ast.Dict(keys=keys, values=values):
-                return self._dictionary(keys, values)
+                made = self._dictionary(keys, values)
+                self._limit(made, node)
+                return made
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return combined(operator.neg, self.value(operand))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return combined(operator.not_, self.value(operand))
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
-                return combined(computed, op, self.value(left), self.value(right))
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._computed(op, self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 one, other = self.value(left), self.value(right)
                 if isinstance(op, ast.Is | ast.IsNot) and not any(isinstance(each, Unread) for each in (one, other)):
@@ -252,17 +299,28 @@ class _Call:
                 return self._called(node)
         return Unread(f"`{ast.unparse(node)}`, which is not evaluated")
 
+    def _computed(self, op: ast.operator, left: Value, right: Value) -> Value:
+        if type(op) not in ARITHMETIC:
+            return Unread("arithmetic that is not evaluated")
+        return combined(computed, op, left, right)
+
+    def _limit(self, found: Value, node: ast.expr | ast.stmt) -> None:
+        """Raise where a list has more items than a config has reason to have, with those of the lists in it."""
+        if sum(1 for _ in itertools.islice(items(found), MOST_ITEMS + 1)) > MOST_ITEMS:
+            raise NotFollowedError(self.module.span(node), "a list that is too long")
+
     def _named(self, name: str) -> Value:
         if name in self.names:
             return self.names[name]
+        if self.reader.modules.is_changed(self.module, name):
+            return Unread(f"`{name}`, which the file changes by a statement that is not followed")
         constant = self.reader.modules.constant(self.module, name)
         if constant is not None:
-            # Each use has a copy, so that what one function does to it is not seen by another.
             return self.reader.constant(*constant)
         return Unread(f"`{name}`, which is not evaluated")
 
     def _field(self, node: ast.Attribute, *, create: bool) -> Value:
-        name = _dotted(node)
+        name = dotted(node)
         if name is not None and name.partition(".")[0] not in self.names:
             constant = self.reader.modules.constant(self.module, name)
             if constant is not None:
@@ -279,6 +337,8 @@ class _Call:
 
     def _listed(self, parts: list[ast.expr]) -> list[Value]:
         found: list[Value] = []
+        if len(parts) > MOST_ITEMS:
+            raise NotFollowedError(self.module.span(parts[0]), "a list that is too long")
         for part in parts:
             if isinstance(part, ast.Starred):
                 many = self.value(part.value)
@@ -315,66 +375,65 @@ class _Call:
             value = self.value(keyword.value)
             if keyword.arg is not None:
                 named[keyword.arg], spans[keyword.arg] = value, self.module.span(keyword)
-            elif isinstance(value, dict):
+            elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
                 named |= value
             else:
                 return Unread(f"called with `{ast.unparse(keyword)}`, which is not evaluated")
-        name = _dotted(node.func)
-        if name is None or name.partition(".")[0] in self.names:
-            return self._method(node, given)
-        if name in _COPIES and len(given) == 1:
-            return copy.deepcopy(given[0])
-        if name == "cast" and len(given) == 2:
-            return given[1]
-        if name in _CHANGED and len(given) == 1 and isinstance(given[0], Made):
-            made = copy.deepcopy(given[0])
-            for option, value in named.items():
-                made.put(option, value, spans.get(option, self.module.span(node)))
-            return made
-        found = self.reader.modules.function(self.module, name)
-        if found is not None:
-            return self.reader.called(found, given, named)
-        if name in _BUILTINS:
-            result: Value = _listed_of(combined(_BUILTINS[name], *given, **named))
-            return result
+        name = dotted(node.func)
+        first, dot, _ = (name or "").partition(".")
+        if name is None or first in self.names or (dot and self.reader.modules.constant(self.module, first)):
+            return self._method(node, given, named)
         made = Made(name, self.module.span(node), given)
         for option, value in named.items():
             made.put(option, value, spans.get(option, made.span))
-        return made
+        return self._of_function(made)
 
-    def _method(self, node: ast.Call, given: list[Value]) -> Value:
+    def _of_function(self, call: Made) -> Value:
+        """What a function or class returns that has no local name."""
+        modules, given = self.reader.modules, call.arguments
+        found = modules.function(self.module, call.name)
+        if found is not None:
+            return self.reader.called(found, call)
+        match modules.origin(self.module, call.name):
+            case "copy.deepcopy" if len(given) == 1:
+                whole: Value = copy.deepcopy(given[0])
+                return whole
+            case "copy.copy" if len(given) == 1:
+                return copied(given[0])
+            case "typing.cast" if len(given) == 2:
+                return given[1]
+            case "dataclasses.replace" if len(given) == 1 and isinstance(given[0], Made):
+                changed = copied(given[0])
+                assert isinstance(changed, Made)
+                for option, value in call.options.items():
+                    changed.put(option, value, call.spans[option])
+                return changed
+            case "range" if all(isinstance(one, int) and abs(one) <= MOST_ITEMS for one in given):
+                return list(range(*given))  # type: ignore[arg-type]
+            case name if name in _BUILTINS and "." not in call.name:
+                return combined(_BUILTINS[name], *given, **call.options)
+        if modules.constant(self.module, call.name) is not None or modules.is_changed(self.module, call.name):
+            return Unread(f"what `{call.name}` returns, which is not followed")
+        if modules.is_own_class(self.module, call.name):
+            return Unread(f"of `{call.name}`, a class whose defaults are not read")
+        is_class = call.name.endswith("Config") or modules.origin(self.module, call.name).rpartition(".")[2] in SAY_ALL
+        is_known = is_class or call.name.partition(".")[0] in _HARMLESS
+        if not is_known and any(map(is_config, (*given, *call.options.values()))):
+            self.reader.skipped.append((call.span, f"{call.name}(…)"))
+        return call
+
+    def _method(self, node: ast.Call, given: list[Value], named: dict[str, Value]) -> Value:
         """A call of a method: of a list, where it is known what it does."""
+        if isinstance(node.func, ast.Name) and self.names.get(node.func.id) is _CODE:
+            raise NotFollowedError(self.module.span(node), f"`{node.func.id}` is defined inside of a function")
         if isinstance(node.func, ast.Attribute):
-            held = self.value(node.func.value)
-            if isinstance(held, list) and node.func.attr in ("append", "extend", "insert", "remove"):
-                getattr(held, node.func.attr)(*given)
-                if len(held) > MOST_ITEMS:
-                    raise NotFollowedError(self.module.span(node), "a list that is too long")
+            held, name = self.value(node.func.value), node.func.attr
+            if isinstance(held, list) and name in ("append", "extend", "insert", "remove"):
+                getattr(held, name)(*given)
+                self._limit(held, node)
                 return None
-            if isinstance(held, dict) and node.func.attr in ("get", "update"):
-                found: Value = getattr(held, node.func.attr)(*given)
+            if isinstance(held, dict) and name in ("get", "update"):
+                found: Value = getattr(held, name)(*given, **named)
+                self._limit(held, node)
                 return found
         return Unread(f"`{ast.unparse(node)}`, which is not evaluated")
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """The expression that reads what an assignment names."""
-    found = copy.deepcopy(target)
-    for node in ast.walk(found):
-        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-            node.ctx = ast.Load()
-    return found
-
-
-def _listed_of(found: Any) -> Value:
-    return list(found) if isinstance(found, tuple) else found
-
-
-def _dotted(node: ast.expr) -> str | None:
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=held, attr=name):
-            before = _dotted(held)
-            return None if before is None else f"{before}.{name}"
-    return None

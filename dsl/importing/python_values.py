@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -73,7 +74,7 @@ def combined(how: Callable[..., Any], *parts: Any, **named: Any) -> Value:
         if isinstance(part, Unread | Made):
             return part if isinstance(part, Unread) else part.unread
     found: Value = how(*parts, **named)
-    return found
+    return list(found) if isinstance(found, tuple) else found
 
 
 def computed(op: ast.operator, left: Value, right: Value) -> Value:
@@ -91,3 +92,42 @@ def computed(op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(found, str | list) and len(found) > MOST_ITEMS:
         raise ValueError("a text or list that is too long")
     return found
+
+
+def items(value: Value) -> Iterator[Value]:
+    """Yield a value, and those that it holds as a list or dictionary, at any depth."""
+    yield value
+    for one in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        yield from items(one)
+
+
+def is_config(value: Value) -> bool:
+    """Whether a value is a config, or a part of one."""
+    return isinstance(value, Made) and (not value.name or value.name.endswith("Config"))
+
+
+def copied(value: Value) -> Value:
+    """A copy whose parts are the same."""
+    if isinstance(value, Made):
+        return Made(value.name, value.span, [*value.arguments], {**value.options}, {**value.spans})
+    return copy.copy(value)
+
+
+def loaded(target: ast.expr) -> ast.expr:
+    """The expression that reads what an assignment names."""
+    found = copy.deepcopy(target)
+    for node in ast.walk(found):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            node.ctx = ast.Load()
+    return found
+
+
+def dotted(node: ast.expr) -> str | None:
+    """The name of an expression that is one, with its dots."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=held, attr=name):
+            before = dotted(held)
+            return None if before is None else f"{before}.{name}"
+    return None
