@@ -128,7 +128,7 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Modul
     try:
         for recorder, given in zip(recorders, (inputs, others), strict=True):
             with torch.no_grad(), recorder:
-                model(*given)
+                recorder.end(model(*given))
     except Exception:  # it may run at one size alone
         return {}
     return mixing(*recorders, sizes, other_sizes(sizes))
