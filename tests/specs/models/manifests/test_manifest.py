@@ -330,7 +330,8 @@ def test_long_errors_of_a_forward_are_cut_between_words():
             raise ValueError("several " * 99)
 
     error = describe(Fails(), "fails").flow_error
-    assert error.endswith("several ...; a method example_inputs() may say what it takes")
+    tried = "2 samples of 8 and 4 samples of 128 tokens were tried"
+    assert error.endswith(f"several ... ({tried}); a method example_inputs() may say what it takes")
 
 
 def test_largest_manifest_is_computed_quickly_without_torch():
