@@ -48,7 +48,12 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
 
     Returns:
         A scalar.
+
+    Raises:
+        ValueError: the logits are sharded on the sequence, of which a chunk would be a copy.
     """
+    if isinstance(logits, DTensor) and any(getattr(item, "dim", None) == 1 for item in logits.placements):
+        raise ValueError("a chunked loss takes whole sequences, and these logits are sharded on the sequence")
     gradient = _Gradient(logits.detach(), pieces)
     sizes = [len(part) for part in torch.arange(logits.shape[1]).tensor_split(pieces)]
     starts = [0, *itertools.accumulate(sizes)]

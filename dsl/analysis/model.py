@@ -66,7 +66,8 @@ def shapes_by_values(analysis: Analysis) -> bool:
 
 
 _OF_META: Final = re.compile(
-    r"\bmeta\b|data-(in)?dependent|cuda|nvidia|triton|INTERNAL ASSERT|__format__|^(ImportError|ModuleNotFoundError)",
+    r"\bmeta\b|data-(in)?dependent|cuda|nvidia|triton|INTERNAL ASSERT|__format__"
+    r"|(^|; )(ImportError|ModuleNotFoundError)",
     re.IGNORECASE,
 )
 """Errors that a forward raises for there being no values, no GPU, or no kernel on the meta device."""

@@ -60,6 +60,14 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return key
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """The key of a tensor's storage; a number of its own where it has none: a sparse tensor, one within `vmap`."""
+    try:
+        return storage_key(tensor.untyped_storage())
+    except NotImplementedError:
+        return -id(tensor)
+
+
 def times_changed(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place."""
     return tensor._version
@@ -83,6 +91,7 @@ __all__ = [
     "import_compiler",
     "meta_device",
     "storage_key",
+    "storage_of",
     "times_changed",
     "tree_leaves",
     "tree_map",

@@ -6,12 +6,17 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime.loss import LossFunction, chunked_cross_entropy, token_cross_entropy
+from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
+from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 
 BATCH, TOKENS, VOCABULARY = 2, 24, 50
 
@@ -84,6 +89,18 @@ def test_only_one_chunk_exists_in_fp32():
     kept, largest = memory(partial(chunked_cross_entropy, pieces=6))
     assert kept == 0
     assert largest == logits // 6
+
+
+@pytest.mark.parametrize("placement", [Shard(1), StridedShard(1, split_factor=2)])
+def test_chunked_loss_refuses_logits_that_are_sharded_on_the_sequence(placement: Placement):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        logits = DTensor.from_local(torch.zeros(2, 4, 8), mesh, [placement], run_check=False)
+        with pytest.raises(ValueError, match="whole sequences"):
+            chunked_cross_entropy(logits, torch.zeros(2, 8, dtype=torch.int64), pieces=2)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

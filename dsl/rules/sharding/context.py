@@ -207,7 +207,8 @@ class TokensCombined(Check):
     Not `context on cp` for a model whose blocks begin with `torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]`, but the
     same devices on `dp_shard` or `tp`. What routed experts do with tokens is not looked at: they sort and count them.
     Likewise an index along the sequence is reported where it is the same for all sequences, as in
-    `x[:, torch.arange(x.shape[1]).flip(0)]`, and not where the model computes it from its tokens or activations.
+    `x[:, torch.arange(x.shape[1]).flip(0)]`, and not where the model computes it from its tokens or activations. What
+    the model's result and buffers do not depend on is not reported: statistics that are kept for a log.
     """
 
     code = "LP318"

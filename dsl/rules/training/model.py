@@ -119,8 +119,9 @@ class RefusedInputs(Check):
     """A factory's model whose forward fails for inputs such as a run gives it.
 
     Lint runs forward on the meta device, with inputs of the kind that the model's `reads` states, by default token ids
-    [2, 8], or with those of `example_inputs()`. This warning is not given where the cause is that tensors have no
-    values there, or that there is no GPU.
+    [2, 8], then [4, 128], or with those of `example_inputs()`. A model that takes neither may still take those of a
+    run: one that asserts a single length. This warning is not given where the cause is that tensors have no values
+    there, or that there is no GPU.
 
     ## Example
     ```
@@ -144,10 +145,10 @@ class RefusedInputs(Check):
         yield self.at(
             analysis.span_of(analysis.plan.model, "target"),
             f"the model may not take what it is trained on: {error}",
-            label="a run would fail at its first forward",
+            label="forward failed for all inputs that it was tried with",
             help=[
                 "state what forward takes by the model's `reads`; without, it takes token ids, int64 [samples, tokens]",
-                "or return by `example_inputs()` inputs of a size that it takes",
+                "or return inputs of a size that it takes by a method `example_inputs()`",
             ],
         )
 

@@ -42,6 +42,7 @@ class DependencyRecorder:
         self._names: dict[str, bool] = {}
         self._known: frozenset[str] = frozenset()
         self._thread = threading.local()
+        self._environment: Any = None
 
     def __enter__(self) -> DependencyRecorder:
         cls = type(self)
@@ -51,7 +52,8 @@ class DependencyRecorder:
             cls._hooked = True
         self._known = frozenset(sys.modules)
         # Its class changes, since others hold the object: `from os import environ`.
-        os.environ.__class__ = _RecordedEnvironment
+        self._environment = os.environ  # a factory may put another object there
+        self._environment.__class__ = _RecordedEnvironment
         cls._entered = self
         return self
 
@@ -59,7 +61,7 @@ class DependencyRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         type(self)._entered = None
-        os.environ.__class__ = _Environment
+        self._environment.__class__ = _Environment
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             own = name.partition(".")[0] == self._package

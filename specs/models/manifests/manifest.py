@@ -36,7 +36,7 @@ from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 19
+FORMAT = 20
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.described.in_place import written
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -26,7 +26,7 @@ class ChangedParameters:
         self.by_module: dict[str, list[str]] = {}
         """Paths of the parameters that the forward of a module changes, by its path, without those it calls."""
         self._paths = {module: path for path, module in model.named_modules()}
-        self._parameters = {_storage(parameter): path for path, parameter in model.named_parameters()}
+        self._parameters = {storage_of(parameter): path for path, parameter in model.named_parameters()}
         self._kept: list[torch.Tensor] = []
         """Values of parameters, so that their storages stay distinct."""
         self._entered: list[str] = []
@@ -54,7 +54,7 @@ class ChangedParameters:
         self._entered.pop()
 
     def _change(self, tensor: torch.Tensor) -> None:
-        path = self._parameters.get(_storage(tensor))
+        path = self._parameters.get(storage_of(tensor))
         if path is None or not self._entered:
             return
         changed = self.by_module.setdefault(self._entered[-1], [])
@@ -62,11 +62,11 @@ class ChangedParameters:
             changed.append(path)
 
     def _replace(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        path = self._parameters.get(_storage(tensor))
-        if path is not None and _storage(values) != _storage(tensor):
+        path = self._parameters.get(storage_of(tensor))
+        if path is not None and storage_of(values) != storage_of(tensor):
             self._change(tensor)
             self._kept += [tensor.detach(), values]
-            self._parameters[_storage(values)] = path
+            self._parameters[storage_of(values)] = path
 
 
 class _Writing(OperatorMode):
@@ -101,7 +101,3 @@ class _Replacing(TorchFunctionMode):
         if func == _SET_DATA:
             self._replace(*args)
         return func(*args, **(kwargs or {}))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return storage_key(tensor.untyped_storage())

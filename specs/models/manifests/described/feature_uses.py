@@ -14,7 +14,7 @@ import torch
 
 from legoai.specs.models.manifests.feature_use import UsedFeatures
 from legoai.specs.models.manifests.manifest import StepOp
-from legoai.specs.models.torch_internals import storage_key
+from legoai.specs.models.torch_internals import storage_of
 
 _SAME_FEATURES: Final = ("add", "mul", "activation", "cast")
 """Operations whose result has the features of an argument of its shape."""
@@ -59,7 +59,7 @@ class FeaturesOf:
     def made_by_layer(self, result: Any) -> None:
         """Note the output of a linear layer."""
         if isinstance(result, torch.Tensor) and result.dim() > 1 and result.is_contiguous():
-            self._widths[_key(result)] = result.shape[-1]
+            self._widths[storage_of(result)] = result.shape[-1]
 
     def made_by(self, op: StepOp, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
         """Note the results of an operation that have the features of an argument."""
@@ -68,14 +68,14 @@ class FeaturesOf:
         for result in made:
             like = next((item for item in given if item.shape == result.shape and self.whole(item) is not None), None)
             if like is not None and result.is_contiguous():
-                self._widths.setdefault(_key(result), result.shape[-1])
+                self._widths.setdefault(storage_of(result), result.shape[-1])
 
     def whole(self, tensor: torch.Tensor) -> int | None:
         """The key of the storage of a tensor that has all features of a layer as its last dim; None of others."""
-        width = self._widths.get(_key(tensor))
+        width = self._widths.get(storage_of(tensor))
         if width is None or tensor.dim() < 2 or tensor.shape[-1] != width or not tensor.is_contiguous():
             return None
-        return _key(tensor)
+        return storage_of(tensor)
 
     def used(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[torch.Tensor]
@@ -92,7 +92,7 @@ class FeaturesOf:
         if given is None or not self._spans(given):
             return []
         if name in ("matmul", "bmm"):
-            return [(_key(item), "each") for item in args] if self._in_batches(args) else []
+            return [(storage_of(item), "each") for item in args] if self._in_batches(args) else []
         use = self._used(name, given, args, kwargs, made)
         return [] if use is None else [use]
 
@@ -123,22 +123,22 @@ class FeaturesOf:
 
     def _part(self, made: Sequence[torch.Tensor]) -> tuple[int, UsedFeatures] | None:
         part = next((item for item in made if self._outermost(item) is not None and not self._spans(item)), None)
-        return (_key(part), "part") if part is not None else None
+        return (storage_of(part), "part") if part is not None else None
 
     def _over(self, tensor: torch.Tensor, dims: Sequence[int]) -> tuple[int, UsedFeatures] | None:
         outermost = self._outermost(tensor)
-        return (_key(tensor), "all") if outermost is not None and outermost[0] in dims else None
+        return (storage_of(tensor), "all") if outermost is not None and outermost[0] in dims else None
 
     def _spans(self, tensor: torch.Tensor) -> bool:
         outermost = self._outermost(tensor)
-        return outermost is not None and outermost[1] >= self._widths[_key(tensor)]
+        return outermost is not None and outermost[1] >= self._widths[storage_of(tensor)]
 
     def _outermost(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """The outermost of a view's dims through the features, with the features that it spans; None of other tensors.
 
         Without such a dim the view has one of the features.
         """
-        width = self._widths.get(_key(tensor))
+        width = self._widths.get(storage_of(tensor))
         if width is None or not tensor.numel():
             return None
         inside = [dim for dim in range(tensor.dim()) if tensor.shape[dim] > 1 and 0 < tensor.stride(dim) < width]
@@ -146,7 +146,3 @@ class FeaturesOf:
             return -1, 1
         dim = max(inside, key=tensor.stride)
         return dim, tensor.stride(dim) * tensor.shape[dim]
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return storage_key(tensor.untyped_storage())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,6 +27,9 @@ from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
 from legoai.specs.models.torch_internals import import_compiler, meta_device, tree_map
+
+_TRIED: Final[Sequence[Sizes]] = ((2, 8), (4, 128))
+"""Samples and tokens that a model is given; the second is for windows, blocks and halved batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Followed:
 def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
     """Run a model's forward, and note what happens in it.
 
-    Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
+    Some models take only some sizes, such as multiples of 16 tokens, and some kernels exist on the meta device for bf16
+    only: a model that fails is given other inputs, then cast to bf16 and tried again.
 
     Args:
         model: on the meta device.
@@ -60,11 +66,12 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
         routed: the modules that send tokens to experts.
     """
     import_compiler()
-    error: Exception | None = None
-    for dtype in (None, torch.bfloat16):
+    errors: dict[Sizes | None, Exception] = {}
+    given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
+    for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
             try:
-                inputs = _example_inputs(model)
+                inputs = _inputs(model, sizes)
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
@@ -88,13 +95,18 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:
-                error = error or raised
-    assert error is not None
-    reason = textwrap.shorten(str(error), 300, placeholder=" ...")
+                errors.setdefault(sizes, raised)
+    # Reasons that differ by numbers are one.
+    reasons = {re.sub(r"\d+", "", reason): reason for reason in map(_reason, reversed(errors.values()))}
     is_authors = not type(model).__module__.startswith("transformers.")
     can_be_told = is_authors and not hasattr(model, "example_inputs")
-    advice = "; a method example_inputs() may say what it takes" if can_be_told else ""
-    return Followed(error=f"forward failed on the meta device: {type(error).__name__}: {reason}{advice}")
+    tried = " and ".join(f"{samples} samples of {tokens}" for samples, tokens in _TRIED)
+    advice = f" ({tried} tokens were tried); a method example_inputs() may say what it takes" if can_be_told else ""
+    return Followed(error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
 def _shapes(
@@ -128,7 +140,7 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Modul
     try:
         for recorder, given in zip(recorders, (inputs, others), strict=True):
             with torch.no_grad(), recorder:
-                model(*given)
+                recorder.end(model(*given))
     except Exception:  # it may run at one size alone
         return {}
     return mixing(*recorders, sizes, other_sizes(sizes))
@@ -183,11 +195,12 @@ def _cast(value: Any, *, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
-    method = getattr(model, "example_inputs", None)
-    if callable(method):
+def _inputs(model: nn.Module, sizes: Sizes | None) -> tuple[Any, ...]:
+    """Return inputs of the kind that the model's `reads` states; without sizes its own `example_inputs()`."""
+    if sizes is None:
+        method: Any = model.example_inputs
         return tuple(method())
-    shapes = (reads_of(model) or Tokens()).inputs(2, 8)
+    shapes = (reads_of(model) or Tokens()).inputs(*sizes)
     return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
 
 

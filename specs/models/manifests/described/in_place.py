@@ -18,7 +18,7 @@ from legoai.specs.models.manifests.described.functions import (
     takes_only_shape,
     tensors_in,
 )
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_key, whole_of
+from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of, whole_of
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class InPlaceRecorder:
     def __init__(self, model: nn.Module) -> None:
         self._found: dict[str, _Found] = {}
         self._paths = {module: path for path, module in model.named_modules()}
-        self._owned = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._trained = {_storage(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        self._owned = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._trained = {storage_of(parameter) for parameter in model.parameters() if parameter.requires_grad}
         """Storages of the parameters that are trained, and of what is computed from them."""
         self._entered: list[tuple[str, dict[int, _Given]]] = []
         """Paths of the modules whose forward runs, outermost first, with what they were given."""
@@ -93,7 +93,7 @@ class InPlaceRecorder:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {}
         for tensor in self._own(tensors_in((args, kwargs))):
-            storage = _storage(tensor)
+            storage = storage_of(tensor)
             is_trained = storage in self._trained
             given[storage] = _Given(is_trained, is_trained and storage in self._returned)
         self._entered.append((self._paths[module], given))
@@ -101,22 +101,22 @@ class InPlaceRecorder:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         path, _ = self._entered.pop()
         for tensor in self._own(tensors_in(result)):
-            operator, within = self._makers.get(_storage(tensor), ("", frozenset()))
-            is_used = path in within and _storage(tensor) in self._used
-            self._returned.setdefault(_storage(tensor), {})[path] = operator if is_used else ""
+            operator, within = self._makers.get(storage_of(tensor), ("", frozenset()))
+            is_used = path in within and storage_of(tensor) in self._used
+            self._returned.setdefault(storage_of(tensor), {})[path] = operator if is_used else ""
             if whole_of(tensor) is not None:
-                self._views.add((_storage(tensor), path))
+                self._views.add((storage_of(tensor), path))
 
     def _own(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the floating-point tensors that are no parameters or buffers."""
         for tensor in tensors:
-            if tensor.is_floating_point() and _storage(tensor) not in self._owned:
+            if tensor.is_floating_point() and storage_of(tensor) not in self._owned:
                 self._kept.append(tensor)
                 yield tensor
 
     def _change(self, tensor: torch.Tensor) -> None:
         """Note a change of a tensor by the innermost forward."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         for path, given in self._entered:
             if storage in given:
                 found = self._of(path)
@@ -138,11 +138,11 @@ class InPlaceRecorder:
 
     def _compute(self, operator: Any, given: Iterable[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
         """Note what an operator made of tensors, some of them perhaps computed from parameters."""
-        trained = {_storage(tensor) for tensor in given if tensor.is_floating_point()} & self._trained
+        trained = {storage_of(tensor) for tensor in given if tensor.is_floating_point()} & self._trained
         if not trained:
             return
         self._kept += made
-        results = {_storage(tensor) for tensor in made if tensor.is_floating_point()}
+        results = {storage_of(tensor) for tensor in made if tensor.is_floating_point()}
         if results - trained:  # others are views
             self._used |= trained
         for storage in results - self._trained:
@@ -211,10 +211,6 @@ def written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _names(operator: OpOverload) -> list[str]:
     return [parameter.name for parameter in operator._schema.arguments]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return storage_key(tensor.untyped_storage())
 
 
 def _is_below(path: str, above: str) -> bool:

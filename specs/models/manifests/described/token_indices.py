@@ -24,6 +24,9 @@ _SAME_ORDER: Final = (
     *("contiguous", "clone", "detach", "to", "type", "type_as", "int", "long"),
 )
 """Functions whose result counts elements as their argument does."""
+_SHIFT: Final = ("add", "radd", "iadd", "sub", "isub", "subtract")
+_CLAMP: Final = {"clamp": (1, 2), "clip": (1, 2), "clamp_min": (1, 9), "clamp_max": (9, 1)}
+"""Functions that limit numbers, each with the places of the least and the greatest."""
 _FLOOR: Final = ("floordiv", "floor_divide", "div", "divide")
 _WHOLE: Final = (None, Ellipsis, slice(None))
 
@@ -95,6 +98,17 @@ def _counted(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], count: i
     if name in _FLOOR and (name.startswith("floor") or kwargs.get("rounding_mode")):
         by = args[1] if len(args) > 1 else None
         return count // by if type(by) is int and by > 0 and count % by == 0 else None
+    if name in _SHIFT:
+        by = args[1] if len(args) > 1 else kwargs.get("other")
+        return count if isinstance(by, int | float) and by == 0 else None
+    if name in _CLAMP:
+        least, most = (
+            kwargs.get(bound, args[place] if len(args) > place else None)
+            for bound, place in zip(("min", "max"), _CLAMP[name], strict=True)
+        )
+        if isinstance(least, torch.Tensor) or isinstance(most, torch.Tensor):
+            return None
+        return count if (least or 0) <= 0 and (most is None or most >= count - 1) else None
     return count if name in _SAME_ORDER else None
 
 

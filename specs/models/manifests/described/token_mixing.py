@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.described.feature_uses import OVER_DIMS, dims_over
 from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
+from legoai.specs.models.manifests.described.liveness import Liveness
 from legoai.specs.models.manifests.described.token_indices import TokenIndices
 from legoai.specs.models.manifests.shapes import Sizes, compared
 from legoai.specs.models.torch_internals import whole_of
@@ -55,6 +56,8 @@ class _Operation(NamedTuple):
         given: shapes of the activations that it takes.
         combined: dims along which it combines or moves elements, each with the shape of its tensor.
         results: shapes.
+        number: in the liveness of the forward.
+        is_live: whether the result of the forward depends on it.
     """
 
     path: str
@@ -62,6 +65,8 @@ class _Operation(NamedTuple):
     given: tuple[Concrete, ...]
     combined: tuple[tuple[Concrete, int], ...]
     results: tuple[Concrete, ...]
+    number: int
+    is_live: bool = True
 
 
 class TokenRecorder(TorchFunctionMode):
@@ -85,6 +90,7 @@ class TokenRecorder(TorchFunctionMode):
         self._kept: list[torch.Tensor] = tensors_in(inputs)
         self._activations = {id(tensor) for tensor in self._kept}
         self._indices = TokenIndices(self._kept)
+        self._liveness = Liveness(model, self._kept)
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> TokenRecorder:
@@ -108,12 +114,14 @@ class TokenRecorder(TorchFunctionMode):
         """Execute a torch function, and note what it does with activations."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) in self._activations]
+        taken = tensors_in((args, kwargs))
+        given = [tensor for tensor in taken if id(tensor) in self._activations]
         made, name = tensors_in(result), function_name(func)
         moved = [] if not given else list(self._indices.moving(name, args, kwargs))
         changed = [args[0], whole_of(args[0])] if writes(func) and isinstance(args[0], torch.Tensor) else []
         results = [tensor for tensor in (*made, *changed) if tensor is not None]
         self._indices.note(name, args, kwargs, results)
+        number = self._liveness.note(taken, results, is_live=result is None and not changed)
         if not given:
             return result
         for tensor in results:
@@ -133,9 +141,15 @@ class TokenRecorder(TorchFunctionMode):
                     given=tuple(tuple(tensor.shape) for tensor in numbers),
                     combined=tuple((tuple(tensor.shape), dim) for tensor, dim in (*combined, *moved)),
                     results=tuple(tuple(tensor.shape) for tensor in made),
+                    number=number,
                 )
             )
         return result
+
+    def end(self, result: Any) -> None:
+        """Note which operations the result of the forward depends on; others compute statistics that are kept aside."""
+        live = self._liveness.live(result)
+        self.operations = [item._replace(is_live=item.number in live) for item in self.operations]
 
 
 def mixing(first: TokenRecorder, second: TokenRecorder, sizes: Sizes, others: Sizes) -> dict[str, str]:
@@ -151,6 +165,8 @@ def mixing(first: TokenRecorder, second: TokenRecorder, sizes: Sizes, others: Si
     for one, other in zip(first.operations, second.operations, strict=False):
         if (one.path, one.name) != (other.path, other.name):
             break  # a loop over tokens, which has begun with one of them
+        if not (one.is_live or other.is_live):
+            continue
         if _combines(one, other, sizes, others) or _cuts(one, other, sizes, others):
             found.setdefault(one.path, one.name)
     return found

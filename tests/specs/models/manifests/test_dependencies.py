@@ -196,6 +196,22 @@ def test_a_variable_that_the_factory_sets_is_none_that_it_depends_on(factory, mo
     assert [factory.width(), factory.inspections] == [8, 1]
 
 
+def test_a_factory_may_replace_the_environment(factory, monkeypatch):
+    before = os.environ
+    monkeypatch.setattr(os, "environ", before)
+    factory.write(
+        BUILD
+        + """
+    def build():
+        os.environ = dict(os.environ)
+        os.environ["WIDTH_OF_A_TEST"] = "8"
+        return layer(int(os.environ["WIDTH_OF_A_TEST"]))
+    """
+    )
+    assert factory.width() == 8
+    assert type(before) is os._Environ
+
+
 def test_a_large_file_is_known_by_its_size_and_time(tmp_path):
     weights = tmp_path / "weights"
     with weights.open("wb") as file:

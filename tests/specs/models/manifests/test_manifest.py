@@ -311,13 +311,27 @@ def test_model_with_untraceable_forward_has_modules():
     assert list(manifest.modules) == ["", "0", "1"]
 
 
+def test_forward_that_uses_vmap_is_followed():
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.vmap(torch.relu)(self.embed(tokens)))
+
+    with torch.device("meta"):
+        assert describe(Mapped(), "mapped", shapes=True).flow_error is None
+
+
 def test_long_errors_of_a_forward_are_cut_between_words():
     class Fails(nn.Module):
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             raise ValueError("several " * 99)
 
     error = describe(Fails(), "fails").flow_error
-    assert error.endswith("several ...; a method example_inputs() may say what it takes")
+    tried = "2 samples of 8 and 4 samples of 128 tokens were tried"
+    assert error.endswith(f"several ... ({tried}); a method example_inputs() may say what it takes")
 
 
 def test_largest_manifest_is_computed_quickly_without_torch():

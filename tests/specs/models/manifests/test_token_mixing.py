@@ -202,6 +202,17 @@ def reversed_of(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(x.shape[1], device=x.device).flip(0)
 
 
+def written_by_view(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    read = out[..., :WIDTH]
+    out.copy_(values)
+    return read * 2
+
+
+def kept_aside(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def set_at(out: torch.Tensor, index: object, values: torch.Tensor) -> torch.Tensor:
     out[index] = values
     return out
@@ -245,6 +256,14 @@ def set_at(out: torch.Tensor, index: object, values: torch.Tensor) -> torch.Tens
         (lambda x: torch.zeros_like(x).index_add(1, reversed_of(x), x), "index_add"),
         (lambda x: torch.zeros_like(x).scatter(1, reversed_of(x)[None, :, None].expand_as(x), x), "scatter"),
         (lambda x: set_at(torch.zeros_like(x), (slice(None), reversed_of(x)), x), "setitem"),
+        (lambda x: x[:, torch.arange(x.shape[1]) + 1 - 1], "getitem"),
+        (lambda x: x[:, torch.arange(x.shape[1]).clamp(max=x.shape[1] - 2)], "getitem"),
+        (lambda x: x[:, torch.arange(x.shape[1]).clamp(min=1)], "getitem"),
+        (lambda x: x[:, 0 - torch.arange(x.shape[1])], "getitem"),
+        (lambda x: x * x.detach().amax(1, keepdim=True), "amax"),
+        (lambda x: torch.zeros_like(x).copy_(x.mean(1, keepdim=True)), "mean"),
+        (lambda x: written_by_view(x.mean(1, keepdim=True), x), "mean"),
+        (lambda x: torch.vmap(torch.sum)(x.cumsum(1))[:, None, None] * x, "cumsum"),
         (lambda x: x.cummax(1).values, "cummax"),
         (lambda x: x.diff(dim=1, prepend=x.new_zeros(len(x), 1, WIDTH)), "diff"),
         (lambda x: x.unfold(1, 2, 2).mean(-1).repeat_interleave(2, 1), "unfold"),
@@ -317,6 +336,11 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
         lambda: Function(lambda x: x.gather(-1, x.argmax(-1, keepdim=True))),
         lambda: Function(lambda x: picked(x.flatten(0, 1)).view(*x.shape[:2], 1)),
         lambda: Function(lambda x: x[:, torch.arange(x.shape[1])]),
+        lambda: Function(lambda x: x[:, torch.arange(x.shape[1]) + 0]),
+        lambda: Function(lambda x: x[:, (0 + torch.arange(x.shape[1])).clamp(0, x.shape[1] - 1)]),
+        lambda: Function(lambda x: x[:, torch.arange(x.shape[1]).clamp_min(0).clamp_max(x.shape[1])]),
+        lambda: Function(lambda x: kept_aside(x, x.detach().amax(1), x.detach().norm(dim=(1, 2)))),
+        lambda: Function(lambda x: kept_aside(x, x.softmax(-1).mean((0, 1)).mul_(2).shape)),
         lambda: Function(lambda x: x.masked_fill(torch.arange(x.shape[1])[:, None] > 2, 0.0)),
         lambda: Function(lambda x: set_at(x.clone(), torch.ones(x.shape[:2], dtype=torch.bool), 0.0)),
         lambda: Function(lambda x: x.cummax(-1).values),
@@ -330,6 +354,27 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 )  # fmt: skip
 def test_functions_of_single_tokens_and_attention_are_not_found(part):
     assert found(lambda: Net(Attention(), part())) == {}
+
+
+class Averaging(nn.Module):
+    """A mean over tokens that is kept in a buffer, or an attribute that the next forward reads."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.buffer, self.last = buffer, None
+
+    def forward(self, x):
+        last, self.last = self.last, x.detach().mean((0, 1))
+        if self.buffer:
+            self.average.lerp_(self.last, 0.1)
+            return x
+        return x if last is None else x - last
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_statistics_that_outlive_the_forward_are_found(buffer):
+    assert found(lambda: Net(Attention(), Averaging(buffer=buffer))) == {"layers.1.0": "mean"}
 
 
 @pytest.mark.parametrize(
