@@ -304,9 +304,14 @@ class _Call:
             return Unread("arithmetic that is not evaluated")
         return combined(computed, op, left, right)
 
-    def _limit(self, found: Value, node: ast.expr | ast.stmt) -> None:
-        """Raise where a list has more items than a config has reason to have, with those of the lists in it."""
-        if sum(1 for _ in itertools.islice(items(found), MOST_ITEMS + 1)) > MOST_ITEMS:
+    def _limit(self, found: Value, node: ast.expr | ast.stmt, *, last: Value = None) -> None:
+        """Raise where a list has more items than a config has reason to have, with those of the lists in it.
+
+        ``last`` is an item that was added to it, if it was within the limit before; a number or text adds no others.
+        """
+        is_nested = last is None or isinstance(last, list | dict)
+        count = sum(1 for _ in itertools.islice(items(found), MOST_ITEMS + 1)) if is_nested else 0
+        if count > MOST_ITEMS or (isinstance(found, list | dict) and len(found) > MOST_ITEMS):
             raise NotFollowedError(self.module.span(node), "a list that is too long")
 
     def _named(self, name: str) -> Value:
@@ -430,7 +435,7 @@ class _Call:
             held, name = self.value(node.func.value), node.func.attr
             if isinstance(held, list) and name in ("append", "extend", "insert", "remove"):
                 getattr(held, name)(*given)
-                self._limit(held, node)
+                self._limit(held, node, last=given[-1])
                 return None
             if isinstance(held, dict) and name in ("get", "update"):
                 found: Value = getattr(held, name)(*given, **named)
