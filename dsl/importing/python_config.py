@@ -173,8 +173,9 @@ class _Options:
         for name, value in self.trainer.options.items():
             self._component(name, value, self.trainer.spans[name])
         self._batch()
-        for argument in self.trainer.arguments:
-            config.dropped[str(argument)] = argument, "a field is given by its name"
+        for part in (self.trainer, *self.trainer.options.values()):
+            if isinstance(part, Made) and part.arguments and part.name.endswith("Config"):
+                self._lose(part.name, Unread("given without the name of its field"), part.span)
         for span, text in self.reader.skipped:
             first = text.splitlines()[0]
             why = "it is not followed: nothing of a config is run"

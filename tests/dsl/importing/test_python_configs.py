@@ -254,6 +254,8 @@ SILENT = {
     "own training": (
         "class Mine(TrainingConfig):\n    steps: int = 5\n", "config.training = Mine()\nreturn config", "LP024",
     ),
+    "no name": ("", "return Trainer.Config(5, model_spec=model_registry('8B'))", "LP024"),
+    "no name in a part": ("", "config.training = TrainingConfig(5)\nreturn config", "LP024"),
     "no model": ("", "return Trainer.Config()", "LP023"),
     "given over": ("", "config.training = tweak(config)\nreturn config", "LP024"),
     "changed by another": ("", "ignored = tweak(config)\nreturn config", "LP024"),
