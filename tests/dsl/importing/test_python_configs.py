@@ -19,32 +19,17 @@ from legoai.dsl.importing.python_values import Made, Unread
 from legoai.dsl.importing.translation import Imported, translated
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.python_configs import HEAD, config_of, read
 
 RUNS = Path(__file__).parent / "configs" / "my_runs.py"
 DEVICES = {"llama3_8b": 8, "llama3_70b_of_256": 256, "llama3_405b_in_float8": 512}
 """Of the functions; the others have 64."""
-
-HEAD = """\
-from torchtitan.models.llama3 import model_registry
-from torchtitan.trainer import Trainer
-"""
 
 
 def functions() -> list[str]:
     """The configs of the file, in its order."""
     module = Module.of(RUNS.read_text(), "my_runs.py", RUNS)
     return [name for name in module.functions if not name.startswith("_")]
-
-
-def read(text: str, function: str | None = None, path: Path | None = None, **settings: str) -> Config:
-    return read_python(text, "runs.py", path, function, {name.replace("__", "."): to for name, to in settings.items()})
-
-
-def config_of(body: str, **settings: str) -> Config:
-    """The config of a function with these statements, beside a model."""
-    lines = "".join(f"    {line}\n" for line in body.splitlines())
-    text = f'{HEAD}def a() -> Trainer.Config:\n    config = Trainer.Config(model_spec=model_registry("8B"))\n{lines}'
-    return read(f"{text}    return config\n", **settings)
 
 
 def imported(config: Config, devices: int = 8) -> Imported:
@@ -239,107 +224,6 @@ def test_file_without_a_config_is_reported(text: str, function: str | None, mess
     assert [item.code for item in found.diagnostics] == ["LP021"]
     assert message in found.diagnostics[0].message
     assert imported(found).text is None
-
-
-SILENT = {
-    "not found": ("from torchtitan.models.llama3.config_registry import llama3_70b\n", "return llama3_70b()", "LP021"),
-    "not found, changed": (
-        "from elsewhere import llama3_70b\n", "config = llama3_70b()\nconfig.training = 7\nreturn config", "LP021",
-    ),
-    "partial": ("import functools\nmake = functools.partial(tiny, 7)\n", "return make()", "LP021"),
-    "own trainer": (
-        "class Mine(Trainer.Config):\n    training = TrainingConfig(steps=5)\n",
-        "return Mine(model_spec=model_registry('8B'))", "LP021",
-    ),
-    "own training": (
-        "class Mine(TrainingConfig):\n    steps: int = 5\n", "config.training = Mine()\nreturn config", "LP024",
-    ),
-    "no name": ("", "return Trainer.Config(5, model_spec=model_registry('8B'))", "LP024"),
-    "no name in a part": ("", "config.training = TrainingConfig(5)\nreturn config", "LP024"),
-    "no model": ("", "return Trainer.Config()", "LP023"),
-    "given over": ("", "config.training = tweak(config)\nreturn config", "LP024"),
-    "changed by another": ("", "ignored = tweak(config)\nreturn config", "LP024"),
-    "changed by a method": ("", "config.training.halve()\nreturn config", "LP024"),
-    "inner function": ("", "def inner():\n    config.training.steps = 5\ninner()\nreturn config", "LP021"),
-    "keywords that are no texts": ("", "return Trainer.Config(**{1: 2})", "LP021"),
-    "changed constant": ("STEPS = 10\nSTEPS *= 2\n", "config.training.steps = STEPS\nreturn config", "LP024"),
-    "conditional constant": (
-        "STEPS = 10\nif os.environ:\n    STEPS = 5\n", "config.training.steps = STEPS\nreturn config", "LP024",
-    ),
-    "changed dictionary": ("S = {'n': 5}\nS['n'] = 7\n", "config.training.steps = S['n']\nreturn config", "LP024"),
-    "changed list": ("S = []\nS.append(5)\n", "config.training.steps = len(S)\nreturn config", "LP024"),
-    "shadowed": ("from foo import max\n", "config.training.steps = max(1, 2)\nreturn config", "LP024"),
-}  # fmt: skip
-"""What a file says beside a config, its function, and the code of the diagnostic: each is no plan of defaults."""
-
-
-@pytest.mark.parametrize("case", SILENT)
-def test_what_is_not_followed_is_reported(case: str):
-    before, body, code = SILENT[case]
-    lines = "".join(f"    {line}\n" for line in body.splitlines())
-    head = "" if "Trainer.Config()" in body else '    config = Trainer.Config(model_spec=model_registry("8B"))\n'
-    found = read(f"{HEAD}{before}def a() -> Trainer.Config:\n{head}{lines}", "a")
-    assert [item.code for item in found.diagnostics] == [code]
-
-
-@pytest.mark.parametrize(
-    ("before", "body"),
-    [
-        ("@five\n", ""),
-        ("", "a = None\n"),
-        ("", "a = wrap(a)\n"),
-        ("", "def a() -> Trainer.Config:\n    return 5\n"),
-    ],
-)
-def test_a_function_is_what_its_name_means_last(before: str, body: str):
-    text = (
-        f'{HEAD}{before}def a() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("8B"))\n{body}'
-    )
-    assert [item.code for item in read(text, "a").diagnostics] == ["LP021"]
-
-
-@pytest.mark.parametrize(
-    ("body", "steps"),
-    [
-        ("import dataclasses\nother = dataclasses.replace(config, dump_folder='x')\nother.training.steps = 9", 9),
-        ("import copy\nother = copy.copy(config)\nother.training.steps = 9", 9),
-        ("import copy\nother = copy.deepcopy(config)\nother.training.steps = 9", 4),
-        ("some = {'n': 1}\nsome.update(n=9)\nconfig.training.steps = some['n']", 9),
-        ("some = [1]\nother = some\nother += [2]\nconfig.training.steps = len(some)", 2),
-        ("some = other = []\nsome.append(1)\nconfig.training.steps = len(other)", 1),
-        ("for i in range(3):\n    config.training.steps += i", 7),
-        ("print(config)\nlogger.info('%s', config.training.steps)", 4),
-    ],
-)
-def test_names_of_one_thing_change_together(body: str, steps: int):
-    config = config_of(f"config.training.steps = 4\n{body}")
-    assert config.diagnostics == []
-    assert config.given["training.steps"] == steps
-
-
-def test_defaults_and_constants_are_made_once():
-    text = f"""{HEAD}
-SOME = []
-def grown(x=[]):
-    x.append(1)
-    SOME.append(1)
-    return len(x)
-def a() -> Trainer.Config:
-    config = Trainer.Config(model_spec=model_registry("8B"))
-    grown()
-    config.training.steps = grown() + len(SOME)
-    return config
-"""
-    assert read(text, "a").given["training.steps"] == 4
-
-
-def test_names_of_all_of_a_module_are_followed(tmp_path: Path):
-    (tmp_path / "base.py").write_text(
-        f'{HEAD}def base():\n    return Trainer.Config(model_spec=model_registry("8B"))\n'
-    )
-    found = read("from .base import *\ndef a():\n    return base()\n", "a", tmp_path / "runs.py")
-    assert (found.diagnostics, found.given["model.flavor"]) == ([], "8B")
-    assert read("from .base import base as a\n", "a", tmp_path / "runs.py").given["model.flavor"] == "8B"
 
 
 @pytest.mark.parametrize(
