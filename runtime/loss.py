@@ -55,7 +55,8 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
     if isinstance(logits, DTensor) and any(getattr(item, "dim", None) == 1 for item in logits.placements):
         raise ValueError("a chunked loss takes whole sequences, and these logits are sharded on the sequence")
     gradient = _Gradient(logits.detach(), pieces)
-    sizes = [len(part) for part in torch.arange(logits.shape[1]).tensor_split(pieces)]
+    least, over = divmod(logits.shape[1], pieces)
+    sizes = [least + (place < over) for place in range(pieces)]
     starts = [0, *itertools.accumulate(sizes)]
     parts = (
         (_Chunk.apply(logits, start, size, gradient), targets.narrow(1, start, size))  # type: ignore[no-untyped-call]
