@@ -10,8 +10,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.manifests.described.in_place import written
-from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of
+from legoai.specs.models.manifests.described.in_place import Writing
+from legoai.specs.models.torch_internals import storage_of
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -31,7 +31,7 @@ class ChangedParameters:
         """Values of parameters, so that their storages stay distinct."""
         self._entered: list[str] = []
         self._handles: list[RemovableHandle] = []
-        self._modes = _Writing(self._change), _Replacing(self._replace)
+        self._modes = Writing(self._change), _Replacing(self._replace)
 
     def __enter__(self) -> ChangedParameters:
         for module in self._paths:
@@ -67,24 +67,6 @@ class ChangedParameters:
             self._change(tensor)
             self._kept += [tensor.detach(), values]
             self._parameters[storage_of(values)] = path
-
-
-class _Writing(OperatorMode):
-    """Calls a function, while active, for each tensor that an operator changes."""
-
-    def __init__(self, change: Callable[[torch.Tensor], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._change = change
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Execute an operator."""
-        kwargs = kwargs or {}
-        if isinstance(func, OpOverload) and func._schema.is_mutable:
-            for tensor in written(func, args, kwargs):
-                self._change(tensor)
-        return func(*args, **kwargs)
 
 
 class _Replacing(TorchFunctionMode):

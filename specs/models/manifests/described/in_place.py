@@ -153,7 +153,25 @@ class InPlaceRecorder:
         return self._found.setdefault(path, _Found())
 
 
-class _Changing(OperatorMode):
+class Writing(OperatorMode):
+    """Calls a function, while active, for each tensor that an operator changes."""
+
+    def __init__(self, change: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._change = change
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute an operator."""
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload) and func._schema.is_mutable:
+            for tensor in _written(func, args, kwargs):
+                self._change(tensor)
+        return func(*args, **kwargs)
+
+
+class _Changing(Writing):  # type: ignore[no-untyped-call]
     """Calls functions, while active: for each tensor that an operator changes, each noise fill, and what it makes."""
 
     def __init__(
@@ -162,8 +180,7 @@ class _Changing(OperatorMode):
         fill: Callable[[], None],
         compute: Callable[[Any, Iterable[torch.Tensor], Sequence[torch.Tensor]], None],
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._change = change
+        super().__init__(change)
         self._fill = fill
         self._compute = compute
 
@@ -171,15 +188,13 @@ class _Changing(OperatorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Execute an operator."""
-        kwargs = kwargs or {}
-        if isinstance(func, OpOverload) and func._schema.is_mutable:
-            for tensor in written(func, args, kwargs):
-                self._change(tensor)
-            if "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
-                self._fill()
-        result = func(*args, **kwargs)
-        if not (isinstance(func, OpOverload) and takes_only_shape(func._schema.name.partition("::")[2])):
-            self._compute(func, tensors_in((args, kwargs)), tensors_in(result))
+        is_operator = isinstance(func, OpOverload)
+        is_mutable = is_operator and func._schema.is_mutable
+        if is_mutable and "noise" in _names(func) and torch.Tag.nondeterministic_seeded in func.tags:
+            self._fill()
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not (is_operator and takes_only_shape(func._schema.name.partition("::")[2])):
+            self._compute(func, tensors_in((args, kwargs or {})), tensors_in(result))
         return result
 
 
@@ -201,7 +216,7 @@ class _Casting(TorchFunctionMode):
         return result.detach() if is_cast else result
 
 
-def written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator changes."""
     given = {**dict(zip(_names(operator), args, strict=False)), **kwargs}
     for parameter in operator._schema.arguments:
