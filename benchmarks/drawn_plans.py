@@ -34,6 +34,7 @@ CLUSTERS = {
     ),
 }  # fmt: skip
 """Cluster statements, by number of devices."""
+LOSSES = ("eager", "chunked(2)", "chunked(4)", "chunked(4, last_layer = true)")
 CHECKPOINTS = (
     "none", "full", "every(2)", "selective([attention])", "selective([attention, matmul])",
     "selective([attention, alternate_matmul])", "budget(0.5)", "budget(0.25)",
@@ -127,7 +128,7 @@ def drawn_family(draw: random.Random) -> Family:
     if any(one.startswith("context") for one in others):
         kernels = ("flash",)
     others.append(f"attention {draw.choice(kernels)}")
-    others.append(f"loss auto in [{', '.join(draw.sample(('eager', 'chunked(2)', 'chunked(4)'), 2))}]")
+    others.append(f"loss auto in [{', '.join(draw.sample(LOSSES, 2))}]")
     if draw.random() < 0.7:
         others.append("precision (param = auto in [bf16, fp32], reduce = fp32)")
     if not staged and draw.random() < 0.3:

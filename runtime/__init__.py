@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from legoai.runtime.compiled import compile_with_hooks, overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import compute_float8_scales, convert_to_float8
+    from legoai.runtime.last_layer import last_layer_cross_entropy
     from legoai.runtime.launching.options import RunOptions
     from legoai.runtime.launching.torchrun import launch
     from legoai.runtime.loss import (
@@ -67,6 +68,7 @@ __all__ = [
     "divided",
     "is_held",
     "keep_outputs",
+    "last_layer_cross_entropy",
     "launch",
     "local_value",
     "matching_cross_entropy",
@@ -111,6 +113,7 @@ _HOMES = {
     "divided": "loss",
     "is_held": "parallelism.placeholders",
     "keep_outputs": "recomputation.policies",
+    "last_layer_cross_entropy": "last_layer",
     "launch": "launching.torchrun",
     "local_value": "loss",
     "matching_cross_entropy": "loss",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
     Returns:
         A scalar.
     """
-    return _summed(logits, targets, reduction="mean")
+    return summed_cross_entropy(logits, targets, reduction="mean")
 
 
 def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces: int) -> torch.Tensor:
@@ -52,21 +52,36 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
     Raises:
         ValueError: the logits are sharded on the sequence, of which a chunk would be a copy.
     """
-    if isinstance(logits, DTensor) and any(getattr(item, "dim", None) == 1 for item in logits.placements):
-        raise ValueError("a chunked loss takes whole sequences, and these logits are sharded on the sequence")
+    check_whole_sequences(logits)
     gradient = _Gradient(logits.detach(), pieces)
-    least, over = divmod(logits.shape[1], pieces)
-    sizes = [least + (place < over) for place in range(pieces)]
-    starts = [0, *itertools.accumulate(sizes)]
     parts = (
         (_Chunk.apply(logits, start, size, gradient), targets.narrow(1, start, size))  # type: ignore[no-untyped-call]
-        for start, size in zip(starts, sizes, strict=False)
+        for start, size in chunks_of(targets, pieces)
     )
     total = sum(
-        checkpoint(_summed, part, answers, use_reentrant=False, preserve_rng_state=False) for part, answers in parts
+        checkpoint(summed_cross_entropy, part, answers, use_reentrant=False, preserve_rng_state=False)
+        for part, answers in parts
     )
     assert isinstance(total, torch.Tensor), "there is at least one piece"
     return total / targets.numel()
+
+
+def check_whole_sequences(tensor: torch.Tensor) -> None:
+    """Raise ValueError for a tensor that is sharded on its dim 1, the sequence, of which a chunk would be a copy."""
+    if isinstance(tensor, DTensor) and any(getattr(item, "dim", None) == 1 for item in tensor.placements):
+        raise ValueError("a chunked loss takes whole sequences, and these logits are sharded on the sequence")
+
+
+def chunks_of(targets: torch.Tensor, pieces: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the length of each chunk of a sequence, in order; lengths differ by one at most.
+
+    Args:
+        targets: [batch, sequence].
+        pieces: number of chunks.
+    """
+    least, over = divmod(targets.shape[1], pieces)
+    sizes = [least + (place < over) for place in range(pieces)]
+    return zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)
 
 
 @dataclass(slots=True)
@@ -119,7 +134,8 @@ class _Chunk(torch.autograd.Function):
         return ctx.gradient.put(part, ctx.start), None, None, None
 
 
-def _summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    """Return the sum, or mean, that `token_cross_entropy` computes, as a scalar."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
@@ -138,7 +154,10 @@ def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) ->
     Returns:
         A scalar.
     """
-    return (_summed(similarities, targets, "mean") + _summed(similarities.t(), targets.argsort(), "mean")) / 2
+    return (
+        summed_cross_entropy(similarities, targets, "mean")
+        + summed_cross_entropy(similarities.t(), targets.argsort(), "mean")
+    ) / 2
 
 
 def loss_context(*, parallel: bool) -> contextlib.AbstractContextManager[None]:

@@ -105,6 +105,8 @@ class Capture(Recorder):
         self.pending: dict[int, int] = {}
         self.paths: dict[int, str] = {}
         self.running: list[str] = []
+        self.of_forward = 0
+        """How many of these began outside of a backward."""
         self.outside: Phase = "setup"
         self.micro_batch = 0
         self.staged = False
@@ -245,13 +247,13 @@ class Capture(Recorder):
             self.module, self.phase, self.makes = self.of_node[:3]
             return
         if not running_backward():
-            if self.phase in ("backward", "recompute") and not self.staged:
+            if self.phase in ("backward", "recompute") and not self.staged and not self.running:
                 self.outside = "optimizer"
             self.phase = self.outside
             outer = self.outer if self.phase == "forward" else ""
             self.module = self.running[-1] if self.running else outer
             return
-        if self.running:
+        if len(self.running) > self.of_forward:
             self.phase = "recompute"
             self.module = self.running[-1]
             return
@@ -275,6 +277,8 @@ class Capture(Recorder):
             path = self.paths.get(id(module))
             if path is None:
                 return
+            if not running_backward():
+                self.of_forward += 1
             self.running.append(path)
             self._begin(path)
             if len(self.running) < 2 or self.running[-2] != path:
@@ -285,6 +289,7 @@ class Capture(Recorder):
             if path is None or not self.running:
                 return
             assert self.running.pop() == path
+            self.of_forward = min(self.of_forward, len(self.running))
             if not running_backward():
                 self.outer = "" if self.running else LOSS
             outer = self.running[-1] if self.running else self.outer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import batch, model, offload, optimizer
+from legoai.dsl.analysis import batch, loss, model, offload, optimizer
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication import comm
 from legoai.dsl.analysis.computation import attention, checkpoint, precision
@@ -35,6 +35,7 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "precision": precision.supports,
     "float8": float8.supports,
     "attention": attention.supports,
+    "loss": loss.supports,
 }
 """Keyword of a family to its predicate; `experts` is `shard` on `ep`, and `overlap` an option of its styles on `tp`."""
 

@@ -220,6 +220,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("cross_entropy cross_entropy_loss cross_entropy_loss_fusion fused_cross_entropy liger use_liger_kernel "
           "criterion loss_fn", "fused loss", EXAMPLES["loss"]),
     Entry("chunked_cross_entropy chunked_ce num_chunks num_output_chunks", "chunked loss", "loss chunked(8)"),
+    Entry("chunked_loss chunkedlosswrapper fused_linear_cross_entropy linear_cross_entropy cut_cross_entropy",
+          "last_layer chunked", "loss chunked(8, last_layer = true)"),
     # Compilation.
     Entry("torch_compile torchcompile compile_enable enable_compile dynamo torchdynamo torch_compile_backend jit",
           "inductor compile", EXAMPLES["compile"]),

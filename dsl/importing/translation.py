@@ -23,6 +23,7 @@ from legoai.dsl.importing.models import flavour_of, model_statement
 from legoai.dsl.importing.pipelines import options_of, schedule_of
 from legoai.dsl.importing.precision import add_precision, computes_in, in_float8
 from legoai.dsl.importing.training import add_training
+from legoai.specs.directives.pipeline import SPLIT_BACKWARD
 from legoai.specs.record import Record
 
 
@@ -335,8 +336,12 @@ def _compiled(draft: Draft) -> list[str]:
         config.wrong("parallelism.enable_async_tensor_parallel", "asynchronous tensor parallelism needs compilation")
     pieces = config["loss.num_chunks"] if config.format.is_python else 1
     if pieces > 1:
-        draft.lines.append(f"loss chunked({pieces})")
-        draft.notes.append("TorchTitan computes the last layer in pieces too; here its logits are whole")
+        splits = draft.sizes["pp"] > 1 and config["parallelism.pipeline_parallel_schedule"] in SPLIT_BACKWARD
+        if splits:
+            draft.notes.append("TorchTitan computes the last layer in pieces too; here its backward is split")
+        if enabled and "loss" in components:
+            draft.notes.append("TorchTitan compiles the loss of a piece; here its operators run one by one")
+        draft.lines.append(f"loss chunked({pieces}{'' if splits else ', last_layer = true'})")
     elif enabled and "loss" in components and not config.is_old:  # until 2025 the loss was not compiled
         draft.lines.append("loss fused")
     else:

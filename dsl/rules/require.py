@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import each_rule
+from legoai.dsl.analysis.loss import pieces_of_last_layer
 from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -400,7 +401,8 @@ def _recomputes(analysis: Analysis) -> bool:
     checkpoint, form = analysis.plan.checkpoint, analysis.plan.loss.form
     if checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in each_rule(checkpoint)):
         return True
-    return isinstance(form, ChunkedLoss | Hole)  # the logits of each piece
+    # The loss of each piece, from its logits.
+    return isinstance(form, Hole) or (isinstance(form, ChunkedLoss) and pieces_of_last_layer(form) == 1)
 
 
 class ExactBudget(Check):

@@ -70,6 +70,7 @@ TRAINER_ARGUMENTS: Final = (
     "build_optimizer",
     "build_lr_scheduler",
     "build_loss",
+    "build_model_loss",
     "build_graph",
     "train_step",
     "data_axes",

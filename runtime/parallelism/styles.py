@@ -11,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
 
+from legoai.runtime.torch_internals.hooks import take_forward_hooks
+
 
 class HeadParallel(SequenceParallel):
     """Runs a norm over the last dim on the heads of this rank: a plain tensor in, a plain tensor out.
@@ -39,6 +41,34 @@ class SharedByHeads(ParallelStyle):
             return result.to_local(grad_placements=(Partial(),))
 
         module.forward = shared
+        return module
+
+
+class OutputInForward(ParallelStyle):
+    """A style whose conversion of the module's result is a part of the module's forward, and no hook behind it.
+
+    Args:
+        style: of a module without hooks.
+    """
+
+    def __init__(self, style: ParallelStyle) -> None:
+        super().__init__()
+        self.style = style
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = self.style._apply(module, device_mesh)
+        before, after = take_forward_hooks(module)
+        for hook, takes_keywords in before:
+            module.register_forward_pre_hook(hook, with_kwargs=takes_keywords)
+        forward: Callable[..., torch.Tensor] = module.forward
+
+        def laid_out(*given: Any) -> torch.Tensor:
+            result = forward(*given)
+            for hook, _ in after:
+                result = hook(module, given, result)
+            return result
+
+        module.forward = laid_out
         return module
 
 

@@ -40,6 +40,8 @@ class Recipe:
         build_optimizer: makes the optimizer of all parameters.
         build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
         build_loss: makes the loss of one micro batch.
+        build_model_loss: makes it from the parallelized model, of which the loss computes a part; None where
+            `build_loss` does.
         build_graph: builds the graph of forward, loss and backward for micro batches like the given one; None where
             `train_step` calls the model.
         train_step: takes one optimizer step: forward and backward of all micro batches of this rank, and the update.
@@ -86,6 +88,7 @@ class Recipe:
     build_optimizer: Callable[[ParameterGroups], torch.optim.Optimizer]
     build_lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None = None
     build_loss: Callable[[], LossFunction] = lambda: token_cross_entropy
+    build_model_loss: Callable[[nn.Module], LossFunction] | None = None
     build_graph: Callable[[nn.Module, LossFunction, Batch], StepFunction] | None = None
     train_step: Callable[[Training, Batches], StepResult]
     pipeline: Pipeline | None = None

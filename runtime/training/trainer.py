@@ -130,15 +130,16 @@ class Trainer(Recipe):
         accumulation = self.global_batch // (self.micro_batch * degree)
         model, first_values = self._constructed(device, seed)
         digest, whole = model_digest(model), WholeModel.of(model)
-        loss, positions = self.build_loss(), self._positions(mesh)
+        positions = self._positions(mesh)
         token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
         random_stream = f"data rank {coordinate_along(mesh, token_axes)}"
         counts_loss, holders = is_first_elsewhere(mesh, (*token_axes, "pp")), mesh.size()
         staged = None
         if self.pipeline is None:
             model = self._parallel(model, mesh, device, seed, first_values)
+            loss = self._loss(model)
         else:
-            staged = self._staged(
+            staged, loss = self._staged(
                 self.pipeline,
                 model,
                 mesh,
@@ -146,7 +147,6 @@ class Trainer(Recipe):
                 seed=seed,
                 first_values=first_values,
                 accumulation=accumulation,
-                loss=loss,
                 positions=positions,
             )
             model = staged.whole
@@ -241,10 +241,9 @@ class Trainer(Recipe):
         seed: int,
         first_values: FirstValues | None,
         accumulation: int,
-        loss: LossFunction,
         positions: torch.Tensor | None,
-    ) -> StagedModel:
-        """Build the stages of this rank, each from a whole model; ``whole`` becomes the first of them."""
+    ) -> tuple[StagedModel, LossFunction]:
+        """Build the stages of this rank, each from a whole model, and the loss; ``whole`` becomes the first stage."""
         from legoai.runtime.parallelism.pipeline import StagedModel, keep_modules
         from legoai.runtime.parallelism.placeholders import put_placeholders
 
@@ -265,6 +264,7 @@ class Trainer(Recipe):
                 keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed, first_values)
             stages.append(pipeline.build_stage(stage, index, mesh, device.torch_device))
+        loss = self._loss(stages[-1].submod if stages[-1].is_last else None)
         staged = StagedModel(
             pipeline,
             stages,
@@ -273,7 +273,13 @@ class Trainer(Recipe):
         )
         if positions is not None:
             staged.give_all(positions=positions.to(device.torch_device))
-        return staged
+        return staged, loss
+
+    def _loss(self, model: nn.Module | None) -> LossFunction:
+        """Build the loss of what a model returns; None for a rank without the last stage, which computes none."""
+        if self.build_model_loss is None or model is None:
+            return self.build_loss()
+        return self.build_model_loss(model)
 
     def _mesh(self, device: Device) -> DeviceMesh:
         world = torch.distributed.get_world_size()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Integer
+from legoai.specs.directives.kinds import Boolean, Integer
 
 
 class EagerLoss(Treatment):
@@ -26,6 +26,14 @@ class ChunkedLoss(Treatment):
     name: ClassVar[str] = "chunked"
 
     n: int = option(Integer(minimum=2), doc="The number of pieces.")
+    last_layer: bool = option(
+        Boolean(),
+        doc=(
+            "Compute the model's last layer in the pieces too, so that only one piece's logits are alive; its "
+            "gradients are computed in forward, and summed over the pieces in the dtype of its weights."
+        ),
+        default=False,
+    )
 
 
 class Loss(Directive):

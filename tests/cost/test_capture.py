@@ -14,7 +14,7 @@ from legoai.cost.capture import capture
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import Collective, Copy, HostWaitDevice, HostWaitStream, Kernel, Mark, WaitWork
 from legoai.cost.trace.trace import Trace
-from legoai.runtime import chunked_cross_entropy
+from legoai.runtime import chunked_cross_entropy, last_layer_cross_entropy
 from support import simulated
 from support.marks import slow_but, some_slow
 from support.simulated import steady
@@ -117,6 +117,22 @@ def test_chunked_loss_is_recomputed():
     phases = Counter(item.phase for item in records if item.op == "aten._log_softmax")
     assert phases == {"forward": 4 * 2, "recompute": 4 * 2}  # micro batches, pieces
     assert {item.module for item in records if item.op in LOSS_KERNELS} == {"loss"}
+
+
+def test_gradients_of_a_last_layer_in_pieces_are_computed_before_the_blocks_backward():
+    records = [item for item in steady(in_the_simulator(last_layer_in_pieces)) if isinstance(item, Kernel)]
+    products = Counter((item.module, item.phase) for item in records if item.op == "aten.mm")
+    assert products["output", "forward"] == 4 * 2  # micro batches, pieces
+    assert products["output", "backward"] == 4 * 2 * 2
+    assert "recompute" not in {item.phase for item in records}
+    phases = [item.phase for item in records if item.op in LOSS_KERNELS][: 2 * len(LOSS_KERNELS)]
+    assert phases == 2 * ["forward", "forward", "backward", "backward"]
+    assert {item.phase for item in records if item.module} == {"forward", "backward"}
+
+
+def last_layer_in_pieces() -> Trace:
+    whole = simulated.trainer_of("one device")
+    return capture(replace(whole, build_model_loss=partial(last_layer_cross_entropy, path="output", pieces=2)), world=1)
 
 
 def in_pieces() -> Trace:

@@ -225,6 +225,15 @@ attention flash
 loss      chunked(4)
 compile   {{ layers.* = inductor }}
 """,
+    "last_layer": f"""\
+{HEAD}
+batch (global = 16, micro = 2, seq_len = 64)
+mesh  (pp = 2, tp = 2)
+
+{SEQUENCE_PARALLEL}
+pipeline on pp (schedule = 1F1B)
+loss     chunked(4, last_layer = true)
+""",
     "tied_raw_placements": """\
 plan tied
 model   gpt2("small")

@@ -178,6 +178,37 @@ CASES = {
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nloss chunked(2)",
         {3: "`loss chunked`"},
     ),
+    "a compiled model around the last layer": (
+        "compile {\n  root = inductor\n}\nloss chunked(2,\n  last_layer = true)",
+        {5: "the loss cannot compute `output`: `root` is compiled"},
+    ),
+    "a last layer that is recomputed": (
+        "checkpoint { output = full }\nloss chunked(2, last_layer = true)",
+        {2: "`output` is recomputed"},
+    ),
+    "a last layer in float8": (
+        "precision { output = float8 }\nloss chunked(2, last_layer = true)",
+        {2: "it is converted to float8"},
+    ),
+    "a last layer that the model's unit frees": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { root = unit(reshard = after_forward) }\n"
+        "loss chunked(2, last_layer = true)",
+        {3: "the unit `root` frees its parameters after the model's forward"},
+    ),
+    "a last layer that is given another dtype": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard\nprecision (output = fp32)\nloss chunked(2, last_layer = true)",
+        {4: "the model would give it fp32"},
+    ),
+    "a last layer under a split backward": (
+        "mesh (pp = 4)\npipeline on pp (schedule = InterleavedZeroBubble, stages = 4)\n"
+        "loss chunked(2, last_layer = true)",
+        {3: "later than those of inputs"},
+    ),
+    "a last layer of whose result a style changes the layout": (
+        "mesh (tp = 4)\nshard on tp { output = outputs(from = replicate, to = replicate) }\n"
+        "loss chunked(2, last_layer = true)",
+        {3: "`outputs` lays out what `output` takes or gives"},
+    ),
     "prefetching where one graph is not reordered": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncomm (prefetch = proactive(limit = 1GiB))\n",
         {3: "where `reorder = true` does"},
@@ -252,6 +283,14 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
     )
     [found] = refusals(f"{head}{body}checkpoint {{ layers.* = budget(50%) }}")
     assert "`budget` of `layers.0`" in found.message
+
+
+def test_last_layer_gives_the_result_of_the_model_as_it_is():
+    body = f"{BATCH}loss chunked(2, last_layer = true)"
+    assert not refusals(HEAD + body)
+    scaled = 'python("support.in_place_factories:build", kind = "cast_between")'
+    [found] = refusals(HEAD.replace('llama3("tiny")', scaled) + body)
+    assert "does not return the result of a linear layer as it is" in found.message
 
 
 def test_torch_scheduler_requires_known_clusters_and_sizes():

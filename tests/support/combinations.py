@@ -69,6 +69,7 @@ _CLIP = "clip (norm = 1.0)\n"
 _GATHERED = "  layers.*.feed_forward              = inputs(from = shard(1), to = replicate)\n"
 _FULL = "checkpoint { layers.* = full }\n"
 _SINGLE = "precision (param = fp32)\n"
+_LAST = "loss chunked(3, last_layer = true)\n"
 
 _SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
@@ -128,6 +129,10 @@ comm (prefetch = units(forward = 2, backward = 2))
             "on dp_shard {", "on dp_shard (backend = graph) {"
         ),
     ),
+    "fsdp, last layer in pieces": _two(f"{_SHARDED}{_fsdp()}{_LAST}"),
+    "fsdp, last layer a unit, in pieces": _two(
+        f"{_SHARDED}fsdp on dp_shard {{ layers.* = unit, output = unit, root = unit }}\n{_CLIP}{_LAST}"
+    ),
     "fsdp, checkpointed": _two(f"{_SHARDED}{_fsdp()}{_FULL}"),
     "fsdp, selectively checkpointed": _two(
         f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"
@@ -149,6 +154,9 @@ comm (prefetch = units(forward = 2, backward = 2))
     "tensor and sequence parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_CLIP}{_SINGLE}", data=1),
     "tensor and sequence parallel, checkpointed": _two(
         f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_FULL}{_SINGLE}", data=1
+    ),
+    "tensor and sequence parallel, last layer in pieces": _two(
+        f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_LAST}{_SINGLE}", data=1
     ),
     "tensor and sequence parallel, gathered by torch": _two(
         f"mesh (tp = 2)\n{SEQUENCE_PARALLEL.replace(_GATHERED, '')}{_SINGLE}", data=1
@@ -220,6 +228,9 @@ comm (prefetch = units(forward = 2, backward = 2))
         sparse=True,
     ),
     "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}", data=1),
+    "autocast to bf16 under tensor parallel, last layer in pieces": _two(
+        f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_LAST}", data=1
+    ),
     "host memory for parameters and activations": _two(
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"
     ),
@@ -234,6 +245,10 @@ comm (prefetch = units(forward = 2, backward = 2))
     "pipeline and fsdp": _four(
         f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}"
         f"pipeline on pp (schedule = Interleaved1F1B)\n{_CLIP}",
+        data=2,
+    ),
+    "pipeline and fsdp, last layer in pieces": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}pipeline on pp (schedule = 1F1B)\n{_LAST}",
         data=2,
     ),
     "pipeline and fsdp, as graphs": _four(

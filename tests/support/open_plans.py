@@ -32,7 +32,7 @@ _LINES = (
         "checkpoint { layers.* = selective(auto) }", "checkpoint { layers.* = budget(auto) }",
     ),
     ("", "attention flash", "attention auto", "attention math"),
-    ("", "loss auto", "loss eager", "loss chunked(auto)", "loss fused"),
+    ("", "loss auto", "loss eager", "loss chunked(auto)", "loss chunked(4, last_layer = auto)", "loss fused"),
     ("precision (param = bf16, reduce = fp32)", "precision (param = auto in [bf16, fp32], reduce = fp32)"),
     ("", "optimizer sgd(lr = 0.1)", "optimizer adamw(lr = 1e-3) { layers.**.weight = muon(lr = 0.02) }"),
     (

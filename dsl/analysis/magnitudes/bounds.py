@@ -5,8 +5,10 @@ from __future__ import annotations
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
 from legoai.dsl.analysis.computation.precision import computes_in_float8, has_policy
+from legoai.dsl.analysis.loss import pieces_of_last_layer
 from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile
@@ -57,17 +59,23 @@ def padded_vocabulary(tokens: int, ranks: int) -> int:
 
 
 def logits_bytes(analysis: Analysis) -> int | None:
-    """A lower bound of the bytes of one micro batch's logits on a rank; None where the model has none.
+    """A lower bound of the bytes of one micro batch's logits on a rank at a time; None where the model has none.
 
-    An eager loss holds the logits in the dtype of computation, or in `output` where units give that, a copy in fp32
-    where that is narrower, and their logarithms in fp32; other losses at least the first.
+    A loss that computes the last layer in pieces holds those of one piece; 0 where it is not known whether it does. An
+    eager loss holds the logits in the dtype of computation, or in `output` where units give that, a copy in fp32 where
+    that is narrower, and their logarithms in fp32; other losses at least the first.
     """
     plan, logits = analysis.plan, local_logits(analysis)
     given = plan.precision.output if has_policy(analysis) else None
     size = DTYPE_BYTES[given or plan.precision.param]
     if isinstance(plan.loss.form, EagerLoss):
         size += max(4, size) + (4 if size < 4 else 0)
-    return None if logits is None else logits * size
+    if logits is None:
+        return None
+    try:
+        return logits // pieces_of_last_layer(plan.loss.form) * size
+    except Undecided:
+        return 0
 
 
 def shortest_step(analysis: Analysis) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
+from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.overlap import overlapped
 from legoai.dsl.analysis.parallelism.shard import (
     inputs_of,
@@ -67,7 +68,8 @@ def _styles(lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]
     for path, rule in rules.items():
         info = lowering.manifest.modules[path]
         inside = tuple(layer.removeprefix(path) for layer in overlapped(lowering.analysis).get(path, ()))
-        alike = id(rule), info.kind, len(info.inputs), inputs_of(info), outputs_of(info), inside
+        of_loss = path == layer_of_loss(lowering.analysis)
+        alike = id(rule), info.kind, len(info.inputs), inputs_of(info), outputs_of(info), inside, of_loss
         if alike not in made:
             made[alike] = style(lowering, path, rule, draft), rule_note(rule)
         found[path] = made[alike]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.float8 import gathered_activations
 from legoai.dsl.analysis.parallelism.overlap import overlapped
 from legoai.dsl.analysis.parallelism.shard import inputs_of, outputs_of
-from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Group, Node, call, dictionary, quoted, sequence
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
+from legoai.lowering.emit.code import Group, Item, Node, call, dictionary, quoted, sequence
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shared
@@ -28,6 +29,14 @@ def layout(value: Any, draft: Draft) -> str:
 
 def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     """Return the style of the module at ``path``."""
+    if path != layer_of_loss(lowering.analysis):
+        return _style(lowering, path, rule, draft)
+    # The loss calls the layer as a whole, and its forward for each piece.
+    draft.imports.name("legoai.runtime.parallelism.styles", "OutputInForward")
+    return call("OutputInForward", Item(_style(lowering, path, rule, draft), note=rule_note(rule)))
+
+
+def _style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     treatment = rule.treatment
     float8 = path in gathered_activations(lowering.analysis)
     if isinstance(treatment, Colwise):

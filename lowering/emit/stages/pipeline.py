@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from legoai.dsl.analysis.batch import pass_micro_batches
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import has_policy
+from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cuts, tokens_of_rank
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.orders import Order
@@ -51,7 +52,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     microbatches = pass_micro_batches(lowering.plan)
     assert microbatches is not None, "the batch of a plan without errors divides"
     sizes = tokens_of_rank(analysis)
-    _add_build_stage(lowering, draft, pipeline, hidden, sizes_of(found.logits, sizes))
+    given = hidden if layer_of_loss(lowering.analysis) is not None else sizes_of(found.logits, sizes)
+    _add_build_stage(lowering, draft, pipeline, hidden, given)
     results = [(path, literal(sizes_of(shape, sizes)), None) for path, shape in found.results.items()]
     _add_build_schedule(lowering, draft, pipeline, microbatches)
     placeholders = has_placeholders(analysis)
@@ -82,8 +84,17 @@ def _dtype(lowering: Lowering) -> str:
 
 
 def _add_build_stage(
-    lowering: Lowering, draft: Draft, pipeline: Pipeline, hidden: tuple[int, ...], logits: tuple[int, ...]
+    lowering: Lowering, draft: Draft, pipeline: Pipeline, hidden: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
+    """Add `build_stage`.
+
+    Args:
+        lowering: of the plan.
+        draft: of the program.
+        pipeline: the statement.
+        hidden: shape of what crosses between stages.
+        result: shape of what the last stage returns, which nobody receives.
+    """
     tokens = tokens_of_rank(lowering.analysis)
     note, dtype = lowering.note(lowering.plan.batch), _dtype(lowering)
 
@@ -105,7 +116,7 @@ def _add_build_stage(
         "len(STAGES)",
         "device",
         input_args=arrives,
-        output_args="logits if index == len(STAGES) - 1 else hidden",
+        output_args="hidden" if result == hidden else "logits if index == len(STAGES) - 1 else hidden",
         group='mesh.get_group("pp")',
     )
     draft.later_functions.append(
@@ -114,7 +125,7 @@ def _add_build_stage(
             (
                 Line(empty(tokens, "torch.int64"), "tokens = ", note),
                 Line(empty(hidden, dtype, requires_grad="True"), "hidden = ", note),
-                Line(empty(logits, dtype, requires_grad="True"), "logits = ", note),
+                *([] if result == hidden else [Line(empty(result, dtype, requires_grad="True"), "logits = ", note)]),
                 *traced,
                 Line(made, "return ", lowering.note(pipeline)),
             ),

@@ -44,7 +44,7 @@ mesh (dp_shard = rest, tp = auto)
 shard standard on tp
 fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
 checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
-loss auto in [eager, fused, chunked(4)]
+loss auto in [eager, fused, chunked(4), chunked(4, last_layer = true)]
 """
 EXPERTS = """\
 batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})

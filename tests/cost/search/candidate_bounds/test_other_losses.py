@@ -34,7 +34,11 @@ OTHERS = (
     ("eager", SHARDED),
     *(
         pytest.param(loss, mesh, marks=pytest.mark.slow)
-        for loss, mesh in (("chunked(4)", SHARDED), ("fused", "dp_replicate = 2, dp_shard = 4"))
+        for loss, mesh in (
+            ("chunked(4)", SHARDED),
+            ("chunked(4, last_layer = true)", SHARDED),
+            ("fused", "dp_replicate = 2, dp_shard = 4"),
+        )
     ),
 )
 ROUNDED = 1.0 + 1e-9

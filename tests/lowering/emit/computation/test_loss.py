@@ -9,6 +9,7 @@ import torch
 
 from legoai.runtime.torch_internals.distributed.fake_world import forget_meshes
 from legoai.runtime.training import trainer
+from support.marks import slow_but
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -35,6 +36,22 @@ def train_cached(text: str, data: str, cache: str, apart: bool = True) -> dict:
 @pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_chunked_loss_on_vocabulary_shards_equals_one_process(pieces: int, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})", TWO_BLOCKS), data):
+        assert_close(result, alone_in_two_blocks, TOLERANCE)
+
+
+LAST = "loss chunked(3, last_layer = true)\n"
+STAGED = f"mesh (pp = 2, tp = 2)\n{SEQUENCE_PARALLEL}pipeline on pp (schedule = 1F1B)\n{PLAIN_DOUBLE}"
+GATHERED = f"mesh (tp = 2)\nshard on tp {{ output = colwise(output = replicate) }}\n{PLAIN_DOUBLE}"
+PLACED = f"mesh (tp = 2)\nshard on tp {{ output.weight = shard(0) }}\n{PLAIN_DOUBLE}"
+UNIT = f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit, output = unit, root = unit }}\n{DOUBLE}"
+BUCKET = f"{UNIT.replace('layers', 'norm = unit, layers')}comm {{ {{norm, output}} = bucket(group) }}\n"
+OF_LAST = {"vocabulary": BOTH, "stages": STAGED, "gathered": GATHERED, "placed": PLACED, "unit": UNIT, "bucket": BUCKET}
+
+
+@pytest.mark.parametrize("name", slow_but(OF_LAST, "vocabulary", "bucket"))
+def test_last_layer_in_pieces_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
+    world = 4 if name in ("vocabulary", "stages") else 2
+    for result in gloo(world)(train, text_of(f"{OF_LAST[name]}{LAST}", TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
@@ -78,3 +95,6 @@ def test_program_names_the_form_of_the_loss():
     assert "    return functools.partial(chunked_cross_entropy, pieces=8)  # tiny.plan:9\n" in text("loss chunked(8)")
     assert "    return torch.compile(token_cross_entropy, fullgraph=True)  # tiny.plan:9\n" in text("loss fused")
     assert "    return token_cross_entropy  # tiny.plan:9\n" in text("loss eager")
+    last = text("loss chunked(8, last_layer = true)")
+    assert '    return last_layer_cross_entropy(model, "output", pieces=8)  # tiny.plan:9\n' in last
+    assert "build_model_loss=build_model_loss" in last and "build_loss" not in last

@@ -138,7 +138,12 @@ def test_mixed_treatments_are_bounded_by_the_mean_block_time(values: dict[str, o
         assert least > 0.94 * simulated_time, name
 
 
-OTHERS: tuple[dict[str, object], ...] = ({"REPLICATE": 2}, {"LOSS": "chunked(4)"}, {"REPLICATE": 8})
+OTHERS: tuple[dict[str, object], ...] = (
+    {"REPLICATE": 2},
+    {"LOSS": "chunked(4)"},
+    {"LOSS": "chunked(4, last_layer = true)"},
+    {"REPLICATE": 8},
+)
 
 
 def other_degrees(

@@ -1,0 +1,125 @@
+"""Last layer of a model, computed with the loss chunk by chunk, so that the logits of only one chunk exist at a time.
+
+The gradients of a chunk are computed as soon as its loss is, so that its logits are gone before those of the next one.
+Backward of the loss only passes them on: the layer's weights and its logits are not needed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from legoai.runtime.loss import LossFunction, check_whole_sequences, chunks_of, local_value, summed_cross_entropy
+from legoai.runtime.wrapped import local_part
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> LossFunction:
+    """Take a model's last layer out of its forward, and return the cross entropy that computes it in chunks.
+
+    The model then returns what the layer is given, [batch, sequence, features]. Its loss, the mean over tokens in nats,
+    calls the layer as a module, so that hooks that gather its parameters and lay out its input run once.
+
+    Args:
+        model: changed in place, after everything that wraps its modules; it returns what the layer does.
+        path: of the layer, which maps each token by itself to logits.
+        pieces: number of chunks of the sequence.
+
+    Returns:
+        A function of what the model returns and of targets, [batch, sequence]. Its loss has one backward pass.
+    """
+    layer = model.get_submodule(path)
+    compute: Forward = layer.forward
+
+    def forward(hidden: torch.Tensor, *, targets: torch.Tensor) -> torch.Tensor:
+        check_whole_sequences(hidden)
+        if not torch.is_grad_enabled():
+            return torch.stack([local_value(loss) for loss, _ in _losses(compute, hidden, targets, pieces)]).sum()
+        trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        loss: torch.Tensor = _LossInChunks.apply(compute, pieces, targets, hidden, *trained)  # type: ignore[no-untyped-call]
+        return loss
+
+    layer.forward = forward
+    _leave_out(model, path, layer)
+
+    def loss_of(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if isinstance(layer, FSDPModule):
+            layer.unshard()  # its own hook would keep the buffer of the all-gather until the next unit's
+        loss: torch.Tensor = layer(hidden, targets=targets)
+        return loss
+
+    return loss_of
+
+
+def _leave_out(model: nn.Module, path: str, layer: nn.Module) -> None:
+    """Replace a module during a model's forward, and then only: other code finds it at its place."""
+    nothing = nn.Identity()
+    model.register_forward_pre_hook(lambda *_: model.set_submodule(path, nothing))
+    model.register_forward_hook(lambda *_: model.set_submodule(path, layer), always_call=True)
+
+
+def _losses(
+    compute: Forward, hidden: torch.Tensor, targets: torch.Tensor, pieces: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each chunk's share of the mean loss, and the chunk of the layer's input that it is computed from."""
+    for start, size in chunks_of(targets, pieces):
+        part = hidden.detach().narrow(1, start, size).requires_grad_(hidden.requires_grad)
+        yield summed_cross_entropy(compute(part), targets.narrow(1, start, size)) / targets.numel(), part
+
+
+class _LossInChunks(torch.autograd.Function):
+    """The loss of a layer's input, whose forward computes the gradients too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Forward, pieces: int, targets: torch.Tensor, hidden: torch.Tensor, *trained: torch.Tensor
+    ) -> torch.Tensor:
+        total = torch.zeros((), device=targets.device)
+        of_hidden, of_trained, start = None, list[torch.Tensor](), 0
+        with torch.enable_grad():
+            for loss, part in _losses(compute, hidden, targets, pieces):
+                leaves = [part, *trained] if part.requires_grad else trained
+                with torch.autocast(part.device.type, enabled=False):  # backward runs outside of it
+                    found = list(torch.autograd.grad(loss, leaves))
+                total = total + local_value(loss)
+                if part.requires_grad:
+                    of_part = found.pop(0)
+                    if of_hidden is None:
+                        of_hidden = _laid_out_as(of_part, torch.empty_like(local_part(hidden)))
+                    local_part(of_hidden).narrow(1, start, part.shape[1]).copy_(local_part(of_part))
+                    start += part.shape[1]
+                of_trained = _summed(of_trained, found)
+        ctx.gradients = of_hidden, *of_trained
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the loss of a last layer in chunks has one backward pass")
+        found, ctx.gradients = ctx.gradients, None
+        for item in found:
+            if item is not None:
+                local_part(item).mul_(gradient)
+        return None, None, None, *found
+
+
+def _summed(total: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Add gradients to those of earlier pieces, in place; each is as large as the layer, and ``found`` is emptied."""
+    for one in total:
+        local_part(one).add_(local_part(found.pop(0)))
+    return total or list(found)
+
+
+def _laid_out_as(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """This rank's part as a tensor with the layout of another; a sequence in chunks is whole on each rank."""
+    if isinstance(like, DTensor):
+        return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False)
+    return local
