@@ -164,35 +164,60 @@ def run(
         ProgramFailedError: a rank raised an exception, ended, or got stuck.
     """
     import_before_the_fork(program.text)
-    world = plan.mesh.world_size
     with tempfile.TemporaryDirectory(prefix="legoai-verify-") as scratch:
         folder = Path(scratch)
-        reads = reads or Tokens()
-        data = SYNTHETIC if isinstance(reads, Images | ImagesWithTexts) else str(folder / "text.txt")
-        if data != SYNTHETIC:
-            Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
-        clips = plan.clip is not None
-        looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
-        traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
-        limits = tolerances(plan)
-        ranks = {
-            f"rank {rank}": _Rank(
-                rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing, limits
-            )
-            for rank in range(world)
-        }
-        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory, drawing), **ranks}
+        jobs = jobs_of(program, plan, reads=reads, drawing=drawing, directory=directory, steps=steps, folder=folder)
+        ranks = [name for name in jobs if name != ONE_DEVICE]
         try:
             with Processes(jobs, folder, silence=STUCK_SECONDS, watch=watch) as processes:
                 [reference] = processes.results([ONE_DEVICE])
-                processes.say(list(ranks), reference["file"])
-                found = processes.results(list(ranks))
+                processes.say(ranks, reference["file"])
+                found = processes.results(ranks)
         except JobError as error:
             raise ProgramFailedError(str(error), error.detail) from error
-    return _verdict(plan, found, reference)
+    return verdict(plan, found, reference)
 
 
-def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
+def jobs_of(
+    program: Program,
+    plan: Plan,
+    *,
+    reads: Reads | None,
+    drawing: tuple[str, ...],
+    directory: Path,
+    steps: int,
+    folder: Path,
+) -> dict[str, Job]:
+    """Return what :func:`run` runs, by name: the plan's training on one device, and then each rank of the program.
+
+    Args:
+        program: as of :func:`run`, like the others.
+        plan: the program's.
+        reads: the inputs of its model.
+        drawing: its modules that draw random numbers.
+        directory: of the plan.
+        steps: optimizer steps.
+        folder: of files that all jobs read and write; the data are written into it.
+    """
+    world, reads = plan.mesh.world_size, reads or Tokens()
+    data = SYNTHETIC if isinstance(reads, Images | ImagesWithTexts) else str(folder / "text.txt")
+    if data != SYNTHETIC:
+        Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
+    clips = plan.clip is not None
+    looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
+    traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
+    limits = tolerances(plan)
+    ranks = {
+        f"rank {rank}": _Rank(
+            rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing, limits
+        )
+        for rank in range(world)
+    }
+    return {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory, drawing), **ranks}
+
+
+def verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
+    """Compare the results of the ranks with that of one device."""
     from legoai.lowering.verify.rates import merged
 
     held = worst(rank["differences"] for rank in ranks)

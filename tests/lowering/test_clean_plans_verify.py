@@ -7,6 +7,7 @@ many plans were compared.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch.distributed as dist
 import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify import run
 from legoai.lowering.verify.prepare import Prepared, prepare
-from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens
 from support.clean_plans import clean_plans
 from support.drawn_plans import CONFIGS
 
@@ -25,32 +25,26 @@ RANKS = 4
 STEPS = 2
 
 
-def one_device(job: tuple[Any, ...]) -> dict[str, Any]:
-    return run._OneDevice(*job)(lambda _: None, lambda: None)
+def one_device(jobs: Mapping[str, Any]) -> dict[str, Any]:
+    return jobs[run.ONE_DEVICE](lambda _: None, lambda: None)
 
 
-def rank(job: tuple[Any, ...], reference: str) -> dict[str, Any]:
+def rank(jobs: Mapping[str, Any], reference: str) -> dict[str, Any]:
     """Result of one rank of the uncompiled program, in an existing process group."""
     run._group = lambda *_: contextlib.nullcontext()
     torch.compiler.set_stance("force_eager")
     try:
-        return run._Rank(dist.get_rank(), *job)(lambda _: None, lambda: reference)
+        return jobs[f"rank {dist.get_rank()}"](lambda _: None, lambda: reference)
     finally:
         torch.compiler.set_stance("default")
 
 
 def verdict(prepared: Prepared, gloo, folder: Path) -> run.Verdict:
-    plan, reads = prepared.shrunken.plan, prepared.reads or Tokens()
-    data = run.SYNTHETIC
-    if not isinstance(reads, Images | ImagesWithTexts):
-        file = folder / "text.txt"
-        file.write_text(run._text(plan, reads, STEPS), encoding="ascii")
-        data = str(file)
-    [reference] = gloo(1)(one_device, (plan, reads, data, folder, STEPS, CONFIGS))
-    world, traced = plan.mesh.world_size, plan.fsdp is not None and plan.fsdp.backend == "graph"
-    looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
-    job = (world, prepared.program.text, data, folder, STEPS, CONFIGS, looks, traced, plan.clip is not None)
-    return run._verdict(plan, gloo(world)(rank, job, reference["file"]), reference)
+    plan = prepared.shrunken.plan
+    given = {"reads": prepared.reads, "drawing": prepared.drawing, "directory": CONFIGS, "steps": STEPS}
+    jobs = run.jobs_of(prepared.program, plan, **given, folder=folder)
+    [reference] = gloo(1)(one_device, jobs)
+    return run.verdict(plan, gloo(plan.mesh.world_size)(rank, jobs, reference["file"]), reference)
 
 
 @pytest.mark.slow
