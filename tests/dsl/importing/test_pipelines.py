@@ -201,3 +201,15 @@ def test_learning_rates_equal_torchtitan_learning_rates(
         assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
         optimizer.step()
         scheduler.step()
+
+
+def test_the_warm_up_of_2024_differs_by_a_step_which_is_noted():
+    """`linear_warmup_linear_decay` of December 2024 divides by a step more than that of 2026."""
+    texts = ("[training]\nwarmup_steps = 5\nsteps = 20\n", "[lr_scheduler]\nwarmup_steps = 5\n[training]\nsteps = 20\n")
+    old, new = (import_config(text, "x.toml", plan="x", cluster="h100_sxm", devices=8) for text in texts)
+    [said] = [note for note in old.notes if "warms up" in note]
+    assert "by (step + 1) / 6, " in said
+    assert said.endswith("here by (step + 1) / 5")
+    assert not [note for note in new.notes if "warms up" in note]
+    without = import_config(texts[0].replace("= 5", "= 0"), "x.toml", plan="x", cluster="h100_sxm", devices=8)
+    assert not [note for note in without.notes if "warms up" in note]
