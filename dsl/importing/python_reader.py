@@ -388,7 +388,7 @@ class _Call:
         first, dot, _ = (name or "").partition(".")
         if name is None or first in self.names or (dot and self.reader.modules.constant(self.module, first)):
             return self._method(node, given, named)
-        made = Made(name, self.module.span(node), given)
+        made = Made(name, self.module.span(node), given, named=named)
         for option, value in named.items():
             made.put(option, value, spans.get(option, made.span))
         return self._of_function(made)
