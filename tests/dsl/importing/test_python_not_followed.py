@@ -28,6 +28,9 @@ SILENT = {
     "changed by another": ("", "ignored = tweak(config)\nreturn config", "LP024"),
     "changed by a method": ("", "config.training.halve()\nreturn config", "LP024"),
     "inner function": ("", "def inner():\n    config.training.steps = 5\ninner()\nreturn config", "LP021"),
+    "default of a field": (
+        "", "if config.activation_checkpoint is not None:\n    config.training.steps = 5\nreturn config", "LP021",
+    ),
     "keywords that are no texts": ("", "return Trainer.Config(**{1: 2})", "LP021"),
     "changed constant": ("STEPS = 10\nSTEPS *= 2\n", "config.training.steps = STEPS\nreturn config", "LP024"),
     "conditional constant": (
@@ -103,3 +106,13 @@ def test_names_of_all_of_a_module_are_followed(tmp_path: Path):
     found = read("from .base import *\ndef a():\n    return base()\n", "a", tmp_path / "runs.py")
     assert (found.diagnostics, found.given["model.flavor"]) == ([], "8B")
     assert read("from .base import base as a\n", "a", tmp_path / "runs.py").given["model.flavor"] == "8B"
+
+
+@pytest.mark.parametrize(("operator", "steps"), [("is", 5), ("is not", 4)])
+def test_identity_is_that_of_what_is_known(operator: str, steps: int):
+    body = "config.compile = CompileConfig()\nother = config.compile\n"
+    found = config_of(f"{body}config.training.steps = 5 if other {operator} config.compile else 4")
+    assert found.given["training.steps"] == steps
+    found = config_of(f"config.training.steps = 5 if config.loss {operator} None else 4")
+    [problem] = found.diagnostics
+    assert problem.message == "`training.steps` is not translated: its value is `config.loss`, which has its default"
