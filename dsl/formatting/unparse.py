@@ -77,6 +77,11 @@ _SUM, _PRODUCT, _UNARY, _OPERAND = range(4)
 _Item: TypeAlias = AnyStatement | RuleLine | Argument | Value
 
 
+def quoted(text: str) -> str:
+    """A text as a string of the language."""
+    return f'"{"".join(_ESCAPES.get(character, character) for character in text)}"'
+
+
 def format_plan(file: PlanFile, as_written: Collection[int] = ()) -> str:
     """Return the plan in the canonical layout, but for the statements that begin at the offsets ``as_written``.
 
@@ -313,7 +318,7 @@ class _Printer:
         elif isinstance(node, Number):
             yield node.text + node.unit
         elif isinstance(node, String):
-            yield f'"{"".join(_ESCAPES.get(character, character) for character in node.text)}"'
+            yield quoted(node.text)
         elif isinstance(node, Boolean):
             yield "true" if node.value else "false"
         elif isinstance(node, ListValue):

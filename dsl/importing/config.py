@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -127,6 +127,8 @@ def read_config(text: str, name: str, settings: Mapping[str, str] | None = None)
 
 def typed(key: Key, text: str) -> Any:
     """The value that a text on a command line means for an option; the text where it is no such value."""
+    if text == "None" and _takes_none(key):
+        return None
     if key.type in ("text", "lists of texts"):
         return text
     if key.type == "texts":
@@ -151,11 +153,7 @@ def take(config: Config, path: str, value: Any, name: str | None = None) -> None
     name = name if name in keys else None if config.format.is_python else RENAMED.get(name)
     place = config.places.get(path, config.span_of(path))
     if name is None:
-        help = suggestion(path, [*keys, *([] if config.format.is_python else RENAMED)])
-        config.diagnostics.append(
-            UnknownConfigKey.at(place, f"TorchTitan has no option `{path}`", label="not read", help=help)
-        )
-        config.dropped[path] = value, "TorchTitan has no such option"
+        refuse(config, path, value, suggestion(path, [*keys, *([] if config.format.is_python else RENAMED)]))
         return
     if name in config.written:
         message = f"`{path}` is another name of `{config.written[name]}`, which is given too"
@@ -170,8 +168,23 @@ def take(config: Config, path: str, value: Any, name: str | None = None) -> None
     config.given[name] = value
 
 
+def refuse(config: Config, path: str, value: Any, help: Iterable[str] = ()) -> None:
+    """Report an entry of a file that is no option."""
+    place = config.places.get(path, config.span_of(path))
+    message = f"TorchTitan has no option `{path}`"
+    config.diagnostics.append(UnknownConfigKey.at(place, message, label="not read", help=tuple(help)))
+    config.dropped[path] = value, "TorchTitan has no such option"
+
+
+def _takes_none(key: Key) -> bool:
+    """Whether the option may be None: where that is its default or a value, or nothing of a plan depends on it."""
+    return key.takes_none or key.default is None or bool(key.beside and not key.changes)
+
+
 def _problem(key: Key, value: Any) -> str | None:
     """Describe the values that the option accepts; None where it accepts the given one."""
+    if value is None and _takes_none(key):
+        return None
     if not _fits(key.type, value):
         return _WORDS[key.type]
     if key.choices and value not in key.choices:

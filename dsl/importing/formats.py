@@ -17,11 +17,13 @@ class Format:
         version: of TorchTitan whose treatment of the options is known.
         keys: the options.
         is_python: whether configs are functions.
+        removed: options of earlier formats that no field of a config has any more.
     """
 
     version: str
     keys: Mapping[str, Key]
     is_python: bool = False
+    removed: frozenset[str] = frozenset()
 
 
 def _with_defaults(keys: Mapping[str, Key], defaults: Mapping[str, Value]) -> dict[str, Key]:
@@ -38,7 +40,7 @@ _FEBRUARY: Final = {
         )
     },
     "profiling.trace_post_processor": beside("text", None, WATCH),
-    "model.attn_backend": beside("text", None, "every kernel computes the same attention"),
+    "model.attn_backend": beside("text", None, "within a document every kernel computes the same attention"),
     "model.moe_comm_backend": beside("text", None, MOE),
     "model.non_blocking_capacity_factor": beside("number", None, MOE),
     "model.tp_gemm_backend": other(
@@ -47,6 +49,11 @@ _FEBRUARY: Final = {
     "optimizer.param_groups": other(
         "text", None, "write a rule of `optimizer` for the parameters that each expression matches"
     ),
+    "optimizer.optimizer_factory_kwargs_by_name": other("text", None, "optimizers have the arguments of their groups"),
+    **{
+        f"optimizer.{name}": other("boolean", False, "`adam` and `adamw` have no such form")
+        for name in ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+    },
     "dataloader": beside("text", None, DATA),
     "tokenizer": beside("text", None, DATA),
     "validation.dataloader": beside("text", None, DATA),
@@ -66,6 +73,23 @@ _FEBRUARY: Final = {
     "loss.name": Key("text", "CrossEntropyLoss"),
 }  # fmt: skip
 
+_NO_FIELDS: Final = {
+    "metrics": ("enable_color_printing", "rank_0_only"),
+    "training": (
+        "dataset", "dataset_path", "local_batch_size", "global_batch_size", "seq_len", "enable_loss_parallel",
+        "data_parallel_type",
+    ),
+    "parallelism": (
+        "disable_loss_parallel", "pipeline_parallel_split_points", "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_microbatches", "pipeline_parallel_expert_parallel_overlap", "enable_async_tensor_parallel",
+        "context_parallel_rotate_method", "expert_tensor_parallel_degree", "expert_parallel_comm_backend",
+        "enable_compiled_autograd",
+    ),
+    "checkpoint": ("interval_type", "enable_ft_dataloader_checkpoints", "last_save_in_safetensors_format"),
+    "validation": ("dataset", "dataset_path", "local_batch_size", "seq_len"),
+}  # fmt: skip
+"""Options of the formats before August 2026 that its configs have no fields for, by section."""
+
 DECEMBER_2024: Final = Format("of December 2024 (commit ba2469780)", _with_defaults(KEYS, OLD_DEFAULTS))
 JANUARY_2026: Final = Format("of January 2026 (commit 658f94cb9)", KEYS)
 FEBRUARY_2026: Final = Format("of February 2026 (commit 9810191bb)", _FEBRUARY, is_python=True)
@@ -74,7 +98,10 @@ AUGUST_2026: Final = Format(
     {
         **_with_defaults(
             _FEBRUARY,
-            {"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
+            {
+                "activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise",
+                "parallelism.pipeline_parallel_microbatches": 1,
+            },
         ),
         "quantize.linear.mx.fqns": Key("texts", []),
         "optimizer.implementation": Key(
@@ -82,4 +109,5 @@ AUGUST_2026: Final = Format(
         ),
     },
     is_python=True,
-)
+    removed=frozenset(f"{section}.{name}" for section, names in _NO_FIELDS.items() for name in names),
+)  # fmt: skip

@@ -25,6 +25,8 @@ class Key:
         choices: allowed texts; empty where any is allowed.
         least: minimum of a number.
         most: maximum of a number.
+        takes_none: whether None, which is not the default, is a value too.
+        idle: why an option that is translated is listed where it changes nothing.
     """
 
     type: Type
@@ -34,6 +36,8 @@ class Key:
     choices: tuple[str, ...] = ()
     least: int | None = None
     most: int | None = None
+    takes_none: bool = False
+    idle: str = "it changes nothing in this configuration"
 
 
 WHERE: Final = "where a run writes and what it prints is said to `legoai run`"
@@ -111,7 +115,7 @@ KEYS: Final[dict[str, Key]] = {
         {
             "name": Key("text", "llama3"),
             "flavor": Key("text", "debugmodel"),
-            "hf_assets_path": beside("text", "./tests/assets/tokenizer", DATA),
+            "hf_assets_path": Key("text", "./tests/assets/tokenizer", idle=DATA),
             "tokenizer_path": beside("text", None, DATA),
             "converters": Key("texts", []),
             "print_after_conversion": beside("boolean", False, WHERE),
@@ -179,12 +183,14 @@ KEYS: Final[dict[str, Key]] = {
             "pipeline_parallel_last_stage_less_layers": Key("integer", 1, least=0),
             "pipeline_parallel_layers_per_stage": Key("integer", None, least=1),
             "pipeline_parallel_schedule": Key("text", "1F1B"),
-            "pipeline_parallel_schedule_csv": other("text", "", "write the order file into `schedule = csv(…)`"),
+            "pipeline_parallel_schedule_csv": Key(
+                "text", "", "write the order file into `schedule = csv(…)`", changes=True, takes_none=True
+            ),
             "pipeline_parallel_microbatch_size": Key("integer", 1, least=1),
             "pipeline_parallel_microbatches": Key("integer", None, least=1),
             "pipeline_parallel_expert_parallel_overlap": beside("boolean", True, MOE),
             "context_parallel_degree": Key("integer", 1, least=1),
-            "context_parallel_load_balancer": Key("text", "headtail", choices=("headtail", "ptrr")),
+            "context_parallel_load_balancer": Key("text", "headtail", choices=("headtail", "ptrr"), takes_none=True),
             "context_parallel_rotate_method": Key("text", "allgather", choices=("allgather", "alltoall")),
             "expert_parallel_degree": beside("integer", 1, MOE),
             "expert_tensor_parallel_degree": beside("integer", 1, MOE),
@@ -202,19 +208,19 @@ KEYS: Final[dict[str, Key]] = {
             "async_mode": Key("text", "disabled", choices=("disabled", "async", "async_with_pinned_mem")),
             "folder": beside("text", "checkpoint", WHERE),
             "enable_ft_dataloader_checkpoints": beside("boolean", True, _FORM),
-            "initial_load_path": other("text", None, "say what a training starts with by `weights` or --load-weights"),
-            "initial_load_model_only": beside("boolean", True, _FORM),
-            "initial_load_in_hf": beside("boolean", False, _FORM),
-            "initial_load_in_hf_quantized": beside("boolean", False, _FORM),
+            "initial_load_path": Key("text", None),
+            "initial_load_model_only": Key("boolean", True),
+            "initial_load_in_hf": Key("boolean", False),
+            "initial_load_in_hf_quantized": Key("boolean", False),
             "last_save_model_only": beside("boolean", True, _FORM),
             "last_save_in_hf": beside("boolean", False, "`legoai export` writes weights in the layout of Hugging Face"),
             "last_save_in_safetensors_format": beside("boolean", False, "`legoai export` writes safetensors files"),
             "export_dtype": beside("text", "float32", "`legoai export` has the dtype of its own"),
             "load_step": beside("integer", -1, "`legoai run` says from which step a training resumes"),
             "exclude_from_loading": other("texts", [], "a training resumes from all of a checkpoint"),
-            "enable_first_step_checkpoint": beside("boolean", False, _FORM),
-            "create_seed_checkpoint": beside("boolean", False, _FORM),
-            "load_only": other("boolean", False, "leave `save` out to write no checkpoints"),
+            "enable_first_step_checkpoint": beside("boolean", False, "`save` has one interval"),
+            "create_seed_checkpoint": other("boolean", False, "TorchTitan then saves drawn weights and does not train"),
+            "load_only": Key("boolean", False),
         },
     ),
     **_under(
@@ -225,7 +231,7 @@ KEYS: Final[dict[str, Key]] = {
             "per_op_sac_force_recompute_mm_shapes_by_fqns": other(
                 "texts", ["moe.router.gate"], "operators are not told apart by shape"
             ),
-            "early_stop": other("boolean", False, "recomputation stops as soon as everything is there again"),
+            "early_stop": beside("boolean", False, "recomputation stops as soon as everything is there again"),
             "memory_budget": Key("number", 0.5, least=0, most=1),
             "visualize_memory_budget_pareto": beside("boolean", False, WATCH),
             "preserve_rng_state": beside("boolean", False, "the model draws no random numbers"),
@@ -322,7 +328,7 @@ KEYS: Final[dict[str, Key]] = {
             "dataset": beside("text", "c4_validation", DATA),
             "dataset_path": beside("text", None, DATA),
             "local_batch_size": Key("integer", 8, least=1),
-            "seq_len": beside("integer", 2048, "validations take the sequence length of training"),
+            "seq_len": Key("integer", 2048, least=1),
             **_WORKERS,
         },
     ),

@@ -42,16 +42,14 @@ def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> lis
     """Return `stages` and `split` of the statement; None, after a diagnostic, where the stages cannot be made."""
     each = 1 if schedule in SINGLE_STAGE else 2
     points, parts, per_stage = (config[name] for name in _SPLITS)
-    # The last layer is `lm_head` to TorchTitan since it has configs in Python.
-    parts = parts and [["output" if path == "lm_head" else path for path in part] for part in parts]
-    for name, paths in ((_SPLITS[0], points), (_SPLITS[1], [part[0] if part else "" for part in parts or []])):
-        if not all(map(_PATH.fullmatch, paths)):
-            config.wrong(name, "each stage begins with a module, named as `layers.4`")
-            return None
+    if not all(map(_PATH.fullmatch, points)):
+        config.wrong(_SPLITS[0], "each stage begins with a module, named as `layers.4`")
+        return None
     if points:
         return _stages(len(points) + 1, ranks, each, f"[{', '.join(points)}]")
-    if parts:
-        return _stages(len(parts), ranks, each, f"[{', '.join(part[0] for part in parts[1:])}]")
+    if parts is not None:
+        starts = _starts(config, parts, layers)
+        return None if starts is None else _stages(len(parts), ranks, each, f"[{', '.join(starts[1:])}]")
     if config.is_old:
         counts: Sequence[int] | None = _even(layers, ranks * each)
     else:
@@ -69,6 +67,38 @@ def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> lis
         config.wrong("parallelism.pipeline_parallel_degree", message)
         return None
     return _stages(len(counts), ranks, each, "" if len(set(counts)) == 1 else f"[{', '.join(_counted(counts))}]")
+
+
+def _starts(config: Config, parts: Sequence[Sequence[str]], layers: int) -> list[str] | None:
+    """The first module of each part; None, after a diagnostic, where parts do not divide the model in its order.
+
+    TorchTitan takes a part for a set of names, leaves out of the model what no part names, and ignores other names.
+    """
+    last = "lm_head" if config.is_current else "output"
+    modules = ["tok_embeddings", *(f"layers.{number}" for number in range(layers)), "norm", last]
+    # Between February and August 2026 the last layer had either name.
+    other = {"lm_head": "output"} if config.format.is_python and not config.is_current else {}
+    named = [{other.get(path, path) for path in part} for part in parts]
+    held = [[module for module in modules if module in part] for part in named]
+    unknown = sorted(path for part in named for path in part if path not in modules)
+    missing = [module for module in modules if not any(module in part for part in named)]
+    problem = (
+        f"`{unknown[0]}` is no module of this model"
+        if unknown
+        else f"no part has `{missing[0]}`"
+        if missing
+        else "a part has no modules"
+        if not all(held)
+        else "parts are not the modules in their order, each in one part"
+        if [module for part in held for module in part] != modules
+        else ""
+    )
+    if problem:
+        config.wrong(
+            _SPLITS[1], problem, f"its modules are `tok_embeddings`, `layers.0` and so on, `norm` and `{last}`"
+        )
+        return None
+    return ["output" if part[0] == last else part[0] for part in held]
 
 
 def _of_at_most(per_stage: int, layers: int, ranks: int, first: int, last: int) -> list[int] | None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, NotTranslated
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.text import Lines
-from legoai.dsl.importing.config import Config, take, typed
+from legoai.dsl.importing.config import Config, refuse, take, typed
 from legoai.dsl.importing.formats import AUGUST_2026, FEBRUARY_2026
 from legoai.dsl.importing.python_modules import Module, Modules
+from legoai.dsl.importing.python_optimizer import read_optimizer, refuse_no_groups
 from legoai.dsl.importing.python_reader import NotFollowedError, Reader
 from legoai.dsl.importing.python_values import Made, Unread, Value, items
 from legoai.specs.span import Span
@@ -172,6 +173,8 @@ class _Options:
             self._set(path, text)
         for name, value in self.trainer.options.items():
             self._component(name, value, self.trainer.spans[name])
+        if config.is_current and "optimizer" not in self.trainer.options:
+            refuse_no_groups(config, self.trainer.span)
         self._batch()
         for part in (self.trainer, *self.trainer.options.values()):
             if isinstance(part, Made) and part.arguments and part.name.endswith("Config"):
@@ -216,7 +219,7 @@ class _Options:
             case "model_spec":
                 self._model(value, span)
             case "optimizer":
-                self._optimizer(value, span)
+                read_optimizer(config=self.config, value=value, span=span, put=self._put)
             case "activation_checkpoint":
                 self._recomputation(value, span)
             case "loss":
@@ -235,8 +238,13 @@ class _Options:
             return
         for field, held in value.options.items():
             path = f"{name}.{field}"
-            if path not in _USUAL:
-                self._put(path, held, value.spans[field], _FIELDS.get(path, f"{_SECTIONS[name]}.{field}"))
+            option = _FIELDS.get(path, f"{_SECTIONS[name]}.{field}")
+            if path in _FIELDS or option not in self.config.format.removed:
+                if path not in _USUAL:
+                    self._put(path, held, value.spans[field], option)
+                continue
+            self.config.places[path] = value.spans[field]
+            refuse(self.config, path, _named(held), [f"no field of TorchTitan {self.config.format.version} has it"])
 
     def _put(self, path: str, value: Value, span: Span, name: str | None = None) -> None:
         """Record an option; a component that is no option's value is named."""
@@ -250,8 +258,6 @@ class _Options:
             return
         if key is not None and key.beside and key.type == "text" and not isinstance(value, str | None):
             value = _named(value)
-        if value is None and key is not None:
-            return  # None is the default of every option that it can be given to
         take(config, path, value, name)
 
     def _lose(self, path: str, value: Value, span: Span) -> None:
@@ -331,51 +337,6 @@ class _Options:
         else:
             self._put("loss", Unread(f"`{_named(value)}`; plans have cross entropy"), span, "loss.name")
 
-    def _optimizer(self, value: Value, span: Span) -> None:
-        """One group of parameters, or fields of an optimizer that has no groups."""
-        if not isinstance(value, Made):
-            self._put("optimizer", value, span)
-            return
-        if _kind(value).startswith("OptimizersInBackward"):
-            self._put("optimizer", True, span, "optimizer.early_step_in_backward")
-        options = dict(value.options)
-        if value.name.rpartition(".")[2] == "default_adamw":
-            constants = dict(zip(["lr"], value.arguments, strict=False)) | options
-            self._constants(constants, {**value.spans, "lr": value.spans.get("lr", span)})
-            return
-        groups = options.pop("param_groups", None)
-        for name, held in options.items():
-            self._put(f"optimizer.{name}", held, value.spans[name])
-        if isinstance(groups, list) and groups:
-            self._group(groups, value.spans["param_groups"])
-
-    def _group(self, groups: list[Value], span: Span) -> None:
-        """The last group, which has all parameters that no earlier one has."""
-        *others, last = groups
-        if not isinstance(last, Made):
-            self._put("optimizer.param_groups", last, span)
-            return
-        pattern = last.options.get("pattern")
-        if others or pattern not in (".*", "", ".+"):
-            patterns = [one.options.get("pattern") for one in groups if isinstance(one, Made)]
-            self._put("optimizer.param_groups", ", ".join(map(str, patterns)), span)
-        self._put("optimizer.name", last.options.get("optimizer_name"), last.spans.get("optimizer_name", span))
-        constants = last.options.get("optimizer_kwargs")
-        if isinstance(constants, dict):
-            self._constants(constants, dict.fromkeys(map(str, constants), last.spans["optimizer_kwargs"]))
-
-    def _constants(self, constants: Mapping[Any, Value], spans: Mapping[str, Span]) -> None:
-        for name, held in constants.items():
-            if name == "betas" and isinstance(held, list) and len(held) == 2:
-                for path, one in zip(("beta1", "beta2"), held, strict=True):
-                    self._put(f"optimizer.{path}", one, spans[name])
-            elif name in ("fused", "foreach"):
-                if isinstance(held, bool) and (held or name == "fused"):
-                    way = "fused" if held and name == "fused" else "foreach"
-                    self._put(f"optimizer.{name}", way, spans[name], "optimizer.implementation")
-            else:
-                self._put(f"optimizer.{name}", held, spans[name])
-
     def _batch(self) -> None:
         """Batches that are counted in tokens: those of a micro batch of a rank, and of a step."""
         if not self.config.format.is_python or self.config.format is FEBRUARY_2026:
@@ -400,11 +361,11 @@ class _Options:
             self._wrong(path, f"{found[path]} tokens are no whole number of sequences of {context} (`{_CONTEXT}`)")
             return
         parallelism = self.trainer.options.get("parallelism")
-        degree = parallelism.options.get("pipeline_parallel_degree", 1) if isinstance(parallelism, Made) else 1
-        if degree == 1:
-            micro_batches = 1
-        else:
+        given = parallelism.options if isinstance(parallelism, Made) else {}
+        if _MICRO_BATCHES.rpartition(".")[2] in given:
             take(self.config, _MICRO_BATCHES, micro_batches, "parallelism.pipeline_parallel_microbatches")
+        if given.get("pipeline_parallel_degree", 1) == 1:
+            micro_batches = 1
         take(self.config, _CONTEXT, context, "training.seq_len")
         take(self.config, _TOKENS, tokens // context * micro_batches, "training.local_batch_size")
         if step > 0:

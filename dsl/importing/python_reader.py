@@ -283,8 +283,9 @@ class _Call:
                 return self._computed(op, self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 one, other = self.value(left), self.value(right)
-                if isinstance(op, ast.Is | ast.IsNot) and not any(isinstance(each, Unread) for each in (one, other)):
-                    return (one is other) == isinstance(op, ast.Is)
+                if isinstance(op, ast.Is | ast.IsNot):  # of a config too, which is itself and no other value
+                    unread = next((each for each in (one, other) if isinstance(each, Unread)), None)
+                    return unread or (one is other) == isinstance(op, ast.Is)
                 return combined(COMPARED[type(op)], one, other)
             case ast.BoolOp(op=op, values=parts):
                 return self._joined(parts, until=isinstance(op, ast.Or))
@@ -388,7 +389,7 @@ class _Call:
         first, dot, _ = (name or "").partition(".")
         if name is None or first in self.names or (dot and self.reader.modules.constant(self.module, first)):
             return self._method(node, given, named)
-        made = Made(name, self.module.span(node), given)
+        made = Made(name, self.module.span(node), given, named=named)
         for option, value in named.items():
             made.put(option, value, spans.get(option, made.span))
         return self._of_function(made)

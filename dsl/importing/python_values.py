@@ -47,6 +47,7 @@ class Made:
         arguments: without names.
         options: with names, and fields that were assigned later.
         spans: of the options.
+        named: arguments with names, which no later assignment changes.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Made:
     arguments: list[Value] = field(default_factory=list)
     options: dict[str, Value] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)
+    named: dict[str, Value] = field(default_factory=dict)
 
     @property
     def unread(self) -> Unread:
@@ -109,7 +111,7 @@ def is_config(value: Value) -> bool:
 def copied(value: Value) -> Value:
     """A copy whose parts are the same."""
     if isinstance(value, Made):
-        return Made(value.name, value.span, [*value.arguments], {**value.options}, {**value.spans})
+        return Made(value.name, value.span, [*value.arguments], {**value.options}, {**value.spans}, value.named)
     return copy.copy(value)
 
 

@@ -163,17 +163,20 @@ def _write(draft: Draft, cluster: str) -> None:
     draft.lines += pipeline
     if sizes["cp"] > 1:
         rotate = config["parallelism.context_parallel_rotate_method"]
-        if config["parallelism.context_parallel_load_balancer"] != "headtail":
+        balancer = config["parallelism.context_parallel_load_balancer"]
+        if balancer == "ptrr":
             draft.lost["parallelism.context_parallel_load_balancer"] = "sequences are balanced by head and tail"
-        draft.lines.append(f"context on cp (rotate = {rotate}, balance = head_tail)")
+        balance = "none" if balancer is None else "head_tail"
+        draft.lines.append(f"context on cp (rotate = {rotate}, balance = {balance})")
     draft.lines.append("")
     _checkpoint(draft)
     if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel by itself
         draft.lines.append("attention flash")
-    if config.is_current:
+    if _masks_documents(config):
         draft.notes.append("TorchTitan masks attention between the documents of a row; here a row is one context")
-        if not config.given.get("training.disable_cuda_graphs", False):
-            draft.notes.append("TorchTitan records a step as a CUDA graph; here the host launches its kernels")
+    # Beside a pipeline TorchTitan records none.
+    if config.is_current and sizes["pp"] == 1 and not config.given.get("training.disable_cuda_graphs", False):
+        draft.notes.append("TorchTitan records a step as a CUDA graph; here the host launches its kernels")
     if config["training.enable_cpu_offload"] and draft.sharded:
         draft.lines.append("offload (parameters = all)")
     compiled = _compiled(draft)
@@ -181,6 +184,13 @@ def _write(draft: Draft, cluster: str) -> None:
     add_precision(draft)
     draft.lines += compiled
     add_training(draft)
+
+
+def _masks_documents(config: Config) -> bool:
+    """Whether attention is within documents: not with the kernel `sdpa`, which was the usual one in February 2026."""
+    kernel = config.given.get("model.attn_backend") or ("flex" if config.is_current else "sdpa")
+    chosen = re.search(r"_(flex|varlen)(_attn)?$", config["model.flavor"])
+    return config.format.is_python and (kernel != "sdpa" or chosen is not None)
 
 
 def _batch(draft: Draft) -> list[str]:
@@ -242,7 +252,13 @@ def _data_parallel(draft: Draft) -> None:
                 "TorchTitan replicates beside tensor or pipeline parallelism only what FSDP shards",
                 "choose a `data_parallel_shard_degree` above 1",
             )
-        draft.lines += ["", "replicate on dp_replicate (bucket = 100MiB)", ""]
+        # In August 2026 FSDP replicates too, with a unit for each block; before, DDP does, with such buckets.
+        draft.lines += ["", f"replicate on dp_replicate{'' if draft.config.is_current else ' (bucket = 100MiB)'}", ""]
+        if draft.config.is_current and sizes["pp"] == 1:
+            draft.notes.append(
+                "TorchTitan reduces the gradients of each block by themselves; here those of smaller blocks than a "
+                "bucket together"
+            )
 
 
 def _units(draft: Draft) -> Iterator[str]:
@@ -277,6 +293,13 @@ def _checkpoint(draft: Draft) -> None:
     elif mode == "selective":
         treatment = _selective(draft, config["activation_checkpoint.selective_ac_option"])
     draft.lines += [f"checkpoint {{ layers.* = {treatment} }}"] if treatment else []
+    # A compiler drops what nothing needs.
+    is_compiled = config["compile.enable"] and "model" in config["compile.components"]
+    stops = config.is_old or is_compiled or config.given.get("activation_checkpoint.early_stop")
+    if mode in ("full", "selective") and not stops:
+        draft.notes.append(
+            "TorchTitan recomputes a block to its end; here recomputation stops as soon as everything is there again"
+        )
 
 
 def _budget(draft: Draft, amount: float) -> str:
@@ -359,7 +382,9 @@ def _unused(draft: Draft) -> Iterator[Unused]:
         if name in draft.lost:
             yield Unused(name=written, value=value, why=draft.lost[name], changes=True)
         elif key.beside:
-            default = value == config.default(name) or (name == "model.norm_type" and re.search("rmsnorm", str(value)))
+            default = value in (None, config.default(name)) or (
+                name == "model.norm_type" and re.search("rmsnorm", str(value))
+            )
             changes = key.changes and not default
             why = key.beside if changes or not key.changes else "it has its default, which changes nothing"
             yield Unused(name=written, value=value, why=why, changes=changes)
@@ -373,5 +398,5 @@ def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused
             continue
         without = _drafted(config.without(name), cluster, devices)
         if without is not None and without.lines == draft.lines:
-            why = "it changes nothing in this configuration"
+            why = config.format.keys[name].idle
             yield Unused(name=config.written[name], value=value, why=why, changes=False)

@@ -151,19 +151,20 @@ def test_json_of_an_unreadable_config_has_no_plan(capsys: pytest.CaptureFixture[
 
 
 RUNS = """\
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
 from .base import steps
 
 
 def llama3_8b() -> Trainer.Config:
-    config = Trainer.Config(model_spec=model_registry("8B"))
+    config = Trainer.Config(model_spec=model_registry("8B"), optimizer=default_adamw())
     steps(config)
     return config
 
 
 def llama3_70b() -> Trainer.Config:
-    return Trainer.Config(model_spec=model_registry("70B"))
+    return Trainer.Config(model_spec=model_registry("70B"), optimizer=default_adamw())
 """
 
 

@@ -199,8 +199,10 @@ class OneBucket(Check):
         replicate, manifest, mesh = analysis.plan.replicate, analysis.manifest, analysis.plan.mesh
         if replicate is None or manifest is None or mesh.dp_replicate == 1 or not written(replicate, "bucket"):
             return
+        if analysis.plan.pipeline is not None:  # there are no buckets: LP333
+            return
         # No gradient is wider than fp32, and no rank has more than its share of every parameter.
-        most = manifest.parameter_count * 4 // (mesh.tp * mesh.pp)
+        most = manifest.parameter_count * 4 // mesh.tp
         if replicate.bucket >= most:
             yield self.at(
                 analysis.span_of(replicate, "bucket"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.importing.config import read_config
 from legoai.dsl.importing.keys import KEYS
-from legoai.dsl.importing.translation import Imported, import_config
+from legoai.dsl.importing.translation import Imported, import_config, translated
 from legoai.dsl.lint import lint
 
 
@@ -179,3 +180,99 @@ def test_validations_of_a_pipeline_count_its_micro_batches():
     found = imported(text + "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n")
     assert found.text is not None
     assert "batches = 400" in found.text
+
+
+SAVED = '[model]\nhf_assets_path = "hf/Llama"\n[checkpoint]\nenable = true\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "folder", "lost"),
+    [
+        ("initial_load_in_hf = true", "hf/Llama", []),
+        ('initial_load_in_hf = true\ninitial_load_path = "old \\"one\\""', 'old \\"one\\"', []),
+        ("initial_load_in_hf = true\ninitial_load_in_hf_quantized = true", "hf/Llama",
+         ["checkpoint.initial_load_in_hf_quantized"]),
+        ('initial_load_path = "old/step-10"', None, ["checkpoint.initial_load_path"]),
+        ('initial_load_path = "old/step-10"\ninitial_load_model_only = false', None,
+         ["checkpoint.initial_load_path", "checkpoint.initial_load_model_only"]),
+        ("enable = false\ninitial_load_in_hf = true", None, []),
+        ('enable = false\ninitial_load_path = "old/step-10"', None, []),
+        ("create_seed_checkpoint = true", None, ["checkpoint.create_seed_checkpoint"]),
+    ],
+)  # fmt: skip
+def test_a_training_starts_with_the_weights_of_torchtitan(more: str, folder: str | None, lost: list[str]):
+    head = SAVED.replace("enable = true\n", "") if more.startswith("enable") else SAVED
+    found = imported(head + more + "\n")
+    assert found.text is not None
+    written = re.search(r"^weights +\(huggingface = \"(.*)\"\)$", found.text, re.MULTILINE)
+    assert (written and written[1]) == folder
+    assert [item.name for item in found.unused if item.changes] == lost
+    assert [item.code for item in found.diagnostics] == ["LP024"] * len(lost)
+    assert not lint(found.text, "some.plan", directory=Path()).has_errors
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("initial_load_in_hf = true\ninitial_load_model_only = false",
+         "weights of Hugging Face have no state of an optimizer"),
+        ("initial_load_in_hf_quantized = true", "quantized weights are read in Hugging Face's layout"),
+    ],
+)  # fmt: skip
+def test_weights_that_torchtitan_refuses_are_refused(more: str, message: str):
+    [found] = imported(f"{SAVED}{more}\n").diagnostics
+    assert (found.code, found.message) == ("LP023", message)
+
+
+def test_a_config_that_only_loads_saves_nothing():
+    saved, loaded = (imported(SAVED + more).text for more in ("", "load_only = true\n"))
+    assert re.search("^save ", saved, re.MULTILINE)
+    assert not re.search("^save ", loaded, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("parallelism.context_parallel_load_balancer", "balance = none"),
+        ("lr_scheduler.decay_ratio", "linear(warmup = 200, steps = 10000)"),
+        ("parallelism.pipeline_parallel_schedule_csv", "balance = head_tail"),
+        ("parallelism.pipeline_parallel_layers_per_stage", "balance = head_tail"),
+        ("training.dataset_path", "balance = head_tail"),
+    ],
+)
+def test_none_is_set_where_an_option_may_be_none(path: str, wanted: str):
+    text = "[parallelism]\ncontext_parallel_degree = 2\n[lr_scheduler]\ndecay_ratio = 0.3\n"
+    config = read_config(text, "some.toml", {path: "None"})
+    found = translated(config, plan="some", cluster="h100_sxm", devices=8)
+    assert found.diagnostics == ()
+    assert wanted in found.text
+
+
+def test_none_is_no_value_of_other_options():
+    [found] = read_config("", "some.toml", {"training.steps": "None"}).diagnostics
+    assert found.message == "`training.steps` takes a whole number, not `None`"
+
+
+def test_validations_of_another_sequence_length_are_reported():
+    text = "[training]\nseq_len = 4096\n[validation]\nenable = true\nsteps = 10\n"
+    assert [note for note in imported(text).notes if "validates on sequences of 2048 by default" in note]
+    found = imported(f"{text}seq_len = 1024\n")
+    assert [item.name for item in found.unused if item.changes] == ["validation.seq_len"]
+    same = imported(f"{text}seq_len = 4096\n")
+    assert same.diagnostics == ()
+    assert not [note for note in same.notes if "validates" in note]
+
+
+def test_recomputation_to_the_end_of_a_block_is_noted_where_it_happens():
+    full = "[activation_checkpoint]\nmode = 'full'\n"
+    said = [
+        any("recomputes a block to its end" in note for note in imported(text).notes)
+        for text in (
+            full,
+            f"{full}early_stop = true\n",
+            f"{full}[compile]\nenable = true\n",
+            full.replace("full", "none"),
+        )
+    ]
+    assert said == [True, False, False, False]
+    assert imported(f"{full}early_stop = true\n").diagnostics == ()

@@ -65,6 +65,50 @@ def test_stages_equal_torchtitan_stages(flavor: str, pp: int, more: str, wanted:
     assert statement(flavor, pp, more) == wanted
 
 
+def parts(*ranges: tuple[int, int], first: str = "tok_embeddings", last: str = "norm, output") -> str:
+    """Modules of each part, blocks by ranges, in any order within a part."""
+    made = [[f"layers.{number}" for number in reversed(range(*one))] for one in ranges]
+    made[0] += [first]
+    made[-1] = [*last.split(", "), *made[-1]]
+    return f"module_fqns_per_model_part = {made}".replace("'", '"')
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        (parts((0, 16), (16, 32)), "[layers.16]"),
+        (parts((0, 5), (5, 32)), "[layers.5]"),
+        (parts((0, 32), (0, 0)), "[norm]"),
+        (parts((0, 0), (0, 32)), "[layers.0]"),
+        ('module_fqns_per_model_part = [["tok_embeddings", "norm", ' + ", ".join(
+            f'"layers.{number}"' for number in range(32)) + '], ["output"]]', "[output]"),
+    ],
+    ids=["halves", "uneven", "all blocks first", "all blocks last", "norm first"],
+)  # fmt: skip
+def test_a_part_is_a_set_of_modules_that_begins_with_the_first_of_the_model(text: str, split: str):
+    assert statement("8B", 2, text) == f"pipeline on pp (schedule = 1F1B, split = {split})"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (parts((0, 8), (0, 0)), "no part has `layers.8`"),
+        (parts((0, 16), (16, 32), first=""), "`` is no module of this model"),
+        (parts((0, 16), (16, 32), last="norm"), "no part has `output`"),
+        (parts((0, 16), (16, 32), last="norm, lm_head"), "`lm_head` is no module of this model"),
+        (parts((0, 16), (16, 33)), "`layers.32` is no module of this model"),
+        (parts((0, 17), (16, 32)), "parts are not the modules in their order, each in one part"),
+        (parts((16, 32), (0, 16)), "parts are not the modules in their order, each in one part"),
+        (parts((0, 16), (16, 16), (16, 32)), "a part has no modules"),
+        ("module_fqns_per_model_part = []", "no part has `tok_embeddings`"),
+    ],
+)
+def test_parts_that_do_not_divide_the_model_in_its_order_are_reported(text: str, problem: str):
+    config = PIPELINE.format(flavor="8B", pp=2, more=text)
+    [found] = import_config(config, "x.toml", plan="x", cluster="h100_sxm(hosts = 2)", devices=16).diagnostics
+    assert (found.code, found.message) == ("LP023", problem)
+
+
 @pytest.mark.parametrize(
     ("schedule", "per_stage", "first", "problem", "near"),
     [
@@ -157,3 +201,15 @@ def test_learning_rates_equal_torchtitan_learning_rates(
         assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
         optimizer.step()
         scheduler.step()
+
+
+def test_the_warm_up_of_2024_differs_by_a_step_which_is_noted():
+    """`linear_warmup_linear_decay` of December 2024 divides by a step more than that of 2026."""
+    texts = ("[training]\nwarmup_steps = 5\nsteps = 20\n", "[lr_scheduler]\nwarmup_steps = 5\n[training]\nsteps = 20\n")
+    old, new = (import_config(text, "x.toml", plan="x", cluster="h100_sxm", devices=8) for text in texts)
+    [said] = [note for note in old.notes if "warms up" in note]
+    assert "by (step + 1) / 6, " in said
+    assert said.endswith("here by (step + 1) / 5")
+    assert not [note for note in new.notes if "warms up" in note]
+    without = import_config(texts[0].replace("= 5", "= 0"), "x.toml", plan="x", cluster="h100_sxm", devices=8)
+    assert not [note for note in without.notes if "warms up" in note]

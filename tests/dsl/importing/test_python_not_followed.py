@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.python_configs import HEAD, config_of, read
+from support.python_configs import HEAD, MADE, config_of, read
 
 SILENT = {
     "not found": ("from torchtitan.models.llama3.config_registry import llama3_70b\n", "return llama3_70b()", "LP021"),
@@ -21,13 +21,16 @@ SILENT = {
     "own training": (
         "class Mine(TrainingConfig):\n    steps: int = 5\n", "config.training = Mine()\nreturn config", "LP024",
     ),
-    "no name": ("", "return Trainer.Config(5, model_spec=model_registry('8B'))", "LP024"),
+    "no name": ("", f"return {MADE.replace('(', '(5, ', 1)}", "LP024"),
     "no name in a part": ("", "config.training = TrainingConfig(5)\nreturn config", "LP024"),
-    "no model": ("", "return Trainer.Config()", "LP023"),
+    "no model": ("", "return Trainer.Config(optimizer=default_adamw())", "LP023"),
     "given over": ("", "config.training = tweak(config)\nreturn config", "LP024"),
     "changed by another": ("", "ignored = tweak(config)\nreturn config", "LP024"),
     "changed by a method": ("", "config.training.halve()\nreturn config", "LP024"),
     "inner function": ("", "def inner():\n    config.training.steps = 5\ninner()\nreturn config", "LP021"),
+    "default of a field": (
+        "", "if config.activation_checkpoint is not None:\n    config.training.steps = 5\nreturn config", "LP021",
+    ),
     "keywords that are no texts": ("", "return Trainer.Config(**{1: 2})", "LP021"),
     "changed constant": ("STEPS = 10\nSTEPS *= 2\n", "config.training.steps = STEPS\nreturn config", "LP024"),
     "conditional constant": (
@@ -44,7 +47,7 @@ SILENT = {
 def test_what_is_not_followed_is_reported(case: str):
     before, body, code = SILENT[case]
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    head = "" if "Trainer.Config()" in body else '    config = Trainer.Config(model_spec=model_registry("8B"))\n'
+    head = "" if "return Trainer.Config(" in body else f"    config = {MADE}\n"
     found = read(f"{HEAD}{before}def a() -> Trainer.Config:\n{head}{lines}", "a")
     assert [item.code for item in found.diagnostics] == [code]
 
@@ -59,9 +62,7 @@ def test_what_is_not_followed_is_reported(case: str):
     ],
 )
 def test_a_function_is_what_its_name_means_last(before: str, body: str):
-    text = (
-        f'{HEAD}{before}def a() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry("8B"))\n{body}'
-    )
+    text = f"{HEAD}{before}def a() -> Trainer.Config:\n    return {MADE}\n{body}"
     assert [item.code for item in read(text, "a").diagnostics] == ["LP021"]
 
 
@@ -92,7 +93,7 @@ def grown(x=[]):
     SOME.append(1)
     return len(x)
 def a() -> Trainer.Config:
-    config = Trainer.Config(model_spec=model_registry("8B"))
+    config = {MADE}
     grown()
     config.training.steps = grown() + len(SOME)
     return config
@@ -101,9 +102,17 @@ def a() -> Trainer.Config:
 
 
 def test_names_of_all_of_a_module_are_followed(tmp_path: Path):
-    (tmp_path / "base.py").write_text(
-        f'{HEAD}def base():\n    return Trainer.Config(model_spec=model_registry("8B"))\n'
-    )
+    (tmp_path / "base.py").write_text(f"{HEAD}def base():\n    return {MADE}\n")
     found = read("from .base import *\ndef a():\n    return base()\n", "a", tmp_path / "runs.py")
     assert (found.diagnostics, found.given["model.flavor"]) == ([], "8B")
     assert read("from .base import base as a\n", "a", tmp_path / "runs.py").given["model.flavor"] == "8B"
+
+
+@pytest.mark.parametrize(("operator", "steps"), [("is", 5), ("is not", 4)])
+def test_identity_is_that_of_what_is_known(operator: str, steps: int):
+    body = "config.compile = CompileConfig()\nother = config.compile\n"
+    found = config_of(f"{body}config.training.steps = 5 if other {operator} config.compile else 4")
+    assert found.given["training.steps"] == steps
+    found = config_of(f"config.training.steps = 5 if config.loss {operator} None else 4")
+    [problem] = found.diagnostics
+    assert problem.message == "`training.steps` is not translated: its value is `config.loss`, which has its default"

@@ -26,6 +26,13 @@ def test_bucket_larger_than_all_gradients_is_reported(bucket: str, one: bool) ->
     assert ("LP805" in codes(text)) == one
 
 
+def test_bucket_under_a_pipeline_has_no_effect_whatever_its_size() -> None:
+    text = 'model llama3("1b")\nmesh (pp = 2, dp_replicate = 4)\npipeline on pp\n'
+    found = codes(f"{text}replicate on dp_replicate (bucket = 8GiB)")
+    assert "LP333" in found
+    assert "LP805" not in found
+
+
 def test_default_bucket_of_a_small_model_is_clean() -> None:
     assert "LP805" not in codes('model llama3("tiny")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate')
 
