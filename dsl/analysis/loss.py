@@ -46,10 +46,10 @@ def layer_of_loss(analysis: Analysis) -> str | None:
     manifest = analysis.manifest
     if manifest is None or pieces_of_last_layer(analysis.plan.loss.form) == 1:
         return None
-    return _layer_of_logits(manifest)
+    return layer_of_logits(manifest)
 
 
-def _layer_of_logits(manifest: Manifest) -> str | None:
+def layer_of_logits(manifest: Manifest) -> str | None:
     """Return the linear layer that is called once, and whose result is the model's own; None where there is none."""
     info = manifest.modules[""]
     while info.kind != "linear":

@@ -11,9 +11,11 @@ from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.compile import compiles_only_blocks
 from legoai.dsl.analysis.computation.precision import output_bytes
+from legoai.dsl.analysis.loss import layer_of_loss, pieces_of_last_layer
 from legoai.dsl.analysis.magnitudes.bounds import local_logits
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.loss import ChunkedLoss, EagerLoss
+from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.models.reads import Tokens
 
 _SHARED: Final[tuple[KindAndForm, ...]] = (
@@ -23,6 +25,10 @@ _SHARED: Final[tuple[KindAndForm, ...]] = (
 _OF_LONG: Final[dict[KindAndForm, int]] = {("softmax", "long"): 2, ("loss", ""): 1, ("softmax", "long backward"): 3}
 _OF_SHORT: Final[dict[KindAndForm, int]] = {("softmax", ""): 2, ("loss", ""): 1, ("softmax", "backward"): 3}
 """Passes over the logits: their logarithms; the gradient of these, and of the logits."""
+_SUM: Final = 3
+"""Passes over a gradient that is added to another: two are read, and one is written."""
+_SCALED: Final = 2
+"""Passes over one that is scaled in place."""
 _CASTS: Final[tuple[KindAndForm, ...]] = (("copy", ""), ("copy", "unvectorised"))
 """Of the logits to a wider dtype, and of their gradient from it."""
 _LEAST: Final = 4
@@ -51,11 +57,23 @@ def seconds_of_loss(analysis: Analysis, machine: Machine) -> float:
         return 0.0
     size = output_bytes(plan.precision)
     exact = max(_LEAST, size)
+    summed = _seconds_of_sums(analysis, machine)
     if plan.mesh.tp > 1:
         casts = 2 * (size + exact) if size < exact else 0
-        return least_moved(_SHARED, logits * (casts + sum(_OF_LONG.values()) * exact), machine.profile)
+        return summed + least_moved(_SHARED, logits * (casts + sum(_OF_LONG.values()) * exact), machine.profile)
     long = analysis.manifest.vocab_size is not None and analysis.manifest.vocab_size > LONG_ROW
     moved: dict[KindAndForm, int] = {one: passes * exact for one, passes in (_OF_LONG if long else _OF_SHORT).items()}
     if size < exact:
         moved |= dict.fromkeys(_CASTS, size + exact)
-    return sum(least_moved([one], logits * each, machine.profile) for one, each in moved.items())
+    return summed + sum(least_moved([one], logits * each, machine.profile) for one, each in moved.items())
+
+
+def _seconds_of_sums(analysis: Analysis, machine: Machine) -> float:
+    """Least seconds in which the gradients of a last layer in pieces are summed, and scaled in backward."""
+    plan, manifest, layer = analysis.plan, analysis.manifest, layer_of_loss(analysis)
+    if layer is None or manifest is None:
+        return 0.0
+    pieces = pieces_of_last_layer(plan.loss.form)
+    weights = sum(item.numel for item in manifest.modules[layer].parameters if not item.frozen) // plan.mesh.tp
+    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.master])
+    return least_moved([("elementwise", "")], weights * size * (_SUM * (pieces - 1) + _SCALED), machine.profile)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.lower_bounds import memory_bound_kernels
@@ -35,11 +35,11 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import modules_inside
+from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
 from legoai.dsl.analysis.parallelism.experts import limited_experts
-from legoai.specs.directives.hole import Undecided
-from legoai.specs.directives.loss import EagerLoss
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.reads import Tokens
@@ -50,6 +50,12 @@ Values = TypeVarTuple("Values")
 FACTORS: Final = 2
 """Products in the backward of a product: one for each factor."""
 _NOTHING: Final = Pass(0.0, 0.0)
+
+
+class _OfRank(Protocol):
+    """Least seconds of a layer on a rank, which may share it with others, in pieces of the tokens."""
+
+    def __call__(self, shape: LinearShape | AttentionShape, parts: int, pieces: int = 1) -> Pass | None: ...
 
 
 @dataclass(slots=True)
@@ -214,8 +220,8 @@ class ModelLayers:
         except Undecided:
             return {}
 
-    def _local(self, analysis: Analysis) -> Callable[[LinearShape | AttentionShape, int], Pass | None] | None:
-        """Least seconds of a layer on a rank by its shape and the ranks that may share it; None where not known."""
+    def _local(self, analysis: Analysis) -> _OfRank | None:
+        """Least seconds of layers on a rank; None where not known."""
         plan = analysis.plan
         if computes_in_float8(plan.precision) or plan.batch.length % plan.mesh.cp:
             return None
@@ -225,10 +231,11 @@ class ModelLayers:
         tokens, sequences, of_ranks = local_tokens(plan), plan.batch.micro_batch, self.once(analysis, pieces_of_ranks)
         others = parts_of_heads(plan) // plan.mesh.tp
 
-        def seconds(shape: LinearShape | AttentionShape, parts: int) -> Pass | None:
+        def seconds(shape: LinearShape | AttentionShape, parts: int, pieces: int = 1) -> Pass | None:
             if isinstance(shape, LinearShape):
-                return kernels.linear(shape, tokens, parts)
-            of_rank = [kernels.attention(shape, sequences, pieces, others * parts) for pieces in of_ranks]
+                of_piece = kernels.linear(shape, tokens // pieces, parts)
+                return None if of_piece is None or tokens % pieces else Pass(*(pieces * one for one in of_piece))
+            of_rank = [kernels.attention(shape, sequences, own, others * parts) for own in of_ranks]
             return least_of([one for one in of_rank if one is not None])
 
         return seconds
@@ -241,25 +248,33 @@ class ModelLayers:
         assert manifest is not None
         if local is None:
             return
-        whole_loss = isinstance(plan.loss.form, EagerLoss)
-        lists = tuple(f"{item.path}." for item in manifest.block_lists)
         known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]
-        of_shapes = {shape: local(shape, plan.mesh.tp) for shape in {shape for _, shape in known_at}}
+        pieces_of = _pieces_of_last_layer(analysis)
 
         @functools.cache
-        def raised(shape: LinearShape | AttentionShape, known: Pass) -> Pass | None:
-            found = of_shapes[shape]
+        def raised(shape: LinearShape | AttentionShape, known: Pass, pieces: int) -> Pass | None:
+            found = local(shape, plan.mesh.tp, pieces)
             if found is None:
                 return None
             most = max(found.forward, known.forward), max(found.backward, known.backward)
             return Pass(*most, found.of_inputs, found.of_weights)
 
         for path, shape in known_at:
-            # A loss in pieces takes the output layer with it.
-            if whole_loss or isinstance(shape, AttentionShape) or path.startswith(lists):
-                found = raised(shape, least[path])
-                if found is not None:
-                    yield path, found
+            pieces = pieces_of.get(path, 1)
+            found = raised(shape, least[path], pieces) if pieces else None
+            if found is not None:
+                yield path, found
+
+
+def _pieces_of_last_layer(analysis: Analysis) -> dict[str, int]:
+    """The pieces in which the loss computes the last layer, by its path; 0 where that is not decided."""
+    form = analysis.plan.loss.form
+    try:
+        pieces = 0 if isinstance(form, Hole) and pieces_of_last_layer(form) > 1 else pieces_of_last_layer(form)
+    except Undecided:
+        pieces = 0
+    layer = None if pieces == 1 or analysis.manifest is None else layer_of_logits(analysis.manifest)
+    return {} if layer is None else {layer: pieces}
 
 
 def _waited(took: Pass, waits: Pass) -> Pass:
