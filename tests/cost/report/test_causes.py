@@ -275,6 +275,15 @@ def test_parameters_and_gradients_are_caused_by_the_rule_of_their_unit():
     }
 
 
+def test_memory_of_a_unit_is_caused_by_its_rule():
+    found, costs, _ = in_the_simulator(of_lines, UNITS)
+    first, last, embeddings, output, root = (costs[line]["memory_bytes"]["sharded_parameter"] for line in range(7, 12))
+    assert first == 3 * last and embeddings == output > root > 0
+    for category in ("sharded_parameter", "unsharded_parameter", "sharded_gradient"):
+        caused = [item["memory_bytes"].get(category, 0) for item in costs.values()]
+        assert sum(caused) == found["memory"]["by_category"][category], category
+
+
 CHUNKS = """\
 plan chunks
 model   llama3("tiny")
