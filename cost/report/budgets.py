@@ -9,6 +9,7 @@ from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.holders import causes_of_categories
 from legoai.cost.report.parts import BUBBLE, COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.dsl.diagnostics.codes.budgets import MemoryLeftByRecomputation, OutOfMemory, RequirementViolated
@@ -149,8 +150,8 @@ def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
 
 def _of_memory(item: RankEstimate, causes: Causes) -> Contributor:
     category, size = next(iter(item.memory.by_category.items()))
-    largest = next(live for live in item.memory.live if live.category == category)
-    return Contributor(f"{words.CATEGORIES[category]}, {words.size(size)}", causes.of_memory(category, largest.module))
+    cause = next(iter(causes_of_categories(item.memory, causes)[category]))
+    return Contributor(f"{words.CATEGORIES[category]}, {words.size(size)}", cause)
 
 
 def _collective(estimate: Estimate, causes: Causes) -> Contributor:

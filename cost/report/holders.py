@@ -48,6 +48,15 @@ def holders(memory: MemoryReport, causes: Causes) -> tuple[Holder, ...]:
     return tuple(sorted(rows, key=lambda holder: (-holder.bytes, holder.pattern)))
 
 
+def causes_of_categories(memory: MemoryReport, causes: Causes) -> dict[Category, dict[Cause, int]]:
+    """Return the bytes of each category at the peak that each line causes, those with the most first."""
+    found: defaultdict[Category, Counter[Cause]] = defaultdict(Counter)
+    for holder in holders(memory, causes):
+        for (category, size), cause in zip(holder.by_category.items(), holder.causes, strict=True):
+            found[category][cause] += size
+    return {category: dict(found[category].most_common()) for category in memory.by_category}
+
+
 def _holder(pattern: str, storages: list[LiveStorage], causes: Mapping[Category, Cause]) -> Holder:
     categories: Counter[Category] = Counter()
     for storage in storages:

@@ -9,6 +9,7 @@ from typing import Any
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.report.holders import causes_of_categories
 from legoai.cost.report.parts import COPIES, HOST, parts
 from legoai.cost.trace.records import Category
 
@@ -97,9 +98,10 @@ def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
     of_parts = parts(estimate)
     at(causes.of_part(COPIES)).copies = of_parts[COPIES]
     at(causes.of_part(HOST)).host = of_parts[HOST]
-    for category, size in estimate.fullest.memory.by_category.items():
-        line = at(causes.of_memory(category))
-        line.memory[category] = line.memory.get(category, 0) + size
+    for category, by_cause in causes_of_categories(estimate.fullest.memory, causes).items():
+        for cause, size in by_cause.items():
+            line = at(cause)
+            line.memory[category] = line.memory.get(category, 0) + size
     for result in estimate.requirements:
         required = result.requirement
         verdict = "" if result.ok else ", violated"

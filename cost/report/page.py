@@ -15,7 +15,7 @@ from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
-from legoai.cost.report.holders import holders
+from legoai.cost.report.holders import causes_of_categories, holders
 from legoai.cost.report.parts import COMMUNICATION, COPIES, HOST, LAUNCH
 from legoai.cost.report.pictures import pipeline_picture
 from legoai.cost.trace.records import Category
@@ -172,12 +172,13 @@ def _pipeline(estimate: Estimate) -> Iterator[str]:
 def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
     item = estimate.fullest
     yield f"<h2>Memory at the peak of rank {item.rank}, in {item.memory.peak_phase}</h2>"
+    by_cause = causes_of_categories(item.memory, causes)
     rows = [
         (
             _category(category),
             words.size(size),
             words.share(size / item.memory.peak),
-            _link(causes.of_memory(category)),
+            _link(next(iter(by_cause[category]))),
         )
         for category, size in item.memory.by_category.items()
     ]

@@ -11,7 +11,7 @@ from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
-from legoai.cost.report.holders import holders
+from legoai.cost.report.holders import causes_of_categories, holders
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
@@ -109,10 +109,10 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
     use = item.use
     yield f"memory of rank {item.rank}" + (f", the fullest of {len(estimate.ranks)}" if len(estimate.ranks) > 1 else "")
     rows = [("  peak active", words.size(item.memory.peak), f"in {_where_peak(item)}")]
+    by_cause = causes_of_categories(item.memory, causes)
     for category, size in item.memory.by_category.items():
         if size > _SMALL * item.memory.peak:
-            cause = causes.of_memory(category)
-            rows.append((f"    {words.CATEGORIES[category]}", words.size(size), cause.place))
+            rows.append((f"    {words.CATEGORIES[category]}", words.size(size), next(iter(by_cause[category])).place))
     if estimate.machine.device.kind != "cpu":
         rows.append(("  reserved by PyTorch", words.size(use.reserved), _of_reserved(estimate, causes)))
     for name, size in use.outside.items():

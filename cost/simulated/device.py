@@ -59,6 +59,7 @@ class Recorder(Protocol):
 
     Attributes:
         module: path of the module that runs.
+        unit: path of the unit whose parameters are gathered or whose gradients are reduced; None for none.
         phase: of the step.
         issuer: what issues the ops.
         function: whether the backward of a Python autograd function runs, for whose kernels it is charged.
@@ -68,6 +69,7 @@ class Recorder(Protocol):
     """
 
     module: str = ""
+    unit: str | None = None
     phase: Phase = "setup"
     issuer: Issuer = "python"
     function: bool = False

@@ -272,7 +272,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for item in tensors(args[0]):
                 number = capture.number_of(item)
                 if number is not None:
-                    capture.record(Categorise(number, "unsharded_gradient", capture.module))
+                    capture.record(Categorise(number, "unsharded_gradient", capture.owner))
         if capture.operands is not None:
             shares = answer.shares
             # Of a tensor that a call has twice, the share depends on what it does with either.
@@ -362,6 +362,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = whole_buffer(known, args, out)
         work = capture.work_count
         capture.work_count += 1
+        of_parameters = capture.moves_parameters(issued and kind in _OF_PARAMETERS)
+        module = capture.owner if of_parameters else capture.module
         if capture.operands is not None and kind == "all_reduce":
             shares = shares_of(known, args, {}, inputs, results, (0, 0))
             capture.operands[len(capture.records)] = operands_of(shares, inputs, results, capture.number_of)
@@ -374,13 +376,13 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 axis=axis,
                 bytes=sum(item.numel() * item.itemsize for item in whole),
                 dtype=type_of(whole[0]).dtype if whole else "",
-                module=capture.module,
+                module=module,
                 phase=phase,
                 issuer=capture.issuer,
                 calls=capture.take_calls(),
                 members=members,
                 communicator=group.communicator if group.communicator != axis else "",
-                of_parameters=capture.moves_parameters(issued and kind in _OF_PARAMETERS),
+                of_parameters=of_parameters,
             )
         )
         if issued:
@@ -391,7 +393,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number = capture.number_of(item)
                 is_buffer = number not in capture.of_parameters  # a sharded optimizer gathers these in place
                 if number is not None and is_buffer and kind in ("all_gather", "reduce_scatter"):
-                    capture.record(Categorise(number, "communication", capture.module))
+                    capture.record(Categorise(number, "communication", module))
         elif known.name == "_dtensor.shard_dim_alltoall":
             capture.record(WaitWork(current_stream(), work))  # torch waits within the operator
         else:

@@ -29,6 +29,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.operators import UnknownCollective
 from legoai.cost.simulated.process_groups import Group, group_of
+from legoai.cost.simulated.units import noted_units
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import (
@@ -310,7 +311,7 @@ class Capture(Recorder):
             register_module_forward_hook(leave, always_call=True),
         )
         try:
-            with patched("torch:UntypedStorage.resize_", resize_):
+            with patched("torch:UntypedStorage.resize_", resize_), noted_units(self, self.paths):
                 yield
         finally:
             for handle in handles:
@@ -410,6 +411,11 @@ class Capture(Recorder):
         self.pending.pop(ref.number, None)
         if not self.closed:
             self.record(Free(ref.number))
+
+    @property
+    def owner(self) -> str:
+        """Path of the unit that is gathered or reduced; else that of the module that runs."""
+        return self.module if self.unit is None else self.unit
 
     def moves_parameters(self, by_hooks: bool) -> bool:
         """Whether a collective gathers parameters or reduces gradients.

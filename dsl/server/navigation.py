@@ -9,6 +9,7 @@ from typing import Literal
 
 from lsprotocol import types
 
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.project import MOST_FOLDERS, TooManyFoldersError
 from legoai.dsl.frontend.ranges import ends_of, part_of
 from legoai.dsl.frontend.reserved import reserved_names
@@ -168,8 +169,12 @@ def renamed(
         ) from None
     document = checked.document
     for file in files.values():
+        whose = "the plan" if file.name in checked.files else f"`{file.name}`"
+        if (unread := _unread(file, use.name)) is not None:
+            raise CannotRenameError(
+                f"{whose} has a syntax error in the statement of line {unread.line}, which has `{use.name}` too"
+            )
         if _defines(file, use.sort, name):
-            whose = "the plan" if file.name in checked.files else f"`{file.name}`"
             what = f"a `let` of the name `{name}`" if use.sort == "let" else f"a variant of the name `{name}`"
             raise CannotRenameError(f"{whose} has {what}")
     changes: dict[str, list[types.TextEdit]] = {}
@@ -185,6 +190,15 @@ def _defines(file: PlanFile, sort: str, name: str) -> bool:
     """Whether a file, or a variant in it, defines a name."""
     kind = Let if sort == "let" else Variant
     return any(isinstance(item, kind) and item.name.text == name for item in _with_variants(file))
+
+
+def _unread(file: PlanFile, name: str) -> Span | None:
+    """The first statement with a syntax error that has a name, whose uses in it are not known."""
+    if name not in file.text:
+        return None
+    word = re.compile(rf"\b{name}\b")
+    damaged = parse(file.text, file.name).damaged
+    return next((span for span in damaged if word.search(file.text, span.start, span.end)), None)
 
 
 def renameable(checked: Checked, offset: int) -> Use | None:

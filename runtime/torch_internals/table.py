@@ -165,6 +165,15 @@ _MESHES: Final = (
         why="each rank makes the groups of all others along an axis, and keeps its own",
         test="distributed/test_meshes.py::test_groups_of_other_ranks_are_not_created",
     ),
+    *(
+        Patch(
+            path=f"torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.{name}",
+            parameters=parameters,
+            why="tells whose parameters are gathered, or whose gradients are reduced, while other modules run",
+            test="distributed/test_units.py::test_collectives_of_parameters_name_their_unit",
+        )
+        for name, parameters in (("unshard", "self, async_op"), ("post_backward", "self"))
+    ),
     Patch(
         path="torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         parameters="tensor, num_chunks, dim",

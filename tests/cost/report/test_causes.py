@@ -233,6 +233,57 @@ def test_equal_modules_under_different_rules_are_told_apart():
     assert of_units == {unit, never} and all(row["modules"] <= 2 for row in held)
 
 
+UNITS = """\
+plan units
+model   llama3("tiny")
+cluster h100_sxm(devices = 2)
+batch   (global = 4, micro = 1, seq_len = 64)
+mesh    (dp_shard = 2)
+fsdp on dp_shard {
+  layers.{0..2}  = unit
+  layers.3       = unit(reshard = after_backward)
+  tok_embeddings = unit(reshard = after_backward)
+  output         = unit
+  root           = unit
+}
+require peak_memory <= 1KiB
+"""
+
+
+def test_parameters_and_gradients_are_caused_by_the_rule_of_their_unit():
+    """Whatever module runs while a unit is gathered ahead, or reduced at the end."""
+    found, *_ = in_the_simulator(of_lines, UNITS)
+    first, last, embeddings, output, root = range(7, 12)
+    moved = {
+        (row["kind"], row["phase"], row["cause"]["line"]): (row["module"], row["count"])
+        for row in found["collectives"]
+        if row["kind"] in ("all_gather", "reduce_scatter")
+    }
+    assert moved == {
+        ("all_gather", "forward", first): ("layers.*", 6),
+        ("all_gather", "forward", last): ("layers.*", 2),
+        ("all_gather", "forward", embeddings): ("tok_embeddings", 2),
+        ("all_gather", "forward", output): ("output", 2),
+        ("all_gather", "forward", root): ("", 2),
+        ("all_gather", "backward", first): ("layers.*", 6),
+        ("all_gather", "backward", output): ("output", 2),
+        ("reduce_scatter", "backward", first): ("layers.*", 6),
+        ("reduce_scatter", "backward", last): ("layers.*", 2),
+        ("reduce_scatter", "backward", embeddings): ("tok_embeddings", 2),
+        ("reduce_scatter", "backward", output): ("output", 2),
+        ("reduce_scatter", "backward", root): ("", 2),
+    }
+
+
+def test_memory_of_a_unit_is_caused_by_its_rule():
+    found, costs, _ = in_the_simulator(of_lines, UNITS)
+    first, last, embeddings, output, root = (costs[line]["memory_bytes"]["sharded_parameter"] for line in range(7, 12))
+    assert first == 3 * last and embeddings == output > root > 0
+    for category in ("sharded_parameter", "unsharded_parameter", "sharded_gradient"):
+        caused = [item["memory_bytes"].get(category, 0) for item in costs.values()]
+        assert sum(caused) == found["memory"]["by_category"][category], category
+
+
 CHUNKS = """\
 plan chunks
 model   llama3("tiny")

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from legoai.cost.report.words import CATEGORIES
 from support import ROOT
 from support.reports import everything
 from support.simulator import in_the_simulator
@@ -135,6 +136,21 @@ def test_modules_hold_the_memory_of_the_peak(reported: dict):
     block = text.partition("modules with the most memory at the peak\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in block] == [row["module"] or "root" for row in rows[:5]]
     assert "<h2>Modules with the most memory at the peak</h2>" in html
+
+
+def test_categories_name_the_line_that_causes_most_of_them(reported: dict):
+    """Of parameters and gradients this is the line of the layers, and not that of the root."""
+    text, html = (
+        reported["terminal"].partition("memory of rank 0\n")[2].partition("\n\n")[0],
+        reported["page"].partition("<h2>Memory at the peak")[2].partition("</table>")[0],
+    )
+    for category in ("unsharded_parameter", "sharded_parameter", "sharded_gradient"):
+        sizes = {item["line"]: size for item in reported["lines"] if (size := item["memory_bytes"].get(category))}
+        most = max(sizes, key=lambda line: sizes[line])
+        assert len(sizes) == 2 and most == line_of("  layers.* = unit")
+        [row] = [line for line in text.splitlines() if line.startswith(f"    {CATEGORIES[category]}")]
+        [cells] = [line for line in html.split("<tr>") if f">{CATEGORIES[category]}</td>" in line]
+        assert row.endswith(f"reported.plan:{most}") and f'"#reported.plan:{most}"' in cells
 
 
 def test_operators_of_checkpointed_modules_are_saved_or_recomputed(reported: dict):

@@ -422,6 +422,25 @@ def test_rename_reaches_every_plan_that_shares_the_name(shared: Client, folder: 
         shared.close(f"rename/{name}")
 
 
+def test_rename_is_refused_where_an_unreadable_statement_has_the_name(shared: Client, folder: Path):
+    """Its uses of the name would be left out; statements with errors that lack the name are no obstacle."""
+    base = GOOD.replace("plan small\n", "plan small\nlet rate = 1e-3\n") + "optimizer adamw(lr = rate)\n"
+    extending = 'plan extending\nextends "unread.plan"\nclip (norm = {})\noptimizer adamw(lr = {}\n'
+    marked, beside = base.replace("let rate", "let |rate"), folder / "rename" / "beside.plan"
+    beside.parent.mkdir(exist_ok=True)
+    beside.write_text(extending.format("rate", "1e-3"), encoding="utf-8")
+    shared.open("rename/unread.plan", base)
+    edit = shared.at("rename", "rename/unread.plan", marked, newName="speed")["changes"]
+    assert edit.keys() == {shared.uri("rename/unread.plan"), shared.uri("rename/beside.plan")}
+    beside.write_text(extending.format("rate", "rate"), encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"`rename/beside.plan` has a syntax error in the statement of line 4"):
+        shared.at("rename", "rename/unread.plan", marked, newName="speed")
+    beside.unlink()
+    with pytest.raises(AssertionError, match="the plan has a syntax error in the statement of line"):
+        shared.at("rename", "rename/unread.plan", marked + "clip (norm = rate\n", newName="speed")
+    shared.close("rename/unread.plan")
+
+
 def test_extends_completes_plan_paths(editor: tuple[Client, str], folder: Path):
     server, name = editor
     (folder / "bases").mkdir()

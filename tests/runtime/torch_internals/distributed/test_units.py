@@ -1,4 +1,4 @@
-"""Gradient buffers of FSDP units."""
+"""Gradient buffers of FSDP units, and the units of recorded collectives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Collective
 from legoai.runtime.torch_internals.distributed.units import summed_in_other_type, unsharded_gradients
 from support.simulated import in_a_fork
 
@@ -47,3 +52,28 @@ def summed(param: torch.dtype | None, reduce: torch.dtype | None) -> list[torch.
 )
 def test_gradient_accumulation_dtype_follows_the_reduction_dtype(param, reduce, kept):
     assert in_a_fork(summed, param, reduce) == kept
+
+
+def recorded() -> list[tuple[str, str, str]]:
+    """Collectives of a step of three units and their root, which has a parameter too."""
+    recorder = Capture()
+    with simulated_device(recorder, rank=0, world=2, kind="cuda") as fake:
+        recorder.mesh = mesh = init_device_mesh(SIM, (2,), mesh_dim_names=("dp",))
+        with fake, recorder.hooks(), Dispatch(recorder):
+            model = nn.Sequential(*(nn.Linear(4, 4, bias=False, device=SIM) for _ in range(4)))
+            for unit in (*model[:3], model):
+                fully_shard(unit, mesh=mesh, reshard_after_forward=unit in (model[0], model[2]))
+            recorder.paths.update({id(module): path for path, module in model.named_modules()})
+            recorder.next_batch()
+            model(torch.ones(2, 4, device=SIM)).sum().backward()
+    moved = [item for item in recorder.records if isinstance(item, Collective)]
+    return [(item.kind, item.phase, item.module) for item in moved]
+
+
+def test_collectives_of_parameters_name_their_unit():
+    """`0` is gathered ahead, `1` and the root stay gathered; the end reduces units whose input has no gradient."""
+    found = in_a_fork(recorded)
+    assert [module for _, phase, module in found if phase == "forward"] == ["", "0", "1", "2"]
+    again = [module for kind, phase, module in found if phase == "backward" and kind == "all_gather"]
+    reduced = [module for kind, phase, module in found if phase == "backward" and kind == "reduce_scatter"]
+    assert (again, reduced) == (["2", "0"], ["2", "1", "", "0"])
