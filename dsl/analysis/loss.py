@@ -20,7 +20,7 @@ from legoai.dsl.analysis.parallelism.shard import tensor_parallel
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.shard import Colwise, Rowwise
 from legoai.specs.models.manifests.manifest import Manifest
@@ -38,6 +38,14 @@ def pieces_of_last_layer(form: Any) -> int:
     if isinstance(form, Hole):
         return max(PIECES) if form.domain is None else max(map(pieces_of_last_layer, form.domain))
     return form.n if isinstance(form, ChunkedLoss) and form.last_layer else 1
+
+
+def takes_last_layer(form: Any) -> bool:
+    """Whether a loss computes the model's last layer, or may come to compute it."""
+    try:
+        return pieces_of_last_layer(form) > 1
+    except Undecided:
+        return True
 
 
 @fact

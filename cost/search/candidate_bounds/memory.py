@@ -14,7 +14,7 @@ from legoai.cost.search.lower_bounds.shared_work import SharedWork
 from legoai.cost.search.stages.bounds import held_between_backwards
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.magnitudes.bounds import logits_bytes
+from legoai.dsl.analysis.magnitudes.bounds import loss_bytes
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.specs.directives.hole import Undecided
 
@@ -97,5 +97,5 @@ def _activations(analysis: Analysis, kept: float) -> float:
     if analysis.plan.mesh.pp > 1:
         return max(kept, held_in_backward(analysis))
     units, held = units_in_backward(analysis), held_in_backward(analysis)
-    begins = units.before + (logits_bytes(analysis) or 0) + kept
+    begins = units.before + loss_bytes(analysis) + kept
     return max(begins, units.last + held, units.second + held - freed_with_last(analysis)) if held else begins

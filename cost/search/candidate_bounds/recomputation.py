@@ -25,7 +25,7 @@ from legoai.cost.search.lower_bounds.recomputation import (
 )
 from legoai.cost.search.stages.block_bytes import BlockBytes, block_bytes, recomputed_by_ranks
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.magnitudes.bounds import logits_bytes
+from legoai.dsl.analysis.magnitudes.bounds import loss_bytes
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.specs.directives.hole import Undecided
 
@@ -93,7 +93,7 @@ class RecomputationBounds:
         room = self.room(analysis) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
         blocks, works = len(memory_bound_kernels.repeated_blocks(analysis.manifest)) or 1, worked_on(analysis)
         return _RoomOfBlocks(
-            before=room - (logits_bytes(analysis) or 0) - units.before,
+            before=room - loss_bytes(analysis) - units.before,
             last=room - works - units.last,
             second=room + inputs / blocks - works - units.second,
         )

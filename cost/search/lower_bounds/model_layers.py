@@ -35,7 +35,7 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import modules_inside
-from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer
+from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
 from legoai.dsl.analysis.parallelism.experts import limited_experts
@@ -269,12 +269,13 @@ class ModelLayers:
 def _pieces_of_last_layer(analysis: Analysis) -> dict[str, int]:
     """The pieces in which the loss computes the last layer, by its path; 0 where that is not decided."""
     form = analysis.plan.loss.form
+    layer = layer_of_logits(analysis.manifest) if takes_last_layer(form) and analysis.manifest is not None else None
+    if layer is None:
+        return {}
     try:
-        pieces = 0 if isinstance(form, Hole) and pieces_of_last_layer(form) > 1 else pieces_of_last_layer(form)
+        return {layer: 0 if isinstance(form, Hole) else pieces_of_last_layer(form)}
     except Undecided:
-        pieces = 0
-    layer = None if pieces == 1 or analysis.manifest is None else layer_of_logits(analysis.manifest)
-    return {} if layer is None else {layer: pieces}
+        return {layer: 0}
 
 
 def _waited(took: Pass, waits: Pass) -> Pass:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
 from legoai.dsl.analysis.computation.precision import computes_in_float8, has_policy
-from legoai.dsl.analysis.loss import pieces_of_last_layer
+from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
-from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile
@@ -76,6 +76,25 @@ def logits_bytes(analysis: Analysis) -> int | None:
         return logits // pieces_of_last_layer(plan.loss.form) * size
     except Undecided:
         return 0
+
+
+def loss_bytes(analysis: Analysis) -> int:
+    """A lower bound of the bytes that the loss of one micro batch takes on a rank, beside what forward has kept.
+
+    A loss that computes the last layer in pieces holds the sum of its gradients when it computes those of the next
+    piece, from the gradient of that one's logits.
+    """
+    plan, manifest, whole = analysis.plan, analysis.manifest, logits_bytes(analysis)
+    form = plan.loss.form
+    if whole is None or manifest is None or not takes_last_layer(form):
+        return whole or 0
+    layer = layer_of_logits(manifest)
+    trained = () if layer is None else (item.numel for item in manifest.modules[layer].parameters if not item.frozen)
+    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.master])
+    in_pieces = whole + 2 * sum(trained) // plan.mesh.tp * size
+    if isinstance(form, Hole):  # of another form, the logits are whole
+        return min(in_pieces, (local_logits(analysis) or 0) * DTYPE_BYTES[plan.precision.param])
+    return in_pieces
 
 
 def shortest_step(analysis: Analysis) -> float | None:
