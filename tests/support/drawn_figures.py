@@ -63,6 +63,9 @@ class Drawn:
     def begin_likely(self, candidates: Sequence[Analysis]) -> None:
         self.likely += candidates
 
+    def finished(self, candidates: Sequence[Analysis]) -> list[Outcome | None]:
+        return [None for _ in candidates]
+
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         for analysis in candidates:
             if self.limit is not None and self.asked >= self.limit:
