@@ -150,6 +150,25 @@ def all_open(
     return found, answers
 
 
+def readable_open(
+    closed: Resolution, again: Callable[[Mapping[Span, Value | None]], Resolution]
+) -> tuple[Resolution, dict[Span, Value | None]]:
+    """Return a plan with its holes open as far as it can be read then, and the answer of each of these: None.
+
+    A statement such as a standard layout cannot be read without the answers for its options, which then stay as they
+    are. Arguments are those of :func:`all_open`.
+    """
+    opened, answers = all_open(closed, again, bases=True)
+    if opened.plan is not None and not opened.unreadable:
+        return opened, answers
+    found, left = closed, dict[Span, Value | None]()
+    for span in answers:
+        other = again({**left, span: None})
+        if other.plan is not None and not other.unreadable:
+            found, left[span] = other, None
+    return found, left
+
+
 def _searched(found: Resolution, *, bases: bool = False) -> Iterator[tuple[Auto, Sequence[kinds.Kind]]]:
     """Yield the holes that were read, in the order of the text; with ``bases`` those that a base plan answers too."""
     for span, (node, asked) in sorted(found.scope.asked.items()):
