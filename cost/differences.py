@@ -231,14 +231,14 @@ class _Runs:
             evaluator = Simulation(
                 directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept, whole=True
             )
-            with evaluator:
-                try:
+            try:
+                with evaluator:
                     for key, outcome in zip(jobs, evaluator.evaluate(list(jobs.values()), None), strict=True):
                         found[key] = outcome
                         if progress is not None:
                             progress(len(found), len(self._keys))
-                finally:
-                    write_cache(file, evaluator.kept)
+            finally:
+                write_cache(file, kept)
         return found
 
     def _analyses(self) -> Iterator[Analysis]:

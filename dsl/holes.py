@@ -10,7 +10,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.domains import RULES, Use, is_item, values_of
 from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting.unparse import value_on_one_line
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.parse import parse
@@ -74,7 +74,7 @@ class _Seen(Record):
     """What is known of a hole: its uses, its values as a plan writes them, or why it is not filled.
 
     ``line`` is that of :class:`OpenHole`. ``without`` is whether the reason is that it has no values, which may be
-    because the plan has errors, or because its model is unknown.
+    because the plan has errors, or because its model is unknown. ``others`` are the places of the reason.
     """
 
     uses: tuple[Use, ...]
@@ -82,6 +82,7 @@ class _Seen(Record):
     problem: str = ""
     line: Span | None = None
     without: bool = False
+    others: tuple[Label, ...] = ()
 
 
 def refusals(
@@ -99,7 +100,7 @@ def refusals(
     for node, asked in _searched(found):
         seen = _seen(node, asked, found, analysis)
         if seen.problem and (complete or not seen.without) and not (expands and _is_expanded(node.span, found, seen)):
-            yield _refusal(node.span, seen.problem)
+            yield _refusal(node.span, seen.problem, seen.others)
     for statement in found.statements if complete else ():
         if not isinstance(statement, Let):
             for node in _autos(statement):
@@ -150,6 +151,25 @@ def all_open(
     return found, answers
 
 
+def readable_open(
+    closed: Resolution, again: Callable[[Mapping[Span, Value | None]], Resolution]
+) -> tuple[Resolution, dict[Span, Value | None]]:
+    """Return a plan with its holes open as far as it can be read then, and the answer of each of these: None.
+
+    A statement such as a standard layout cannot be read without the answers for its options, which then stay as they
+    are. Arguments are those of :func:`all_open`.
+    """
+    opened, answers = all_open(closed, again, bases=True)
+    if opened.plan is not None and not opened.unreadable:
+        return opened, answers
+    found, left = closed, dict[Span, Value | None]()
+    for span in answers:
+        other = again({**left, span: None})
+        if other.plan is not None and not other.unreadable:
+            found, left[span] = other, None
+    return found, left
+
+
 def _searched(found: Resolution, *, bases: bool = False) -> Iterator[tuple[Auto, Sequence[kinds.Kind]]]:
     """Yield the holes that were read, in the order of the text; with ``bases`` those that a base plan answers too."""
     for span, (node, asked) in sorted(found.scope.asked.items()):
@@ -166,7 +186,11 @@ def _seen(node: Auto, asked: Sequence[kinds.Kind], found: Resolution, analysis: 
         return _Seen(uses, problem="the values to choose from cannot have holes themselves")
     line, choices = _choices(uses, node, asked, found, analysis)
     if not choices:
-        return _Seen(uses, problem="holes of this kind are not searched without a domain", without=True)
+        problem, devices = "holes of this kind are not searched without a domain", _open_devices(uses, analysis)
+        if devices:
+            decide = " and ".join(f"`{name}`" for name in devices)
+            problem = f"the number of devices is open: give `{_option_of(*uses[0])}` a domain, or decide {decide}"
+        return _Seen(uses, problem=problem, without=True, others=tuple(devices.values()))
     if len(choices) > _MOST_CHOICES:
         return _Seen(uses, problem=f"the domain has more values than the {_MOST_CHOICES:,} that are searched")
     return _Seen(uses, tuple(choices), line=line)
@@ -183,6 +207,15 @@ def _choices(
         return line, styles
     lists = [values_of(use, kind, analysis) for use, kind in _paired(uses, asked)]
     return None, [item for item in lists[0] if all(item in other for other in lists[1:])]
+
+
+def _open_devices(uses: Sequence[Use], analysis: Analysis | None) -> dict[str, Label]:
+    """The open numbers of hosts and devices, by name, where the hole is the size of an axis, which divides them."""
+    if analysis is None or not uses or not isinstance(uses[0][0], Mesh):
+        return {}
+    cluster = analysis.plan.cluster
+    names = (name for name in ("hosts", "devices") if isinstance(getattr(cluster, name), Hole))
+    return {name: Label(analysis.span_of(cluster, name), f"`{name}` is open") for name in names}
 
 
 def _names_hole(value: Node, found: Resolution) -> bool:
@@ -320,10 +353,10 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     return None
 
 
-def _refusal(span: Span, problem: str) -> Diagnostic:
+def _refusal(span: Span, problem: str, others: Sequence[Label] = ()) -> Diagnostic:
     lists = "domain" in problem
     help = ["name the values to choose from: `auto in [a, b]`"] if lists else ["give the value"]
-    return HoleNotSearched.at(span, problem, label="not searched", help=help)
+    return HoleNotSearched.at(span, problem, label="not searched", others=others, help=help)
 
 
 def _named(uses: Sequence[Use], node: Auto, text: str) -> str:

@@ -138,7 +138,7 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
 
     With its holes open, a plan has the diagnostics that hold for any answers.
     """
-    from legoai.dsl.holes import all_open, other_answers
+    from legoai.dsl.holes import other_answers, readable_open
 
     codes = {item.code for item in found}
     rules = [rule for rule in checks() if rule.idle and rule.code in codes]
@@ -146,32 +146,48 @@ def _slips(found: list[Diagnostic], analysis: Analysis, resolving: Callable[...,
         return found
     closed = analysis.resolution
     assert closed is not None
-    opened, _ = all_open(closed, lambda answers: resolving(answers=answers), bases=True)
-    if opened is closed or opened.plan is None or opened.unreadable:
+    opened, answers = readable_open(closed, lambda answers: resolving(answers=answers))
+    if opened is closed or opened.plan is None:
         return found
     of_opened = Analysis(opened.plan, analysis.manifest, analysis.directory, resolution=opened)
-    left: list[Diagnostic] = []
-    undecided = []
-    for rule in rules:
-        try:
-            left.extend(rule.check(of_opened))
-        except Undecided:
-            undecided.append(rule)
-    gone = [
-        item
-        for item in found
-        if item.code in {rule.code for rule in rules}
-        and not any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in left)
-    ]
+    left, undecided = _left(of_opened, rules)
+    # What a statement cannot be read without stays answered: other answers stand for its being open.
+    needed = ((span, value) for span, value in other_answers(opened, of_opened) if span not in answers)
+    for span, value in itertools.islice(needed, _MOST_TRIALS):
+        other = resolving(answers={**answers, span: value})
+        if other.plan is not None and not other.unreadable:
+            of_other = Analysis(other.plan, analysis.manifest, analysis.directory, resolution=other)
+            again, stopped = _left(of_other, rules)
+            undecided |= stopped
+            left = [item for item in left if _is_among(item, again) or item.code in stopped]
+    gone = [item for item in found if item.code in {rule.code for rule in rules} and not _is_among(item, left)]
     # A rule that meets an open value stops. Whether what it found follows from an answer, others tell.
-    unsure = [item for item in gone if item.code in {rule.code for rule in undecided}]
+    unsure = [item for item in gone if item.code in undecided]
+    stopping = [rule for rule in rules if rule.code in undecided]
     for span, value in itertools.islice(other_answers(opened, of_opened), _MOST_TRIALS) if unsure else ():
         other = resolving(answers={span: value})
         if other.plan is not None and not other.unreadable:
             of_other = Analysis(other.plan, analysis.manifest, analysis.directory, resolution=other)
-            said = {(item.code, item.message) for item in _checked(of_other, undecided)}
+            said = {(item.code, item.message) for item in _checked(of_other, stopping)}
             unsure = [item for item in unsure if (item.code, item.message) in said]
     return [item for item in found if item not in gone or item in unsure]
+
+
+def _left(analysis: Analysis, rules: Sequence[Check]) -> tuple[list[Diagnostic], set[str]]:
+    """Return what rules find in a plan with holes, and the codes of those that stopped at an open value."""
+    left: list[Diagnostic] = []
+    undecided = set()
+    for rule in rules:
+        try:
+            left.extend(rule.check(analysis))
+        except Undecided:
+            undecided.add(rule.code)
+    return left, undecided
+
+
+def _is_among(item: Diagnostic, others: Iterable[Diagnostic]) -> bool:
+    """Whether others speak of the same, or of more around it."""
+    return any(item.code == other.code and item.label.span.is_inside(other.label.span) for other in others)
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:

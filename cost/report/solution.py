@@ -171,7 +171,8 @@ def verdict(item: Evaluated) -> str:
     """Return `feasible`, or the reason why a candidate is not."""
     if item.figures.fits is False:
         return "does not fit"
-    return "violates " + ", ".join(required.metric for required in item.violated) if item.violated else "feasible"
+    violated = ", ".join(f"{required.metric} {required.limit}" for required in item.violated)
+    return f"violates {violated}" if violated else "feasible"
 
 
 def terminal(solution: Solution, *, top: int = SHOWN) -> str:

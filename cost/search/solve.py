@@ -321,7 +321,7 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
     """
     first, *others = left
     assert first.origin.span is not None
-    names = " and ".join(f"`{item.metric} {item.comparison} …`" for item in left)
+    names = " and ".join(f"`{item.metric} {item.limit}`" for item in left)
     help = [f"relax {'one of them' if others else 'it'}, or give the holes more values to choose from"]
     if others and (stopped := _STOPPED.get(searches[-1].status)) is not None:
         help.append(f"fewer of them may not be met together either: the search for them {stopped}")
@@ -331,7 +331,8 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
         if values:
             least = min(values) if item.comparison in ("<=", "<") else max(values)
             every = f"{len(values)} simulated candidate{'s' if len(values) > 1 else ''}"
-            help.append(f"the best `{item.metric}` of {every} is {_shown(least, item.dimension)}")
+            best = _shown(least, item.dimension)
+            help.append(f"the best `{item.metric}` of {every} is {best}, where `{item.limit}` is required")
     if untried:
         help.append(f"{', '.join(untried)} were tried only where they were likely to be best")
     help += _other_styles(searches[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
 
@@ -41,8 +42,8 @@ def global_batch_at(plan: Plan, step: int) -> int:
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """A ramp without a pipeline."""
-    batch, pipeline = analysis.plan.batch, analysis.plan.pipeline
-    if batch.ramp is not None and pipeline is not None:
+    batch = analysis.plan.batch
+    if batch.ramp is not None and is_staged(analysis):
         yield Unsupported(
             analysis.span_of(batch, "ramp"),
             "a ramp of the batch under a pipeline is not lowered yet: its schedule divides gradients by a fixed number "

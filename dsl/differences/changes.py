@@ -16,7 +16,6 @@ from legoai.specs.directives.require import Objective, Requirement
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
-from legoai.specs.units import format_exactly
 
 Presence = Literal["added", "removed", "changed"]
 Part = Literal["name", "statement", "axes", "option", "argument", "rule", "require", "objective", "file"]
@@ -259,7 +258,7 @@ def _requirements(before: Sequence[Requirement], after: Sequence[Requirement]) -
     old, new = ({item.key: item for item in items} for items in (before, after))
     for place in dict.fromkeys((*old, *new)):
         items = old.get(place), new.get(place)
-        texts = [None if item is None else requirement_text(item) for item in items]
+        texts = [None if item is None else item.limit for item in items]
         if texts[0] != texts[1]:
             spans = [None if item is None else item.origin.span for item in items]
             yield _either(Key("require", "require", names=place), "require", place[0], texts, (spans[0], spans[1]))
@@ -270,11 +269,6 @@ def _objectives(before: Objective | None, after: Objective | None) -> Iterator[C
     if texts[0] != texts[1]:
         spans = [None if item is None else item.origin.span for item in (before, after)]
         yield _either(Key("objective", "objective"), "objective", "", texts, (spans[0], spans[1]))
-
-
-def requirement_text(item: Requirement) -> str:
-    """The bound of a requirement as a plan writes it: `<= 72GiB`."""
-    return f"{item.comparison} {format_exactly(item.bound, item.dimension)}"
 
 
 def text_of(value: Any, kind: Kind) -> str:

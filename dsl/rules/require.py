@@ -22,10 +22,6 @@ _UPPER: Final = ("<=", "<", "==")
 _LOWER: Final = (">=", ">", "==")
 
 
-def _limit(item: Requirement) -> str:
-    return f"{item.comparison} {_bound(item)}"
-
-
 def _bound(item: Requirement) -> str:
     """The bound as a plan writes it; whoever follows an advice wants no other one."""
     return format_exactly(item.bound, item.dimension)
@@ -58,7 +54,7 @@ class BudgetsAgree(Check):
                 if _exclude(first, second) or _exclude(second, first):
                     yield self.at(
                         second.origin.written,
-                        f"`{second.metric}` cannot be both {_limit(first)} and {_limit(second)}",
+                        f"`{second.metric}` cannot be both {first.limit} and {second.limit}",
                         label="contradicts the other budget",
                         others=[Label(first.origin.written, "the other budget")],
                     )
@@ -146,7 +142,7 @@ class StateOverBudget(Check):
             if state is not None and state.total > item.bound:
                 yield self.at(
                     item.origin.written,
-                    f"`{item.metric}` cannot be {_limit(item)}: {_parts(state)} of the fullest device are "
+                    f"`{item.metric}` cannot be {item.limit}: {_parts(state)} of the fullest device are "
                     f"at least {format_bytes(state.total)}",
                     label=f"at least {format_bytes(state.total)} are needed",
                     others=[Label(analysis.span_of(analysis.plan.mesh), "the mesh over which they are sharded")],
@@ -256,7 +252,7 @@ class RequireDirection(Check):
                 turned = item.comparison.translate(str.maketrans("<>", "><"))
                 yield self.at(
                     item.origin.written,
-                    f"`{item.metric} {item.comparison} {_bound(item)}` forbids plans that are better: "
+                    f"`{item.metric} {item.limit}` forbids plans that are better: "
                     f"{METRICS[item.metric].better} is better",
                     label="the wrong way round",
                     help=[f"write `{item.metric} {turned} {_bound(item)}`"],
@@ -296,7 +292,7 @@ class ImpossibleBudget(Check):
                 continue
             yield self.at(
                 item.origin.written,
-                f"`{item.metric}` cannot be {item.comparison} {_bound(item)}: {reason}",
+                f"`{item.metric}` cannot be {item.limit}: {reason}",
                 label="no plan keeps this",
             )
 
@@ -345,7 +341,7 @@ class TrivialBudget(Check):
             if above or below:
                 yield self.at(
                     item.origin.written,
-                    f"every plan keeps `{item.metric} {item.comparison} {_bound(item)}`",
+                    f"every plan keeps `{item.metric} {item.limit}`",
                     label="limits nothing",
                     help=["give a bound that can be missed, or leave the line out"],
                 )

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from legoai.specs.record import Record
 from legoai.specs.span import DEFAULT, Origin
-from legoai.specs.units import Dimension
+from legoai.specs.units import Dimension, format_exactly
 
 
 class Metric(Record):
@@ -59,6 +59,11 @@ class Requirement(Record, kw_only=True):
     def key(self) -> tuple[str, str, str]:
         """What it bounds: a figure, from one side and in one dimension. A plan has at most one requirement of a key."""
         return self.metric, self.comparison[0], self.dimension
+
+    @property
+    def limit(self) -> str:
+        """The comparison and the bound as a plan writes them: ``<= 72GiB``."""
+        return f"{self.comparison} {format_exactly(self.bound, self.dimension)}"
 
 
 class Objective(Record, kw_only=True):

@@ -183,8 +183,8 @@ def solved(
     kept = {} if refresh else read_cache(file)
     results = None if imports else result_file(opened, devices, gap)
     cached = None if refresh else read_result(results)
-    with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
-        try:
+    try:
+        with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
             solution = solve(
                 opened, evaluator, profile=profile, time_limit=time_limit, gap=gap, progress=progress, cached=cached
             )
@@ -193,8 +193,8 @@ def solved(
                 answer = CachedResult.of(opened, found, seconds=seconds, time_limit=time_limit, simulated=simulated)
                 write_result(results, answer)
             return solution
-        finally:
-            write_cache(file, evaluator.kept)
+    finally:
+        write_cache(file, kept)
 
 
 def run(

@@ -142,6 +142,24 @@ def test_lint_refuses_a_hole_that_is_not_searched(text: str, why: str):
     assert OpenPlan(linted, directory=Path()).refused == [refused]
 
 
+@pytest.mark.parametrize(
+    ("open_ones", "decide"),
+    [
+        ("hosts = auto in [1, 2]", ["hosts"]),
+        ("hosts = 2, devices = auto in [4, 8]", ["devices"]),
+        ("hosts = auto in [1, 2], devices = auto in [4, 8]", ["hosts", "devices"]),
+    ],
+)
+def test_degree_without_a_domain_needs_the_number_of_devices(open_ones: str, decide: list[str]):
+    text = f'plan test\nmodel llama3("tiny")\ncluster h100_sxm({open_ones}, fabric = infiniband_ndr)\n{BATCH}'
+    text += "mesh (dp_shard = rest, tp = auto)\nshard standard on tp\nfsdp blocks on dp_shard\n"
+    [refused] = lint(text, "test.plan", directory=Path()).diagnostics
+    names = " and ".join(f"`{name}`" for name in decide)
+    assert refused.message == f"the number of devices is open: give `tp` a domain, or decide {names}"
+    assert [label.text for label in refused.others] == [f"`{name}` is open" for name in decide]
+    assert not lint(text.replace("tp = auto", "tp = auto in [1, 2]"), "test.plan", directory=Path()).diagnostics
+
+
 def test_lint_refuses_it_with_an_answer_too():
     text = f"{HEAD}{BATCH}mesh (dp_shard = auto -> 4)\nfsdp blocks on dp_shard\noptimizer adamw(lr = auto -> 3e-4)"
     [refused] = lint(text, "test.plan", directory=Path()).diagnostics

@@ -29,7 +29,7 @@ def figures(step_time: float, memory: float, *, fits: bool = True, recompute: fl
     metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
     metrics |= {"step_time seconds": step_time, "peak_memory bytes": memory, "reserved_memory bytes": memory}
     metrics["tokens_per_s number"] = 1024 / step_time  # of each of 4 devices
-    metrics["recompute fraction"] = recompute / step_time
+    metrics |= {"recompute fraction": recompute / step_time, "recompute seconds": recompute}
     return Figures(
         metrics=metrics, fits=fits, compute=step_time, recompute=recompute, exposed={}, waiting=0.0, bubble=0.0,
         profile="cpu@0123456789ab",
@@ -62,6 +62,9 @@ class Drawn:
 
     def begin_likely(self, candidates: Sequence[Analysis]) -> None:
         self.likely += candidates
+
+    def finished(self, candidates: Sequence[Analysis]) -> list[Outcome | None]:
+        return [None for _ in candidates]
 
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         for analysis in candidates:

@@ -23,7 +23,7 @@ from legoai.cost.search.branch_and_bound.probe_simulation import Probing
 from legoai.cost.search.branch_and_bound.treatments import Treatments
 from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.candidates import Choices, evaluated
-from legoai.cost.search.evaluation.evaluator import Evaluator, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.evaluation.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.joint.decision import JointMemory
 from legoai.cost.search.joint.holes import divisible
 from legoai.cost.search.objective import SMALL_GAP, Costs, is_timed
@@ -325,12 +325,33 @@ class Search:
         candidates = [self.state.candidate(node[2]) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
-        outcomes = self.evaluator.evaluate(analyses, self.state.deadline)
-        self._expand_meanwhile(len(batch))
-        for candidate, outcome in zip(candidates, outcomes, strict=True):
-            _, _, choices = batch.pop(0)
-            self._keep(choices, candidate, outcome)
-            self._report()
+        try:
+            outcomes = self.evaluator.evaluate(analyses, self.state.deadline)
+            self._expand_meanwhile(len(batch))
+            for candidate, outcome in zip(candidates, outcomes, strict=True):
+                self._keep(batch[0][2], candidate, outcome)
+                batch.pop(0)
+                self._report()
+        except (OutOfTimeError, KeyboardInterrupt):
+            left = slice(len(candidates) - len(batch), None)
+            self._keep_finished(batch, candidates[left], self.evaluator.finished(analyses[left]))
+            raise
+
+    def _keep_finished(
+        self, batch: list[Node], candidates: Sequence[Candidate], outcomes: Sequence[Outcome | None]
+    ) -> None:
+        """Take what is known already out of a batch that was stopped at the first candidate that was not."""
+        found = self.state.found
+        known = {*(item.choices for item in found.evaluated), *(choices for choices, _ in found.failed)}
+        for node, candidate, outcome in zip(list(batch), candidates, outcomes, strict=True):
+            choices = node[2]
+            if isinstance(outcome, NoFigures) and choices not in known:
+                found.failed.append((choices, outcome.reason))
+            elif isinstance(outcome, Figures) and choices not in known:
+                found.evaluated.append(evaluated(choices, candidate, outcome))
+            if outcome is not None:
+                batch.remove(node)
+        self._choose_best()
 
     def _keep(self, choices: Choices, candidate: Candidate, outcome: Outcome) -> None:
         found = self.state.found
@@ -358,9 +379,13 @@ class Search:
             found.failed.append((found.evaluated.pop(place).choices, outcome.reason))
         else:
             found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
+        self._choose_best()
+        return True
+
+    def _choose_best(self) -> None:
+        found = self.state.found
         found.best = min((item for item in found.evaluated if item.feasible), key=self.state.costs.order, default=None)
         self.state.costs.expect(found.best)
-        return True
 
     def _report(self) -> None:
         best = self.state.found.best

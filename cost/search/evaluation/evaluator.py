@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
@@ -168,6 +169,9 @@ class Evaluator(Protocol):
             OutOfTimeError: ``deadline``, a time of `time.monotonic`, has passed; candidates before it have theirs.
         """
 
+    def finished(self, candidates: Sequence[Analysis]) -> list[Outcome | None]:
+        """The outcomes of some candidates of :meth:`evaluate`; None for those that would have to be waited for."""
+
     def begin_likely(self, candidates: Sequence[Analysis]) -> None:
         """Begin to evaluate candidates that are likely to be asked for, while processors would be idle."""
 
@@ -196,7 +200,8 @@ class Simulation:
         directory: of the plan's file.
         profile: of other devices than the plan's.
         workers: processes; by default as many as there are processors.
-        kept: figures of earlier simulations, by :func:`program_key`; new ones are added.
+        kept: figures of earlier simulations, by :func:`program_key`; new ones are added, at the end also those of
+            simulations that ended without being waited for.
         whole: simulate all blocks and micro batches of every candidate.
     """
 
@@ -218,6 +223,8 @@ class Simulation:
         self._failed: dict[str, NoFigures] = {}
         self._packed: dict[int, tuple[Manifest, bytes]] = {}
         self._processes = Workers(self.workers)
+        self._keys: WeakKeyDictionary[Analysis, str | NoFigures] = WeakKeyDictionary()
+        self._running: dict[str, _Running] = {}
         self._likely: dict[str, Future[Outcome]] = {}
 
     @property
@@ -228,36 +235,45 @@ class Simulation:
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
         """As :meth:`Evaluator.evaluate`."""
         keys: list[str | NoFigures] = []
-        running: dict[str, _Running] = {}
         for candidate in candidates:
             try:
                 program = lower(candidate)
             except LoweringError as error:
                 keys.append(NoFigures(reason=error.diagnostics[0].message))
-                continue
-            key = self._key(program, candidate)
-            keys.append(key)
-            if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in running:
-                running[key] = self._begin(key, program, candidate, whole=self.whole)
-        return self._outcomes(keys, running, deadline)
+            else:
+                key = self._key(program, candidate)
+                keys.append(key)
+                if not self._is_known(key) and key not in self._running:
+                    self._running[key] = self._begin(key, program, candidate, whole=self.whole)
+            self._keys[candidate] = keys[-1]
+        return self._outcomes(keys, deadline)
 
-    def _outcomes(
-        self,
-        keys: Sequence[str | NoFigures],
-        running: dict[str, _Running],
-        deadline: float | None,
-    ) -> Iterator[Outcome]:
+    def _outcomes(self, keys: Sequence[str | NoFigures], deadline: float | None) -> Iterator[Outcome]:
         """The outcomes of the candidates with these keys, in their order."""
-        for found in keys:
-            if isinstance(found, NoFigures):
-                yield found
-                continue
-            key = found
-            if key in running:
-                self._finish(key, running.pop(key), deadline)
-            self._used.add(key)
-            kept = self.kept.get(key)
-            yield self._failed[key] if kept is None else Figures.read(kept)
+        for key in keys:
+            if isinstance(key, str) and key in self._running:
+                self._finish(key, self._running[key], deadline)
+                del self._running[key]
+            yield self._outcome(key)
+
+    def finished(self, candidates: Sequence[Analysis]) -> list[Outcome | None]:
+        """As :meth:`Evaluator.finished`."""
+        keys = [self._keys.get(candidate) for candidate in candidates]
+        for key in keys:
+            outcome = _ended(self._running[key]) if isinstance(key, str) and key in self._running else None
+            if isinstance(key, str) and outcome is not None:
+                self._note(key, outcome)
+                del self._running[key]
+        known = (None if isinstance(key, str) and not self._is_known(key) else key for key in keys)
+        return [None if key is None else self._outcome(key) for key in known]
+
+    def _outcome(self, key: str | NoFigures) -> Outcome:
+        """The outcome of the candidates with a key, of which it is known."""
+        if isinstance(key, NoFigures):
+            return key
+        self._used.add(key)
+        kept = self.kept.get(key)
+        return self._failed[key] if kept is None else Figures.read(kept)
 
     def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
         """As :meth:`Evaluator.verify`, of a candidate that was evaluated."""
@@ -271,6 +287,9 @@ class Simulation:
         # An equal program of a plan that does not decide buckets has no figures of units.
         return program_key(program, self.profile) + (" with units" if bucket_rules(candidate) else "")
 
+    def _is_known(self, key: str) -> bool:
+        return self._is_kept(key, whole=self.whole) or key in self._failed
+
     def _is_kept(self, key: str, *, whole: bool) -> bool:
         return key in self.kept and (not whole or bool(self.kept[key]["whole"]))
 
@@ -280,15 +299,20 @@ class Simulation:
             with contextlib.suppress(LoweringError):
                 program = lower(candidate)
                 key = self._key(program, candidate)
-                if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in self._likely:
+                if not self._is_known(key) and key not in self._likely:
                     job = self._job(program, candidate, whole=self.whole)
                     running = self._processes.submit_idle(_outcome_of_packed, *job)
                     self._likely |= {} if running is None else {key: running}
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they do, and keep the figures of simulations that have ended."""
+        likely: dict[str, _Running] = {key: [future] for key, future in self._likely.items()}
+        for key, running in (likely | self._running).items():
+            if not self._is_known(key) and (outcome := _ended(running)) is not None:
+                self._note(key, outcome)
         self._processes.close()
         self._likely.clear()
+        self._running.clear()
 
     def __enter__(self) -> Simulation:
         """Processes are started when they are needed."""
@@ -341,10 +365,20 @@ class Simulation:
             outcome = first_result(running, left) if isinstance(running, list) else running()
         except TimeoutError:
             raise OutOfTimeError from None
+        self._note(key, outcome)
+
+    def _note(self, key: str, outcome: Outcome) -> None:
         if isinstance(outcome, Figures):
             self.kept[key] = outcome.document()
         else:
             self._failed[key] = outcome
+
+
+def _ended(running: _Running) -> Outcome | None:
+    """The outcome of a simulation that has ended; None of others, and of those that were ended or raised."""
+    futures = running if isinstance(running, list) else []
+    done = (one for one in futures if one.done() and not one.cancelled() and one.exception() is None)
+    return next((one.result() for one in done), None)
 
 
 def program_key(program: Program, profile: str | None) -> str:

@@ -68,10 +68,12 @@ def _valid_order(analysis: Facts) -> Order | None:
 def splits_backward(analysis: Facts) -> bool:
     """Whether the schedule computes weight gradients separately from input gradients."""
     pipeline = analysis.plan.pipeline
-    if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
-        return pipeline is not None and pipeline.schedule in SPLIT_BACKWARD and is_staged(analysis)
+    if pipeline is None:
+        return False
+    if not isinstance(pipeline.schedule, OrderFile):
+        return pipeline.schedule in SPLIT_BACKWARD and is_staged(analysis)
     found = _valid_order(analysis)
-    return found is not None and found.splits_backward
+    return found is not None and found.splits_backward and is_staged(analysis)
 
 
 @fact

@@ -220,7 +220,9 @@ class ReduceUnderPipeline(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, comm = analysis.plan.pipeline, analysis.plan.comm
-        if pipeline is None or comm is None or not written(comm, "reduce") or comm.reduce != "every_micro_batch":
+        if comm is None or not written(comm, "reduce") or comm.reduce != "every_micro_batch":
+            return
+        if pipeline is None or not is_staged(analysis):
             return
         yield self.at(
             analysis.span_of(comm, "reduce"),

@@ -8,6 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.analysis.optimizer import keeps_state
 from legoai.dsl.analysis.parallelism.replicate import replicas
+from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.units import GIB
@@ -117,7 +118,7 @@ class IdleBucket(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         replicate, pipeline = analysis.plan.replicate, analysis.plan.pipeline
-        if replicate is None or pipeline is None or not written(replicate, "bucket"):
+        if replicate is None or not written(replicate, "bucket") or pipeline is None or not is_staged(analysis):
             return
         yield self.at(
             analysis.span_of(replicate, "bucket"),

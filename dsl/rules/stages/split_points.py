@@ -13,6 +13,7 @@ from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
+    is_staged,
     split_points,
     stage_count,
     stage_of,
@@ -405,7 +406,7 @@ class TiedAcrossStages(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, manifest = analysis.plan.pipeline, analysis.manifest
-        if pipeline is None or manifest is None:
+        if pipeline is None or manifest is None or not is_staged(analysis):
             return
         of_modules = [(group, "module") for group in manifest.shared_modules]
         groups = [*((group, "parameter") for group in manifest.tied_parameters), *of_modules]

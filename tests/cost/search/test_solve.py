@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.report.solution import terminal
+from legoai.cost.report.solution import terminal, verdict
 from legoai.cost.search.branch_and_bound.nodes import Nodes
 from legoai.cost.search.evaluation.evaluator import Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
@@ -95,8 +95,20 @@ def test_best_figures_are_those_of_all_searches():
     solution = solve(opened(priced("require peak_memory <= 15MB\nrequire recompute <= 10%\n")), Priced(1))
     assert len(solution.result.evaluated) == 2
     [item] = solution.diagnostics
-    assert "the best `peak_memory` of 3 simulated candidates is 9.53674MiB" in item.help
-    assert "the best `recompute` of 3 simulated candidates is 0%" in item.help
+    peak, recompute = (line for line in item.help if "simulated candidates" in line)
+    assert peak.startswith("the best `peak_memory` of 3 simulated candidates is 9.53674MiB, where `<= ")
+    assert recompute == "the best `recompute` of 3 simulated candidates is 0%, where `<= 10%` is required"
+
+
+def test_requirements_of_one_figure_are_told_apart():
+    solution = solve(opened(priced("require recompute <= 12.5%\nrequire recompute >= 100ms\n")), Priced(1))
+    verdicts = {verdict(item) for item in solution.result.evaluated}
+    assert verdicts == {"violates recompute <= 12.5%", "violates recompute >= 100ms"}
+    [item] = solution.diagnostics
+    assert item.message == "no values of the holes meet `recompute <= 12.5%` and `recompute >= 100ms` together"
+    assert [line.rpartition(", where ")[2] for line in item.help[1:]] == [
+        "`<= 12.5%` is required", "`>= 100ms` is required",
+    ]  # fmt: skip
 
 
 def spans_of(item: Diagnostic) -> list[Span]:

@@ -39,6 +39,15 @@ checkpoint {{ layers.* = selective([collective]) }}
 """,
         {"LP307", "LP654"},
     ),
+    "layout": (
+        f"""\
+{BATCH}{FOUR}mesh (dp_shard = rest, tp = auto in [1, 2])
+shard standard on tp (sequence = auto)
+fsdp blocks on dp_shard
+checkpoint {{ layers.* = selective([collective]) }}
+""",
+        {"LP307", "LP654"},
+    ),
     "pipeline": (
         f"""\
 batch (global = 32, micro = auto, seq_len = 512)
@@ -157,6 +166,15 @@ def test_what_has_no_effect_by_any_answer_is_reported():
     text += "shard standard on tp\nrequire bubble <= 5%\n"
     codes = {item.code for item in lint(text, "answered.plan", directory=Path()).diagnostics}
     assert codes == {"LP307", "LP709"}
+
+
+@pytest.mark.parametrize("sequence", ["true", "auto -> true"])
+def test_what_has_no_effect_beside_a_layout_with_an_answer_is_reported(sequence: str):
+    """The layout cannot be read without the answer, so that this is kept while others are opened."""
+    text = f"{HEAD}{BATCH}{FOUR}mesh (dp_shard = rest, tp = auto in [1, 2] -> 1)\nfsdp blocks on dp_shard\n"
+    text += f"shard standard on tp (sequence = {sequence})\ncontext on cp\n"
+    found = lint(text, "answered.plan", directory=Path()).diagnostics
+    assert [(item.code, "context on cp" in item.message) for item in found] == [("LP307", True)]
 
 
 UNITS = f"{SHARDED}compile {{{{ {{rules}} }}}}\n".replace("fsdp blocks on dp_shard", "fsdp on dp_shard {{ {units} }}")

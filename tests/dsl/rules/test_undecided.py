@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
+from support.rule_plans import codes
 
 PLAN = """
 plan holes
@@ -69,3 +70,19 @@ def test_hole_removes_diagnostics_and_adds_none(name: str) -> None:
 
 def test_fully_undecided_plan_has_no_diagnostics() -> None:
     assert found(**dict.fromkeys(VALUES, "auto")) == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("LP333", "replicate on dp_replicate (bucket = 10MB)\npipeline on pp (schedule = 1F1B)"),
+        ("LP664", "fsdp on dp_replicate { layers.* = unit }\npipeline on pp\ncomm (reduce = every_micro_batch)"),
+        ("LP515", 'model gpt2("small")\nreplicate on dp_replicate\npipeline on pp (schedule = 1F1B, stages = 2)'),
+        ("LP010", "replicate on dp_replicate\npipeline on pp\nbatch (global = 64, micro = 2, seq_len = 256, "
+                  "ramp = stages(global = [32], until = [10]))"),
+    ],
+)  # fmt: skip
+def test_pipeline_that_may_have_one_rank_is_none_yet(code: str, text: str) -> None:
+    assert code in codes(f"mesh (pp = 2, dp_replicate = rest)\n{text}")
+    for pp in ("auto in [1, 2]", "1"):
+        assert code not in codes(f"mesh (pp = {pp}, dp_replicate = rest)\n{text}")

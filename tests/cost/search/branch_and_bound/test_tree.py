@@ -262,6 +262,34 @@ def test_interrupt_returns_the_best_so_far():
     assert solution.result.bound <= solution.value
 
 
+@pytest.mark.parametrize(("stop", "status"), [(OutOfTimeError, "time_limit"), (KeyboardInterrupt, "interrupted")])
+def test_stopped_batch_keeps_what_is_known(stop: type[BaseException], status: str):
+    """The first candidate of the batch is waited for, and every second one of the others has its figures already."""
+
+    class Stopped(Drawn):
+        def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+            asked.extend(candidates)
+            raise stop
+
+        def finished(self, candidates: Sequence[Analysis]) -> list[Outcome | None]:
+            return [self.figures(one) if place % 2 else None for place, one in enumerate(candidates)]
+
+    asked: list[Analysis] = []
+    evaluator, plan = Stopped(3, failing=0.2), opened()
+    found = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None)).run()
+    known = [evaluator.figures(one) for one in asked[1::2]]
+    assert len(asked) == tree.AT_ONCE
+    assert [item.figures for item in found.evaluated] == [one for one in known if isinstance(one, Figures)]
+    assert len(found.evaluated) + len(found.failed) == len(known)
+    assert found.status == status
+    assert found.best is not None
+    assert found.best.figures.step_time == min(one.figures.step_time for one in found.evaluated if one.feasible)
+    assert found.bound is not None
+    complete = Search(opened(), bounds=BoundsOf(), evaluator=Drawn(3, failing=0.2), objective=objective_of(None)).run()
+    assert complete.best is not None
+    assert found.bound <= complete.best.figures.step_time
+
+
 def test_equal_plans_give_equal_searches():
     first, second = (
         Search(opened(), bounds=BoundsOf(), evaluator=Drawn(4), objective=objective_of(None)).run() for _ in "ab"

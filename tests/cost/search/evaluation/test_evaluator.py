@@ -6,12 +6,14 @@ import pickle
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
 import legoai
-from legoai.cost.search.evaluation.evaluator import Figures, Simulation
+from legoai.cost.search.evaluation.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.evaluation.figures_cache import read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
@@ -79,6 +81,39 @@ def test_candidate_that_was_begun_before_has_the_same_figures(asked_at_once: boo
     assert found == alone
     assert found[0] != found[1]
     assert (simulated, kept) == (2, 2)
+
+
+def stopped(begun: list[list[Future]], kept: dict) -> tuple[list[Outcome | None], int]:
+    """The outcomes that are known of candidates whose simulations are as given when the time is over."""
+    plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
+    candidates = [plan.candidate([index]).analysis for index in range(2)]
+    with Simulation(directory=Path(), workers=1, kept=kept) as evaluator:
+        evaluator._begin = lambda *_, **__: begun.pop(0)  # type: ignore[method-assign]
+        assert evaluator.finished(candidates) == [None, None]  # they were not asked for
+        with pytest.raises(OutOfTimeError):
+            next(evaluator.evaluate(candidates, time.monotonic()))
+        return evaluator.finished(candidates), evaluator.simulated
+
+
+def test_known_outcomes_are_not_behind_one_that_is_waited_for():
+    figures, ended = evaluated({})[0][0], Future()
+    ended.set_result(figures)
+    kept: dict = {}
+    assert stopped([[Future()], [Future(), ended]], kept) == ([None, figures], 1)
+    assert len(kept) == 1
+    assert stopped([[Future()]], kept) == ([None, figures], 1)
+
+
+def test_simulations_that_end_unasked_are_kept():
+    figures, kept = evaluated({})[0][0], {}
+    with Simulation(directory=Path(), kept=kept) as evaluator:
+        ended, failed, running = Future(), Future(), Future()
+        ended.set_result(figures)
+        failed.set_exception(BrokenProcessPool())
+        evaluator._running |= {"ended": [running, ended], "running": [running], "failed": [failed]}
+        evaluator._likely |= {"likely": ended}
+        assert not kept
+    assert kept == dict.fromkeys(("ended", "likely"), figures.document())
 
 
 def test_nothing_is_begun_before_without_other_processes():

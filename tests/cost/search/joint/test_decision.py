@@ -275,7 +275,7 @@ def test_conflicts_are_those_of_what_was_tried():
     assert found.result.untried
     [item] = found.diagnostics
     assert item.message.startswith(
-        "no values of the holes that were tried meet `peak_memory <= …` and `recompute <= …`"
+        "no values of the holes that were tried meet `peak_memory <= 91GiB` and `recompute <= 2.5%`"
     )
     assert any("`first(n, …)`" in line for line in item.help)
 

@@ -357,3 +357,14 @@ def test_order_file_with_split_backward_is_a_split_schedule(tmp_path: Path) -> N
     assert "LP516" in codes(plan, tmp_path)
     (tmp_path / "order.csv").write_text(order_text("Interleaved1F1B", 2, 2, 4))
     assert "LP516" not in codes(plan, tmp_path)
+
+
+def test_order_file_splits_no_backward_of_one_rank(tmp_path: Path) -> None:
+    plan = """
+    mesh (pp = {}, dp_shard = rest)
+    fsdp on dp_shard {{ layers.* = unit }}
+    pipeline on pp (schedule = csv("order.csv"))
+    """
+    (tmp_path / "order.csv").write_text(order_text("ZBVZeroBubble", 2, 2, 16))
+    assert "LP516" in codes(plan.format(2), tmp_path)
+    assert not codes(plan.format("auto in [1, 2]"), tmp_path) & {"LP513", "LP516"}
