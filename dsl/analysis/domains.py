@@ -33,9 +33,6 @@ Use = tuple[Declared, str]
 BUDGETS: Final = (0.75, 0.5, 0.25)
 """Amounts of the budgets by which a rule of `checkpoint` without a domain is answered."""
 
-PIECES: Final = (2, 4, 8, 16)
-"""Pieces into which a loss without a domain may be cut."""
-
 _SELECTIVE: Final = ("attention", "attention, matmul", "attention, alternate_matmul")
 
 _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
@@ -51,12 +48,8 @@ _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
     (Selective, "keep"): tuple(f"[{keep}]" for keep in _SELECTIVE),
     (Budget, "amount"): ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"),
     (Fsdp, RULES): ("unit", "unit(reshard = after_backward)", "unit(reshard = never)", "none"),
-    (Loss, "form"): (
-        "eager",
-        "fused",
-        *(f"chunked({n})" for n in PIECES),
-        *(f"chunked({n}, last_layer = true)" for n in PIECES),
-    ),
+    # The last layer is computed in pieces only where a plan says so: it saves memory at one moment of a step.
+    (Loss, "form"): ("eager", "fused", "chunked(2)", "chunked(4)", "chunked(8)", "chunked(16)"),
     (ChunkedLoss, "n"): ("2", "4", "8", "16", "32"),
     (Compile, RULES): ("none", "inductor"),
     (Comm, "prefetch"): ("implicit", "units(2, 2)", "units(3, 3)"),

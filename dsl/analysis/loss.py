@@ -11,7 +11,6 @@ from legoai.dsl.analysis.communication.comm import unit_buckets
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import has_policy
-from legoai.dsl.analysis.domains import PIECES
 from legoai.dsl.analysis.facts import holders, name_of
 from legoai.dsl.analysis.parallelism.float8 import converted_layers
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
@@ -35,8 +34,8 @@ def pieces_of_last_layer(form: Any) -> int:
     Raises:
         Undecided: an option of a form is a hole.
     """
-    if isinstance(form, Hole):
-        return max(PIECES) if form.domain is None else max(map(pieces_of_last_layer, form.domain))
+    if isinstance(form, Hole):  # without a domain it becomes no such form
+        return max(map(pieces_of_last_layer, form.domain or ()), default=1)
     return form.n if isinstance(form, ChunkedLoss) and form.last_layer else 1
 
 
