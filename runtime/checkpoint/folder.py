@@ -11,15 +11,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +26,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.tensor import DTensor
 
-from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, State, cause, checksum, verified_meta
+from legoai.runtime.checkpoint.checkpoint import (
+    CheckpointMeta,
+    Files,
+    SavePoint,
+    State,
+    cause,
+    checksum,
+    verified_meta,
+    write_meta,
+)
 from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
@@ -44,24 +51,6 @@ _LATE_SECONDS = 10.0
 
 BRANCHES = "branches.json"
 """Beside the folder of the checkpoints: where each branch began, and who began the last."""
-
-
-class SavePoint(NamedTuple):
-    """Position of a checkpoint among those of one folder; the newest is the greatest."""
-
-    branch: int
-    step: int
-
-    @property
-    def name(self) -> str:
-        """The name of the checkpoint's folder."""
-        return f"step-{self.step}-branch-{self.branch}" if self.branch else f"step-{self.step}"
-
-    @classmethod
-    def named(cls, name: str) -> Self | None:
-        """Return the point of a checkpoint's folder; None for another folder."""
-        match = re.fullmatch(r"step-(\d+)(?:-branch-(\d+))?", name)
-        return cls(int(match[2] or 0), int(match[1])) if match else None
 
 
 class Checkpoints:
@@ -255,7 +244,7 @@ class Checkpoints:
         return True
 
     def _publish(self, draft: Path, final: Path, meta: CheckpointMeta, files: Files) -> None:
-        _write_durably(draft / META, json.dumps({**asdict(meta), "files": files}, indent=1))
+        write_meta(draft, meta, files, _write_durably)
         if final.exists():  # damaged: a run does not save a step twice on one branch
             shutil.rmtree(final)
         draft.rename(final)

@@ -274,12 +274,27 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+def edit_meta(path: Path, *, digested: bool, **values: object) -> None:
+    """Change fields of a checkpoint's `meta.json`, also as of an earlier version, which recorded no digest."""
+    fields = json.loads((path / "meta.json").read_text()) | values
+    if not digested:
+        del fields["files"]["meta.sha256"]
+    (path / "meta.json").write_text(json.dumps(fields))
+
+
 DAMAGES = {
     "meta.json is missing": lambda path: (path / "meta.json").unlink(),
     "meta.json is cut short": lambda path: os.truncate(path / "meta.json", 20),
     "meta.json is of another kind": lambda path: (path / "meta.json").write_text('{"format": 1, "files": {}}'),
     "meta.json is a list": lambda path: (path / "meta.json").write_text("[]"),
     "meta.json is newer": lambda path: (path / "meta.json").write_text('{"format": 99}'),
+    "meta.json has another data position": lambda path: edit_meta(path, digested=True, samples=17),
+    "meta.json has no digest": lambda path: (path / "meta.sha256").unlink(),
+    "the digest is of another file": lambda path: flip_a_byte(path / "meta.sha256"),
+    "the step is a text": lambda path: edit_meta(path, digested=False, step="2"),
+    "the data position is a truth value": lambda path: edit_meta(path, digested=False, samples=True),
+    "the length is a fraction": lambda path: edit_meta(path, digested=False, seq_len=0.5),
+    "the step is of another folder": lambda path: edit_meta(path, digested=False, step=7),
     "data is missing": lambda path: (path / "__0_0.distcp").unlink(),
     "data is cut short": lambda path: os.truncate(path / "__0_0.distcp", 100),
     "a bit of the data flipped": lambda path: flip_a_byte(path / "__0_0.distcp"),
@@ -294,6 +309,30 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(gloo, tmp_path, damage):
     damage(tmp_path / "step-2")
     [(step, [warning])] = gloo(1)(newest, tmp_path)
     assert step == 1 and "step-2 is skipped" in warning
+
+
+def test_checkpoints_of_earlier_versions_are_read(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    edit_meta(tmp_path / "step-1", digested=False)
+    (tmp_path / "step-1" / "meta.sha256").unlink()
+    assert gloo(1)(newest, tmp_path) == [(1, [])]
+
+
+def test_earlier_versions_read_a_checkpoint(gloo, tmp_path):
+    """They refuse fields that they do not know, and check the size and the CRC-32 of each file."""
+    gloo(1)(save, tmp_path, 1)
+    fields = json.loads((tmp_path / "step-1" / "meta.json").read_text())
+    known = "step plan plan_hash model seed samples corpus world torch optimizer seq_len format files"
+    assert list(fields) == known.split()
+    for name, entry in fields["files"].items():
+        file = tmp_path / "step-1" / name
+        assert entry == [file.stat().st_size, checksum(file)]
+
+
+def test_a_copy_of_a_checkpoint_may_have_any_name(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    (tmp_path / "step-1").rename(tmp_path / "best")
+    assert gloo(1)(verified_meta, tmp_path / "best")[0].step == 1
 
 
 def newest_while_unreadable(root: Path, name: str) -> tuple[int | None, list[str]]:
@@ -368,6 +407,7 @@ def forge(path: Path, change) -> None:
     recorded = json.loads((path / "meta.json").read_text())
     content = path / ".metadata"
     recorded["files"][".metadata"] = [content.stat().st_size, checksum(content)]
+    del recorded["files"]["meta.sha256"]
     (path / "meta.json").write_text(json.dumps(recorded))
 
 
