@@ -8,13 +8,12 @@ that crashes before its first checkpoint there continues on the branch.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from legoai.runtime.checkpoint.checkpoint import (
     verified_meta,
     write_meta,
 )
-from legoai.runtime.durable import sync
+from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large, sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 from legoai.runtime.wrapped import local_part
@@ -120,7 +119,7 @@ class Checkpoints:
         """
         point = SavePoint(self.branch, meta.step)
         final, draft = self.path(point), self.root / f"{point.name}{DRAFT}"
-        size = sum(gather_objects(sum(_local_bytes(tensor) for tensor in state.values())))
+        sizes = gather_objects(sum(_local_bytes(tensor) for tensor in state.values()))
         try:
             on_first_rank(lambda: _make_empty(draft))
             save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
@@ -132,7 +131,7 @@ class Checkpoints:
             self._verified.pop(point, None)
             self._remove_oldest(point)
         except (OSError, CheckpointException) as error:
-            raise on_first_rank(partial(self._not_written, draft, final, error, size)) from error
+            raise on_first_rank(partial(self._not_written, draft, final, error, sizes)) from error
         return final
 
     def newest(self, *, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, CheckpointMeta] | None:
@@ -280,22 +279,29 @@ class Checkpoints:
         self.path(point).rename(doomed)
         shutil.rmtree(doomed)
 
-    def _not_written(self, draft: Path, final: Path, error: BaseException, size: int) -> RunError:
-        """Remove an unfinished draft, and return an error with the reason."""
-        full = _is_full(error) or _is_disk_full(draft)
+    def _not_written(self, draft: Path, final: Path, error: BaseException, sizes: list[int]) -> RunError:
+        """Remove an unfinished draft, and return an error with the reason; the sizes are those of the ranks' files."""
+        size, largest = sum(sizes), max(sizes)
+        reasons = [*_system_errors(error), *_probe(draft, largest)]
         shutil.rmtree(draft, ignore_errors=True)
-        message, help = f"checkpoint {final} could not be written: {cause(error)}", ""
+        why, help = cause(error), ""
         try:
             free = shutil.disk_usage(self.root if self.root.is_dir() else self.root.parent).free
+            fewer = "keep fewer with --keep, " if len(self._points()) > 1 else ""
         except OSError:
-            free = size
-        if full or free < size:
-            message = (
-                f"checkpoint {final} could not be written: the disk is full, or its quota; {_mebibytes(free)} are free "
-                f"there, and it needs about {_mebibytes(size)}"
+            free, fewer = size, ""
+        if any(map(is_too_large, reasons)):
+            why = f"a file may not be as large there as the largest that it needs, of about {_mebibytes(largest)}"
+            help = f"{RAISE_LIMIT}, or choose another --out; earlier checkpoints are as they were"
+        elif any(map(is_full, reasons)) or free < size:
+            why = (
+                f"the disk is full, or its quota; {_mebibytes(free)} are free there, and it needs about "
+                f"{_mebibytes(size)}"
             )
-            help = "free space, keep fewer with --keep, or choose another --out; earlier checkpoints are as they were"
-        return RunError(RunErrorCode.CHECKPOINT_NOT_WRITTEN, message, help=help)
+            help = f"free space, {fewer}or choose another --out; earlier checkpoints are as they were"
+        return RunError(
+            RunErrorCode.CHECKPOINT_NOT_WRITTEN, f"checkpoint {final} could not be written: {why}", help=help
+        )
 
 
 def _job() -> str:
@@ -317,22 +323,27 @@ def _mebibytes(size: int) -> str:
     return f"{size / MIB:,.1f} MiB"
 
 
-def _is_full(error: BaseException) -> bool:
-    """Return whether the cause of an error, on any rank, is a full disk or quota."""
+def _system_errors(error: BaseException) -> Iterator[OSError]:
+    """Yield the errors of the system behind an error, of any rank."""
     if isinstance(error, CheckpointException):
-        return any(_is_full(cause) for cause, _ in error.failures.values())
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        for reason, _ in error.failures.values():
+            yield from _system_errors(reason)
+    elif isinstance(error, OSError):
+        yield error
 
 
-def _is_disk_full(folder: Path) -> bool:
-    """Return whether a small file does not fit into a folder; torch's writer hides why its own did not."""
+def _probe(folder: Path, size: int) -> Iterator[OSError]:
+    """Yield why a small file, or one of a size, cannot be in a folder; torch's writer hides why its own cannot."""
     probe = folder / "probe"
     try:
-        probe.write_bytes(bytes(1 << 16))
+        with probe.open("wb") as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+            file.truncate(size)  # takes no space
     except OSError as error:
-        return _is_full(error)
-    probe.unlink()
-    return False
+        yield error
+    else:
+        probe.unlink()
 
 
 def _own_files(draft: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,6 +213,34 @@ def small_disk(tmp_path) -> Iterator[Path]:
 
 def save_large(root: Path) -> None:
     Checkpoints(root).save({"model.w": torch.zeros(1 << 20)}, meta(2))
+
+
+def test_keeping_fewer_is_advised_where_that_makes_room(gloo, small_disk):
+    gloo(1)(save, small_disk, 1)
+    with pytest.raises(RunError, match="full") as caught:
+        gloo(1)(save_large, small_disk)
+    assert "--keep" not in caught.value.help
+    gloo(1)(save, small_disk, 2)
+    with pytest.raises(RunError, match="full") as caught:
+        gloo(1)(save_large, small_disk)
+    assert "free space, keep fewer with --keep, or choose another --out" in caught.value.help
+
+
+def save_under_a_limit_of_files(root: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        save_large(root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_limit_of_file_sizes_is_named(gloo, tmp_path):
+    with pytest.raises(
+        RunError, match=r"step-2 could not be written: a file may not be as large .* 4\.0 MiB"
+    ) as caught:
+        gloo(1)(save_under_a_limit_of_files, tmp_path)
+    assert "ulimit -f" in caught.value.help and names(tmp_path) == []
 
 
 def test_full_disk_is_reported_and_space_released(gloo, small_disk):

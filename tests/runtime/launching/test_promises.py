@@ -226,6 +226,12 @@ def test_full_disk_is_reported_for_any_file():
     assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "the disk is full for out/metrics.jsonl" in error.message
 
 
+def test_limit_of_file_sizes_is_named_for_any_file():
+    error = explained(OSError(27, os.strerror(27), "out/metrics.jsonl"))
+    assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "ulimit -f" in error.help
+    assert "a file may not be as large as it needs to be for out/metrics.jsonl" in error.message
+
+
 def test_wrong_usage_is_printed_by_rank_0_only(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, times in ((1, 0), (0, 1)):
