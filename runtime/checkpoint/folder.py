@@ -162,6 +162,16 @@ class Checkpoints:
             )
         return None
 
+    def remove_before(self, path: Path) -> None:
+        """Remove checkpoints beyond `keep` that are older than one, which has been read back whole.
+
+        Otherwise a disk that is full of them could not take the next one, after which they are removed. Newer ones stay
+        until then: they may be damaged, or of the branch that the run leaves.
+        """
+        point = on_first_rank(lambda: self._point_of(path))
+        if point is not None and self.keep:
+            self._keep_newest([older for older in self.points() if older < point], complete=1)
+
     def _points(self) -> list[SavePoint]:
         if not self.root.is_dir():
             return []
@@ -261,7 +271,12 @@ class Checkpoints:
                 f"checkpoint {self.path(saved)} was written, but cannot be read back: {error.message}",
                 help="look after the disk; earlier checkpoints are as they were",
             ) from error
-        complete = 0
+        self._keep_newest(points)
+
+    def _keep_newest(self, points: list[SavePoint], *, complete: int = 0) -> None:
+        """Remove those of some checkpoints that are beyond `keep`, of which newer complete ones take a part."""
+        if complete + len(points) <= self.keep:
+            return
         for point in reversed(points):
             if complete == self.keep:
                 self._verified.pop(point, None)

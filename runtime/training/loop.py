@@ -241,6 +241,8 @@ class TrainingLoop:
             set_schedule_step(training.scheduler, self.step)
         log.event("resume", step=self.step, path=str(path), left_out=left_out)
         log.say(f"resumed from {path}")
+        if self.checkpoints is not None and self.step < self.options.steps:
+            self.checkpoints.remove_before(path)
         for notice in differences(
             meta,
             plan_hash=self.recipe.plan_hash,

@@ -61,6 +61,31 @@ def test_only_the_newest_checkpoints_are_kept(gloo, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
 
+def resume(root: Path, keep: int, name: str | None = None) -> list[str]:
+    """The checkpoints that are left when a run has continued from the newest, or from a named one."""
+    checkpoints = Checkpoints(root, keep=keep)
+    found = None if name else checkpoints.newest(warn=lambda _: None)
+    checkpoints.remove_before(root / name if name else found[0])
+    return names(root)
+
+
+def test_resuming_removes_what_is_beyond_keep(gloo, tmp_path):
+    pool, steps = gloo(1), (6, 7, 8, 9)
+    pool(save, tmp_path, *steps)
+    assert pool(resume, tmp_path, 0) == pool(resume, tmp_path, 4) == [["step-6", "step-7", "step-8", "step-9"]]
+    assert pool(resume, tmp_path, 3) == [["step-7", "step-8", "step-9"]]
+    truncate(tmp_path / "step-8")
+    assert pool(resume, tmp_path, 2) == [["step-7", "step-8", "step-9"]], "a damaged one does not count"
+    truncate(tmp_path / "step-9")
+    assert pool(resume, tmp_path, 1) == [["step-7", "step-8", "step-9"]], "newer ones stay until the next is saved"
+
+
+def test_resuming_an_older_checkpoint_keeps_it(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2, 3)
+    assert gloo(1)(resume, tmp_path, 1, "step-2") == [["step-2", "step-3"]]
+    assert gloo(1)(resume, tmp_path, 1, "../elsewhere/step-9") == [["step-2", "step-3"]]
+
+
 def truncate(path: Path) -> None:
     os.truncate(path / "__0_0.distcp", 100)
 
