@@ -275,8 +275,8 @@ class TrainingLoop:
         if end is not None and self.options.steps > end[0]:
             after = f"stays at {end[1]:.2e}" if end[1] else "is 0, and nothing more is learnt"
             yield (
-                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: from step "
-                f"{end[0]} on the learning rate {after}"
+                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: after step "
+                f"{end[0]} the learning rate {after}"
             )
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:

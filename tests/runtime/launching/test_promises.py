@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import runpy
 from pathlib import Path
@@ -55,10 +56,13 @@ def test_run_beyond_the_schedule_gets_a_warning(capsys, text):
     status, output = run(capsys, program(), *on_cpu(text)[:-1], 12)
     assert status == 0
     assert "warning: the plan's schedule ends at step 10, and this run at step 12" in output
-    assert "from step 10 on the learning rate stays at 1.00e-03" in output
+    assert "after step 10 the learning rate stays at 1.00e-03" in output
+    records = [json.loads(line) for line in (text.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+    rates = {record["step"]: record["lr"] for record in records if record["event"] == "step"}
+    assert rates[10] > rates[11] == rates[12] == pytest.approx(1e-3)
     none = program(build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=0, steps=1))
     _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "b", "--steps", 2)
-    assert "from step 1 on the learning rate is 0, and nothing more is learnt" in output
+    assert "after step 1 the learning rate is 0, and nothing more is learnt" in output
     _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "c", "--steps", 1)
     assert "warning" not in output
 
