@@ -1,7 +1,8 @@
-"""Durability of files: they are on disk before they get the names under which they are trusted."""
+"""Durability of files: they are on disk before they get the names under which they are trusted; and want of room."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,3 +14,23 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a file could not be written since the disk, or a quota, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_too_large(error: OSError) -> bool:
+    """Return whether a file could not be written since it may not be so large."""
+    return error.errno == errno.EFBIG
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """Return the help on a file that could not be written: what makes room for it, if that is wanting, or another."""
+    room = "free space there" if is_full(error) else RAISE_LIMIT if is_too_large(error) else ""
+    return f"{room}, or {otherwise}" if room else otherwise
+
+
+RAISE_LIMIT = "raise the limit of a file's size (`ulimit -f`)"
+"""What helps a file that may not be so large."""

@@ -303,6 +303,13 @@ class ValueReader(ABC):
             return self._wrong(node, kind)
         if len(fitting) == 1:
             return self._read(node, fitting[0])
+        if self._is_one_or_all(node, fitting):
+            return self._report(
+                rules.WrongValue.at(
+                    node.span, f"{describe_value(node)} could be the number 1 or the fraction 100%",
+                    label="ambiguous", help=["write `1` or `100%`"],
+                )
+            )  # fmt: skip
         trials: list[list[Diagnostic]] = []
         kept = self.diagnostics
         for item in fitting:
@@ -317,6 +324,13 @@ class ValueReader(ABC):
             return self._unknown_name(node, tuple(name for item in fitting for name in names_of(item)), kind)
         kept.extend(trials[0])
         return _MISTAKE
+
+    def _is_one_or_all(self, node: Value, fitting: list[kinds.Kind]) -> bool:
+        """Whether it is `1.0`, where `1` is one of many, and `0.99` nearly all of them."""
+        if not {kinds.Integer, kinds.Fraction} <= {type(item) for item in fitting}:
+            return False
+        found = self.scope.arithmetic(node)
+        return not isinstance(found, Diagnostic) and found == (1, "number") and isinstance(found[0], float)
 
 
 _READERS: Final = cast(

@@ -1,17 +1,18 @@
 """One checkpoint: its tensors and metadata, its verification, and loading onto any mesh.
 
-A checkpoint is a folder with torch's Distributed Checkpoint files and `meta.json`.
+A checkpoint is a folder with torch's Distributed Checkpoint files, `meta.json`, and the digest of that file's fields.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,10 @@ FORMAT = 1
 
 META = "meta.json"
 
+META_DIGEST = "meta.sha256"
+"""A file of the checkpoint: the digest of the fields of `meta.json`. Earlier readers refuse a field that they do not
+know, and check this file like any other. Checkpoints of earlier versions have none."""
+
 WEIGHTS, OPTIMIZER = "model.", "optimizer."
 """Begin the names of a checkpoint's tensors."""
 
@@ -42,6 +47,24 @@ State = dict[str, torch.Tensor]
 
 Files = dict[str, tuple[int, int]]
 """Bytes and CRC-32 per file."""
+
+
+class SavePoint(NamedTuple):
+    """Position of a checkpoint among those of one folder; the newest is the greatest."""
+
+    branch: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's folder."""
+        return f"step-{self.step}-branch-{self.branch}" if self.branch else f"step-{self.step}"
+
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """Return the point of a checkpoint's folder; None for another folder."""
+        match = re.fullmatch(r"step-(\d+)(?:-branch-(\d+))?", name)
+        return cls(int(match[2] or 0), int(match[1])) if match else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +100,10 @@ class CheckpointMeta:
     seq_len: int | None = None
     format: int = FORMAT
     files: Files = field(default_factory=dict)
+
+
+_FIELDS = {name: kind for name, kind in get_type_hints(CheckpointMeta).items() if name != "files"}
+"""The types of a checkpoint's fields; the entries of `files` are converted as they are read."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -120,6 +147,22 @@ def model_digest(model: nn.Module) -> str:
     """Return a digest of the names and global shapes of the model's tensors in a checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+
+
+def write_meta(folder: Path, meta: CheckpointMeta, files: Files, write: Callable[[Path, str], None]) -> None:
+    """Write `meta.json` and its digest.
+
+    Args:
+        folder: of the checkpoint.
+        meta: its fields but for `files`.
+        files: the checkpoint's other files.
+        write: writes a text into a file.
+    """
+    fields = asdict(meta) | {"files": files}
+    digest = folder / META_DIGEST
+    write(digest, _digest(fields))
+    own = {META_DIGEST: (digest.stat().st_size, checksum(digest))}
+    write(folder / META, json.dumps(fields | {"files": files | own}, indent=1))
 
 
 def verified_meta(path: Path) -> CheckpointMeta:
@@ -186,14 +229,37 @@ def _read_meta(path: Path) -> CheckpointMeta:
         values: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
         if values["format"] > FORMAT:
             raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} was written by a newer LegoAI")
-        files = {str(name): (int(size), int(crc)) for name, (size, crc) in values.pop("files").items()}
-        return CheckpointMeta(files=files, **values)
-    except FileNotFoundError:
-        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} is incomplete: it has no {META}") from None
+        files = {str(name): (int(size), int(crc)) for name, (size, crc) in values["files"].items()}
+        meta = CheckpointMeta(**values | {"files": files})
+        problem = _damage_of_meta(path, meta, values)
+    except FileNotFoundError as error:
+        name = Path(str(error.filename)).name
+        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} is incomplete: it has no {name}") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, RunError):
             raise
         raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path / META} cannot be read: {error}") from None
+    if problem:
+        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: {META} {problem}")
+    return meta
+
+
+def _damage_of_meta(path: Path, meta: CheckpointMeta, fields: Mapping[str, Any]) -> str:
+    """Return what is wrong with a `meta.json`, given as it was read and as its fields in the file; or nothing."""
+    for name, kind in _FIELDS.items():
+        value = getattr(meta, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return f"is damaged: {name} is {value!r}"
+    if META_DIGEST in meta.files and (path / META_DIGEST).read_text(encoding="utf-8") != _digest(fields):
+        return "is damaged: its digest differs"
+    point = SavePoint.named(path.resolve().name)
+    return "" if point is None or point.step == meta.step else f"is of step {meta.step}"
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """Return the digest of the fields of `meta.json`, but for the entry of the file that holds it."""
+    others = {name: entry for name, entry in fields["files"].items() if name != META_DIGEST}
+    return hashlib.sha256(json.dumps({**fields, "files": others}, sort_keys=True).encode()).hexdigest()
 
 
 def _metadata(path: Path) -> Metadata:

@@ -8,18 +8,15 @@ that crashes before its first checkpoint there continues on the branch.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,8 +25,17 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.tensor import DTensor
 
-from legoai.runtime.checkpoint.checkpoint import META, CheckpointMeta, Files, State, cause, checksum, verified_meta
-from legoai.runtime.durable import sync
+from legoai.runtime.checkpoint.checkpoint import (
+    CheckpointMeta,
+    Files,
+    SavePoint,
+    State,
+    cause,
+    checksum,
+    verified_meta,
+    write_meta,
+)
+from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large, sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 from legoai.runtime.wrapped import local_part
@@ -44,24 +50,6 @@ _LATE_SECONDS = 10.0
 
 BRANCHES = "branches.json"
 """Beside the folder of the checkpoints: where each branch began, and who began the last."""
-
-
-class SavePoint(NamedTuple):
-    """Position of a checkpoint among those of one folder; the newest is the greatest."""
-
-    branch: int
-    step: int
-
-    @property
-    def name(self) -> str:
-        """The name of the checkpoint's folder."""
-        return f"step-{self.step}-branch-{self.branch}" if self.branch else f"step-{self.step}"
-
-    @classmethod
-    def named(cls, name: str) -> Self | None:
-        """Return the point of a checkpoint's folder; None for another folder."""
-        match = re.fullmatch(r"step-(\d+)(?:-branch-(\d+))?", name)
-        return cls(int(match[2] or 0), int(match[1])) if match else None
 
 
 class Checkpoints:
@@ -131,7 +119,7 @@ class Checkpoints:
         """
         point = SavePoint(self.branch, meta.step)
         final, draft = self.path(point), self.root / f"{point.name}{DRAFT}"
-        size = sum(gather_objects(sum(_local_bytes(tensor) for tensor in state.values())))
+        sizes = gather_objects(sum(_local_bytes(tensor) for tensor in state.values()))
         try:
             on_first_rank(lambda: _make_empty(draft))
             save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
@@ -143,7 +131,7 @@ class Checkpoints:
             self._verified.pop(point, None)
             self._remove_oldest(point)
         except (OSError, CheckpointException) as error:
-            raise on_first_rank(partial(self._not_written, draft, final, error, size)) from error
+            raise on_first_rank(partial(self._not_written, draft, final, error, sizes)) from error
         return final
 
     def newest(self, *, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, CheckpointMeta] | None:
@@ -173,6 +161,16 @@ class Checkpoints:
                 help="restore one, or pass --restart to train from the first step; they are left as they are",
             )
         return None
+
+    def remove_before(self, path: Path) -> None:
+        """Remove checkpoints beyond `keep` that are older than one, which has been read back whole.
+
+        Otherwise a disk that is full of them could not take the next one, after which they are removed. Newer ones stay
+        until then: they may be damaged, or of the branch that the run leaves.
+        """
+        point = on_first_rank(lambda: self._point_of(path))
+        if point is not None and self.keep:
+            self._keep_newest([older for older in self.points() if older < point], complete=1)
 
     def _points(self) -> list[SavePoint]:
         if not self.root.is_dir():
@@ -255,7 +253,7 @@ class Checkpoints:
         return True
 
     def _publish(self, draft: Path, final: Path, meta: CheckpointMeta, files: Files) -> None:
-        _write_durably(draft / META, json.dumps({**asdict(meta), "files": files}, indent=1))
+        write_meta(draft, meta, files, _write_durably)
         if final.exists():  # damaged: a run does not save a step twice on one branch
             shutil.rmtree(final)
         draft.rename(final)
@@ -273,7 +271,12 @@ class Checkpoints:
                 f"checkpoint {self.path(saved)} was written, but cannot be read back: {error.message}",
                 help="look after the disk; earlier checkpoints are as they were",
             ) from error
-        complete = 0
+        self._keep_newest(points)
+
+    def _keep_newest(self, points: list[SavePoint], *, complete: int = 0) -> None:
+        """Remove those of some checkpoints that are beyond `keep`, of which newer complete ones take a part."""
+        if complete + len(points) <= self.keep:
+            return
         for point in reversed(points):
             if complete == self.keep:
                 self._verified.pop(point, None)
@@ -291,22 +294,29 @@ class Checkpoints:
         self.path(point).rename(doomed)
         shutil.rmtree(doomed)
 
-    def _not_written(self, draft: Path, final: Path, error: BaseException, size: int) -> RunError:
-        """Remove an unfinished draft, and return an error with the reason."""
-        full = _is_full(error) or _is_disk_full(draft)
+    def _not_written(self, draft: Path, final: Path, error: BaseException, sizes: list[int]) -> RunError:
+        """Remove an unfinished draft, and return an error with the reason; the sizes are those of the ranks' files."""
+        size, largest = sum(sizes), max(sizes)
+        reasons = [*_system_errors(error), *_probe(draft, largest)]
         shutil.rmtree(draft, ignore_errors=True)
-        message, help = f"checkpoint {final} could not be written: {cause(error)}", ""
+        why, help = cause(error), ""
         try:
             free = shutil.disk_usage(self.root if self.root.is_dir() else self.root.parent).free
+            fewer = "keep fewer with --keep, " if len(self._points()) > 1 else ""
         except OSError:
-            free = size
-        if full or free < size:
-            message = (
-                f"checkpoint {final} could not be written: the disk is full, or its quota; {_mebibytes(free)} are free "
-                f"there, and it needs about {_mebibytes(size)}"
+            free, fewer = size, ""
+        if any(map(is_too_large, reasons)):
+            why = f"a file may not be as large there as the largest that it needs, of about {_mebibytes(largest)}"
+            help = f"{RAISE_LIMIT}, or choose another --out; earlier checkpoints are as they were"
+        elif any(map(is_full, reasons)) or free < size:
+            why = (
+                f"the disk is full, or its quota; {_mebibytes(free)} are free there, and it needs about "
+                f"{_mebibytes(size)}"
             )
-            help = "free space, keep fewer with --keep, or choose another --out; earlier checkpoints are as they were"
-        return RunError(RunErrorCode.CHECKPOINT_NOT_WRITTEN, message, help=help)
+            help = f"free space, {fewer}or choose another --out; earlier checkpoints are as they were"
+        return RunError(
+            RunErrorCode.CHECKPOINT_NOT_WRITTEN, f"checkpoint {final} could not be written: {why}", help=help
+        )
 
 
 def _job() -> str:
@@ -328,22 +338,27 @@ def _mebibytes(size: int) -> str:
     return f"{size / MIB:,.1f} MiB"
 
 
-def _is_full(error: BaseException) -> bool:
-    """Return whether the cause of an error, on any rank, is a full disk or quota."""
+def _system_errors(error: BaseException) -> Iterator[OSError]:
+    """Yield the errors of the system behind an error, of any rank."""
     if isinstance(error, CheckpointException):
-        return any(_is_full(cause) for cause, _ in error.failures.values())
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        for reason, _ in error.failures.values():
+            yield from _system_errors(reason)
+    elif isinstance(error, OSError):
+        yield error
 
 
-def _is_disk_full(folder: Path) -> bool:
-    """Return whether a small file does not fit into a folder; torch's writer hides why its own did not."""
+def _probe(folder: Path, size: int) -> Iterator[OSError]:
+    """Yield why a small file, or one of a size, cannot be in a folder; torch's writer hides why its own cannot."""
     probe = folder / "probe"
     try:
-        probe.write_bytes(bytes(1 << 16))
+        with probe.open("wb") as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+            file.truncate(size)  # takes no space
     except OSError as error:
-        return _is_full(error)
-    probe.unlink()
-    return False
+        yield error
+    else:
+        probe.unlink()
 
 
 def _own_files(draft: Path) -> list[Path]:

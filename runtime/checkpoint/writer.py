@@ -35,6 +35,7 @@ class Writing:
         seconds: until it was published; 0 until then.
         path: where it is then.
         error: the reason if it could not be written.
+        recorded: whether it is in the metrics.
         thread: that writes it.
     """
 
@@ -44,11 +45,12 @@ class Writing:
     seconds: float = 0.0
     path: Path | None = None
     error: BaseException | None = None
+    recorded: bool = False
     thread: threading.Thread = field(init=False)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one run, one at a time. All methods but :meth:`leave` are collective.
+    """Writes the checkpoints of one run, one at a time. All methods but `leave` and `written` are collective.
 
     Args:
         checkpoints: of the run.
@@ -92,6 +94,11 @@ class CheckpointWriter:
             if one.error is not None:
                 raise one.error
         return one
+
+    def written(self) -> Writing | None:
+        """Return the pending checkpoint if this rank has written it; other ranks, or its error, are not waited for."""
+        one = self._writing
+        return one if one is not None and not one.thread.is_alive() and one.error is None else None
 
     def leave(self) -> None:
         """Give a pending checkpoint some time when the training ends with an error, which is raised instead."""

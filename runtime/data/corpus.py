@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -25,7 +24,7 @@ from legoai.runtime.data import parquet, token_counts
 from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
-from legoai.runtime.durable import sync
+from legoai.runtime.durable import is_full, is_too_large, remedy, sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.cache import user_cache
 from legoai.specs.directives.run import HF_DATASET
@@ -193,13 +192,13 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not (full if error.filename is None else _is_around(Path(str(error.filename)), folder)):
+        room = is_full(error) or is_too_large(error)
+        if not (room if error.filename is None else _is_around(Path(str(error.filename)), folder)):
             raise
         raise RunError(
             RunErrorCode.FOLDER_NOT_WRITABLE,
             f"the tokens of the corpus cannot be written into the cache folder {folder}: {error.strerror or error}",
-            help=f"{'free space there, or ' if full else ''}set XDG_CACHE_HOME to the absolute path of another folder",
+            help=remedy(error, "set XDG_CACHE_HOME to the absolute path of another folder"),
         ) from error
 
 

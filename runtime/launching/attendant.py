@@ -16,7 +16,7 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from legoai.runtime.launching.signals import end_with_parent
+from legoai.runtime.launching.signals import end_with_parent, raise_at_interruptions
 
 INTERVAL_SECONDS: Final = 2.0
 """Between two looks of the thread, in a world of up to 500 ranks; more ranks look more seldom."""
@@ -37,6 +37,7 @@ def attend() -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     parent = os.getppid()
+    raise_at_interruptions()
     end_with_parent(parent, signal.SIGTERM)
     leaving = threading.Event()
     thread = threading.Thread(target=_attend, args=(parent, leaving), name="legoai attendant", daemon=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import traceback
@@ -11,6 +10,7 @@ from typing import Final
 
 import torch
 
+from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large
 from legoai.runtime.errors import RunError, RunErrorCode, unwrapped
 from legoai.runtime.launching.attendant import silent_ranks
 from legoai.runtime.process_group import patience
@@ -37,9 +37,13 @@ def explained(error: Exception) -> RunError:
             help="shard over more devices, recompute more activations, or take a smaller micro batch; "
             "`legoai cost` shows where a plan's memory goes",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" for {error.filename}" if error.filename else ""
-        return RunError(RunErrorCode.FOLDER_NOT_WRITABLE, f"{who}: the disk is full{where}", help="free space there")
+    if isinstance(error, OSError) and (is_full(error) or is_too_large(error)):
+        where, full = f" for {error.filename}" if error.filename else "", is_full(error)
+        return RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            f"{who}: {'the disk is full' if full else 'a file may not be as large as it needs to be'}{where}",
+            help="free space there" if full else RAISE_LIMIT,
+        )
     if _is_of_a_collective(error):
         if _LOST.search(text) and not text.lower().startswith("timed out"):
             return RunError(

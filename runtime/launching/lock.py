@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from legoai.runtime.durable import remedy
 from legoai.runtime.errors import RunError, RunErrorCode
 
 RUN: Final = "run"
@@ -54,11 +54,10 @@ def acquire(folder: Path, lock: str = RUN) -> FileLock:
             help="wait for it or stop it, or choose another --out",
         ) from None
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise RunError(
             RunErrorCode.FOLDER_NOT_WRITABLE,
             f"--out {folder}: nothing can be written there: {error.strerror or error}",
-            help="free space there, or choose another --out" if full else "choose another --out",
+            help=remedy(error, "choose another --out"),
         ) from error
     return held
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
+from legoai.runtime.launching.signals import end_at_interruptions
 from legoai.specs.models.import_path import add_author_folder
 
 DIGEST = "LEGOAI_PROGRAM_DIGEST"
@@ -27,6 +29,7 @@ def digest(text: str) -> str:
 
 def main() -> None:
     """Run the program that the command line names, as `__main__`, unless another start has replaced it."""
+    end_at_interruptions()
     folders, program, *arguments = sys.argv[1:]
     directory, *others = folders.split(os.pathsep)
     add_author_folder(directory, others=others)
@@ -34,7 +37,10 @@ def main() -> None:
     if DIGEST in os.environ and os.environ[DIGEST] != digest(Path(program).read_text(encoding="utf-8")):
         _report_replaced(program)
         sys.exit(1)
-    runpy.run_path(program, run_name="__main__")
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _report_replaced(program: str) -> None:

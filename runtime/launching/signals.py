@@ -107,4 +107,20 @@ def release_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
+def end_at_interruptions() -> None:
+    """End this process at SIGINT without a traceback until :func:`raise_at_interruptions`; deliver held signals.
+
+    While modules are imported `KeyboardInterrupt` would be printed, and some of their code drops it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    release_signals()
+
+
+def raise_at_interruptions() -> None:
+    """Raise `KeyboardInterrupt` at SIGINT again."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +20,12 @@ from typing import Any
 import legoai
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
 from legoai.runtime.launching.program import DIGEST, digest
-from legoai.runtime.launching.signals import end_with_parent, is_ignored_hangup
+from legoai.runtime.launching.signals import (
+    end_at_interruptions,
+    end_with_parent,
+    held_signals,
+    is_ignored_hangup,
+)
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,18 +75,16 @@ def launch(
         raise RunError(RunErrorCode.WRONG_OPTION, f"a program needs at least one process, not {nproc}")
     command = [sys.executable, "-m", "legoai.runtime.launching.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
     folders = os.pathsep.join([str((directory or program.parent).resolve()), *filter(None, sys.path)])
-    agent = subprocess.Popen(
-        [*command, "--module", "legoai.runtime.launching.program", folders, str(program), *arguments],
-        env=_environment(nproc) | ({} if text is None else {DIGEST: digest(text)}),
-        start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
-    )
-    try:
-        with _forward_signals(agent):
-            status = agent.wait()
-    finally:
-        if agent.poll() is None:
-            agent.terminate()
-            agent.wait()
+    with ExitStack() as left:
+        with held_signals():  # also in the agent, until it can end without a traceback
+            agent = subprocess.Popen(
+                [*command, "--module", "legoai.runtime.launching.program", folders, str(program), *arguments],
+                env=_environment(nproc) | ({} if text is None else {DIGEST: digest(text)}),
+                start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
+            )
+            left.callback(_end, agent)
+            left.enter_context(_forward_signals(agent))
+        status = agent.wait()
     return 128 - status if status < 0 else status
 
 
@@ -100,6 +103,12 @@ def _environment(nproc: int) -> dict[str, str]:
     if package == Path.cwd():  # found there, and a safe path excludes the working folder
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(package))))
     return environment
+
+
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    if agent.poll() is None:
+        agent.terminate()
+        agent.wait()
 
 
 @contextmanager
@@ -125,19 +134,25 @@ def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _agent(arguments: list[str]) -> int:
     """Run torch's agent, and report in one line what torch reports by a traceback."""
+    end_at_interruptions()
     import logging
 
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure
+    from legoai.runtime.torch_internals.distributed.process_groups import (
+        grace_after_failure,
+        starting_under,
+    )
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    log = logging.getLogger("torch.distributed.elastic")  # the level of some of its modules is their own
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
     if _LAUNCHER in os.environ:
         end_with_parent(int(os.environ[_LAUNCHER]), signal.SIGTERM)
     try:
-        with grace_after_failure(FAILURE_SECONDS):
+        with grace_after_failure(FAILURE_SECONDS), starting_under(held_signals):
             run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except SignalException as stop:
         return 128 + stop.sigval
@@ -149,6 +164,8 @@ def _agent(arguments: list[str]) -> int:
 def _report_failure(failure: Any) -> int:
     """Report a failure that no rank has reported, and return the status of the launch."""
     rank, first = _first(failure.failures)
+    if (left := _left_after_signal(failure.failures)) is not None:
+        return left
     if _is_reported(first):
         if first.exitcode in _ENDED:  # while it was leaving
             return 1
@@ -162,6 +179,17 @@ def _report_failure(failure: Any) -> int:
                 help = "a host without memory ends processes so: see its kernel log; or someone did"
         print(RunError(RunErrorCode.RANK_ENDED, f"rank {rank} {cause}", help=help), file=sys.stderr, flush=True)
     return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
+
+
+def _left_after_signal(failures: Mapping[int, Any]) -> int | None:
+    """Return the status of ranks that have all left after a signal, which reached one of them; None for others.
+
+    The agent ends a rank that has saved and still is leaving.
+    """
+    statuses = {failure.exitcode for failure in failures.values()}
+    left = statuses & {128 + number for number in FORWARDED}
+    errors = any(_text(failure).startswith((MARK, CONSEQUENCE)) for failure in failures.values())
+    return None if errors or not left or statuses - left - set(_ENDED) else int(max(left))
 
 
 def _signal_name(number: int) -> str:

@@ -86,7 +86,7 @@ def learning_rate(optimizer: torch.optim.Optimizer, scheduler: LambdaLR | None) 
 
 
 def schedule_end(scheduler: LambdaLR) -> tuple[int, float] | None:
-    """Return the step from which a decayed learning rate stays, and that rate; None where it does not decay.
+    """Return the steps after which a decayed learning rate stays, and that rate; None where it does not decay.
 
     The rate is that of parameters that have none of their own.
     """

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, cause
 from legoai.runtime.checkpoint.safe_metadata import SafeReader
-from legoai.runtime.durable import sync
+from legoai.runtime.durable import remedy, sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.beside import Beside
 from legoai.runtime.published.folder import CONFIG, INDEX, SINGLE, check_installed
@@ -82,7 +82,9 @@ def export(
             draft.rename(folder)
     except OSError as error:
         raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE, f"{folder} cannot be written: {error.strerror or error}"
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            f"{folder} cannot be written: {error.strerror or error}",
+            help=remedy(error, "name another folder"),
         ) from error
     return exported
 

@@ -291,6 +291,12 @@ _RUNS: Final = (
         why="torchrun waits 30 s for ranks that cannot go on, such as one that is stopped, and has no option for it",
         test="distributed/test_process_groups.py::test_ranks_are_killed_soon_after_a_failure",
     ),
+    Patch(
+        path="torch.distributed.elastic.multiprocessing.api:PContext.start",
+        parameters="self",
+        why="torchrun starts ranks that a signal ends with a traceback until they have imported what handles it",
+        test="distributed/test_process_groups.py::test_ranks_are_started_while_signals_are_held",
+    ),
 )
 
 _BENCHMARKS: Final = (

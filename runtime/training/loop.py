@@ -14,9 +14,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, training_state
 from legoai.runtime.checkpoint.folder import Checkpoints
-from legoai.runtime.checkpoint.writer import CheckpointWriter, Writing
 from legoai.runtime.data.samples import Data, Stream, check_equal, check_vocabulary, open_data
 from legoai.runtime.data.tokens import Bytes
 from legoai.runtime.device import Device
@@ -40,6 +38,7 @@ from legoai.runtime.training.resume import (
     optimizer_name,
     restore,
 )
+from legoai.runtime.training.saving import Saving
 from legoai.runtime.training.state import Notice, StepResult, Training
 from legoai.runtime.training.step import take_step
 from legoai.runtime.training.validation import passes, validation_loss
@@ -101,10 +100,13 @@ class TrainingLoop:
         self.checkpoints = (
             Checkpoints(options.out / "checkpoints", keep=options.keep) if options.out is not None else None
         )
-        self.writer = (
-            CheckpointWriter(self.checkpoints, pinned=device.type == "cuda")
-            if self.checkpoints is not None and options.save_async
-            else None
+        self.saving = Saving(
+            self.checkpoints,
+            recipe,
+            training,
+            corpus=self.data.digest,
+            asynchronous=options.save_async,
+            pinned=device.type == "cuda",
         )
 
     def run(self) -> History:
@@ -114,7 +116,7 @@ class TrainingLoop:
             RunError: a user's mistake, or a loss that is not finite under `--on-nan stop`.
         """
         self.device.reset_peak_memory()
-        with self._metrics() as log, self._writing():
+        with self._metrics() as log, self.saving.finished_on_errors():
             for warning in self._warnings():
                 log.say(f"warning: {warning}")
             if self.training.graph is not None:
@@ -125,13 +127,14 @@ class TrainingLoop:
                 self._train_step(log)
                 if len(self.records) == 1:
                     self.started()
+                self.saving.report_written(log)
                 if self._due(self.options.save_every):  # first, as a validation may take longer than a signal gives
                     saved = self._save(log)
                 if self._due(self.options.evaluate_every) and not self._stopping:
                     self._validate(log)
             if self.step > saved:
                 self._save(log)
-            self._written(log, None if self.writer is None else self.writer.finish())
+            self.saving.finish(log)
             stopped_by = self._leave(log)
         return History(
             steps=tuple(self.records),
@@ -238,6 +241,8 @@ class TrainingLoop:
             set_schedule_step(training.scheduler, self.step)
         log.event("resume", step=self.step, path=str(path), left_out=left_out)
         log.say(f"resumed from {path}")
+        if self.checkpoints is not None and self.step < self.options.steps:
+            self.checkpoints.remove_before(path)
         for notice in differences(
             meta,
             plan_hash=self.recipe.plan_hash,
@@ -270,8 +275,8 @@ class TrainingLoop:
         if end is not None and self.options.steps > end[0]:
             after = f"stays at {end[1]:.2e}" if end[1] else "is 0, and nothing more is learnt"
             yield (
-                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: from step "
-                f"{end[0]} on the learning rate {after}"
+                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: after step "
+                f"{end[0]} the learning rate {after}"
             )
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:
@@ -304,45 +309,8 @@ class TrainingLoop:
             )
 
     def _save(self, log: MetricsLog) -> int:
-        if self.checkpoints is None:
-            return self.step
-        started = time.perf_counter()
-        training = self.training
-        meta = CheckpointMeta(
-            step=self.step,
-            plan=self.recipe.plan,
-            plan_hash=self.recipe.plan_hash,
-            model=training.digest,
-            seed=training.seed,
-            samples=self.stream.consumed,
-            corpus=self.data.digest,
-            world=dist.get_world_size(),
-            torch=torch.__version__,
-            optimizer=optimizer_name(training.optimizer),
-            seq_len=self.recipe.seq_len,
-        )
-        state = training_state(training.model, training.optimizer)
-        if self.writer is not None:
-            self._written(log, self.writer.save(state, meta))
-            return self.step
-        path = self.checkpoints.save(state, meta)
-        log.event("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - started)
+        self.saving.save(log, self.step, samples=self.stream.consumed)
         return self.step
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Wait for a pending checkpoint, also where the training ends with an error."""
-        try:
-            yield
-        except BaseException:
-            if self.writer is not None:
-                self.writer.leave()
-            raise
-
-    def _written(self, log: MetricsLog, one: Writing | None) -> None:
-        """Report a checkpoint that was written asynchronously."""
-        if one is not None:
-            log.event("checkpoint", step=one.step, path=str(one.path), seconds=one.seconds, waited=one.waited)
 
     def _leave(self, log: MetricsLog) -> int | None:
         """Report how the run ended; return the signal that ended it early, the same on every rank."""

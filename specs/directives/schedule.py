@@ -33,7 +33,7 @@ class Linear(Treatment):
 
     name: ClassVar[str] = "linear"
 
-    steps: int = option(_STEPS, doc="The step at which the floor is reached.")
+    steps: int = option(_STEPS, doc="Steps of the schedule, after which the rate is the floor.")
     warmup: int | float = option(_SHARE, doc=_WARMUP_DOC, default=0)
     floor: float = option(_FLOOR, doc=_FLOOR_DOC, default=0.0)
     floor_lr: float | None = option(_RATE, doc=_FLOOR_LR_DOC, default=None)
@@ -44,7 +44,7 @@ class Cosine(Treatment):
 
     name: ClassVar[str] = "cosine"
 
-    steps: int = option(_STEPS, doc="The step at which the floor is reached.")
+    steps: int = option(_STEPS, doc="Steps of the schedule, after which the rate is the floor.")
     warmup: int | float = option(_SHARE, doc=_WARMUP_DOC, default=0)
     floor: float = option(_FLOOR, doc=_FLOOR_DOC, default=0.0)
     floor_lr: float | None = option(_RATE, doc=_FLOOR_LR_DOC, default=None)
@@ -55,7 +55,7 @@ class Wsd(Treatment):
 
     name: ClassVar[str] = "wsd"
 
-    steps: int = option(_STEPS, doc="The step at which the floor is reached.")
+    steps: int = option(_STEPS, doc="Steps of the schedule, after which the rate is the floor.")
     decay: int | float = option(
         Either((Integer(minimum=1), Fraction())), doc="Steps of the decay, or their share of all steps, such as `10%`."
     )

@@ -1,6 +1,7 @@
 """`legoai lower` and `legoai run` make a program and start it."""
 
 import ast
+import errno
 import json
 import os
 import shlex
@@ -280,6 +281,16 @@ def test_run_refuses_a_folder_in_use(capsys: pytest.CaptureFixture[str]):
     status, _, err = called(capsys, "run", "good.plan")
     assert status == 1 and err.startswith("error[RUN006]: --out runs/small: nothing can be written there")
     assert err.count("\n") == 2
+
+
+def test_run_under_a_limit_of_file_sizes_names_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def write(path: Path, text: str) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+
+    monkeypatch.setattr(import_module("legoai.lowering.start"), "replace_file", write)
+    status, _, err = called(capsys, "run", "good.plan")
+    assert status == 1 and "error[RUN006]: runs/small/small.py cannot be written: File too large" in err
+    assert "help: raise the limit of a file's size (`ulimit -f`), or choose another --out" in err
 
 
 def test_run_refuses_a_plan_of_several_hosts(capsys: pytest.CaptureFixture[str]):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
-from legoai.dsl.analysis.facts import replacement
+from legoai.dsl.analysis.facts import divisors, replacement
 from legoai.dsl.analysis.magnitudes.bounds import idle_share
 from legoai.dsl.analysis.stages.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import batch_label, pass_label
 from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, Even, OrderFile
+
+_IN_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
+"""Schedules that compute the micro batches of a pass in equal rounds."""
 
 _COMMON_BUBBLE = 0.25
 """The share of a step beyond which an idle pipeline is worth a word: a quarter of the machines would be idle."""
@@ -142,15 +146,12 @@ class EnoughMicroBatches(Check):
         count, stages = pass_micro_batches(plan), stage_count(analysis)
         if count is None or stages is None or count >= stages:
             return
-        least = stages * samples_at_once(plan)
-        batch = f"a global batch of {least} or more gives enough"
-        passes = f"write `microbatches = {stages}` or more"
         yield self.at(
             analysis.span_of(pipeline, "schedule"),
             f"`{pipeline.schedule}` needs at least as many micro batches as stages: {stages}, not {count}",
             label=f"{count} micro batches for {stages} stages",
             others=[pass_label(analysis)],
-            help=[f"{batch if pipeline.microbatches is None else passes}, or use `GPipe`"],
+            help=[f"{_at_least(stages, analysis)} gives enough, or use `GPipe`"],
         )
 
 
@@ -183,7 +184,7 @@ class EqualRounds(Check):
         pipeline = plan.pipeline
         if pipeline is None or isinstance(pipeline.schedule, OrderFile):
             return
-        if pipeline.schedule not in ("Interleaved1F1B", "InterleavedZeroBubble"):
+        if pipeline.schedule not in _IN_ROUNDS:
             return
         count, ranks = pass_micro_batches(plan), plan.mesh.pp
         if count is None or _even_rounds(count, ranks):
@@ -209,6 +210,26 @@ class EqualRounds(Check):
 
 def _even_rounds(count: int, ranks: int) -> bool:
     return count % max(1, count // ranks) == 0
+
+
+def _at_least(count: int, analysis: Analysis) -> str:
+    """Return what gives a pass of the schedule so many micro batches, or the next number that is legal."""
+    plan = analysis.plan
+    pipeline, present, one = plan.pipeline, micro_batches(plan) or 0, samples_at_once(plan)
+    assert pipeline is not None
+    in_rounds = pipeline.schedule in _IN_ROUNDS
+
+    def legal(numbers: Iterable[int]) -> Iterator[int]:
+        return (number for number in numbers if not in_rounds or _even_rounds(number, plan.mesh.pp))
+
+    least = next(legal(itertools.count(count)))
+    if pipeline.microbatches is None:
+        return f"a global batch of {least * one} or more"
+    divisor = next(legal(number for number in divisors(present) if number >= count), None) if present else None
+    if divisor is not None:
+        return f"`microbatches = {divisor}`"
+    passes = max(1, -(-present // least))
+    return f"`microbatches = {least}` with a global batch of {passes * least * one}"
 
 
 class BlocksForStages(Check):
@@ -328,7 +349,6 @@ class BubbleIsLarge(Check):
             return
         each = stages // ranks
         enough = -(-3 * (ranks - 1) // each)
-        batch = enough * samples_at_once(plan)
         yield self.at(
             analysis.span_of(pipeline, "schedule"),
             f"with equal stages, each rank waits for {share:.0%} of the forward and backward passes: {count} micro "
@@ -336,7 +356,7 @@ class BubbleIsLarge(Check):
             label=f"({ranks} − 1) / ({each} · {count} + {ranks} − 1)",
             others=[pass_label(analysis)],
             help=[
-                f"{enough} micro batches (a global batch of {batch}) bring it down to a quarter; so do more "
-                "stages on each rank, or a schedule that splits the backward pass"
+                f"{_at_least(enough, analysis)} brings it down to a quarter or below; so do more stages on each rank, "
+                "or a schedule that splits the backward pass"
             ],
         )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from legoai.runtime.torch_internals.patching import original, patched
 
 _TIMEOUT = "torch.distributed.distributed_c10d:_get_default_timeout"
+_START = "torch.distributed.elastic.multiprocessing.api:PContext.start"
 _CLOSE = "torch.distributed.elastic.multiprocessing.api:PContext.close"
 
 
@@ -45,4 +46,17 @@ def grace_after_failure(seconds: int) -> Iterator[None]:
         close(self, death_sig, seconds if death_sig is None else timeout)
 
     with patched(_CLOSE, close_soon):
+        yield
+
+
+@contextlib.contextmanager
+def starting_under(context: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Let torchrun's agent start its ranks within a context, such as one that holds signals."""
+    start = original(_START)
+
+    def start_within(self: Any) -> None:
+        with context():
+            start(self)
+
+    with patched(_START, start_within):
         yield

@@ -89,6 +89,20 @@ class TestLet:
         assert plan.optimizer.algorithm == AdamW(lr=1e-3)
         assert plan.mesh.tp == 2
 
+    @pytest.mark.parametrize("option", ["warmup", "decay"])
+    @pytest.mark.parametrize(
+        ("value", "refused"),
+        [("1.0", "1.0"), ("1e0", "1e0"), ("x", "1.0"), ("1", ""), ("100%", ""), ("0.99", ""), ("2.0", "")],
+    )
+    def test_one_in_the_form_of_a_fraction_may_be_no_number(self, option: str, value: str, refused: str):
+        """`0.99` is nearly all steps, and `1` is one step."""
+        other = "" if option == "decay" else ", decay = 0%"
+        text = f"{HEAD}let x = 1.0\nschedule wsd(steps = 100, {option} = {value}{other})\n"
+        found = [item for item in resolution(text).diagnostics if item.code == "LP207"]
+        assert [item.message for item in found] == [f"`{refused}` could be the number 1 or the fraction 100%"] * bool(
+            refused
+        )
+
     def test_order_of_let_statements_is_irrelevant(self):
         assert plan_of(HEAD + "mesh (tp = n)\nlet n = 2\n").mesh.tp == 2
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,31 @@ def test_saved_state_is_loaded(gloo, tmp_path):
 def test_only_the_newest_checkpoints_are_kept(gloo, tmp_path):
     gloo(1)(save, tmp_path, 8, 9, 10, 11, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
+
+
+def resume(root: Path, keep: int, name: str | None = None) -> list[str]:
+    """The checkpoints that are left when a run has continued from the newest, or from a named one."""
+    checkpoints = Checkpoints(root, keep=keep)
+    found = None if name else checkpoints.newest(warn=lambda _: None)
+    checkpoints.remove_before(root / name if name else found[0])
+    return names(root)
+
+
+def test_resuming_removes_what_is_beyond_keep(gloo, tmp_path):
+    pool, steps = gloo(1), (6, 7, 8, 9)
+    pool(save, tmp_path, *steps)
+    assert pool(resume, tmp_path, 0) == pool(resume, tmp_path, 4) == [["step-6", "step-7", "step-8", "step-9"]]
+    assert pool(resume, tmp_path, 3) == [["step-7", "step-8", "step-9"]]
+    truncate(tmp_path / "step-8")
+    assert pool(resume, tmp_path, 2) == [["step-7", "step-8", "step-9"]], "a damaged one does not count"
+    truncate(tmp_path / "step-9")
+    assert pool(resume, tmp_path, 1) == [["step-7", "step-8", "step-9"]], "newer ones stay until the next is saved"
+
+
+def test_resuming_an_older_checkpoint_keeps_it(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2, 3)
+    assert gloo(1)(resume, tmp_path, 1, "step-2") == [["step-2", "step-3"]]
+    assert gloo(1)(resume, tmp_path, 1, "../elsewhere/step-9") == [["step-2", "step-3"]]
 
 
 def truncate(path: Path) -> None:
@@ -214,6 +240,34 @@ def save_large(root: Path) -> None:
     Checkpoints(root).save({"model.w": torch.zeros(1 << 20)}, meta(2))
 
 
+def test_keeping_fewer_is_advised_where_that_makes_room(gloo, small_disk):
+    gloo(1)(save, small_disk, 1)
+    with pytest.raises(RunError, match="full") as caught:
+        gloo(1)(save_large, small_disk)
+    assert "--keep" not in caught.value.help
+    gloo(1)(save, small_disk, 2)
+    with pytest.raises(RunError, match="full") as caught:
+        gloo(1)(save_large, small_disk)
+    assert "free space, keep fewer with --keep, or choose another --out" in caught.value.help
+
+
+def save_under_a_limit_of_files(root: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        save_large(root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_limit_of_file_sizes_is_named(gloo, tmp_path):
+    with pytest.raises(
+        RunError, match=r"step-2 could not be written: a file may not be as large .* 4\.0 MiB"
+    ) as caught:
+        gloo(1)(save_under_a_limit_of_files, tmp_path)
+    assert "ulimit -f" in caught.value.help and names(tmp_path) == []
+
+
 def test_full_disk_is_reported_and_space_released(gloo, small_disk):
     gloo(1)(save, small_disk, 1)
     with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full.* about 4\.0 MiB") as caught:
@@ -274,12 +328,27 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+def edit_meta(path: Path, *, digested: bool, **values: object) -> None:
+    """Change fields of a checkpoint's `meta.json`, also as of an earlier version, which recorded no digest."""
+    fields = json.loads((path / "meta.json").read_text()) | values
+    if not digested:
+        del fields["files"]["meta.sha256"]
+    (path / "meta.json").write_text(json.dumps(fields))
+
+
 DAMAGES = {
     "meta.json is missing": lambda path: (path / "meta.json").unlink(),
     "meta.json is cut short": lambda path: os.truncate(path / "meta.json", 20),
     "meta.json is of another kind": lambda path: (path / "meta.json").write_text('{"format": 1, "files": {}}'),
     "meta.json is a list": lambda path: (path / "meta.json").write_text("[]"),
     "meta.json is newer": lambda path: (path / "meta.json").write_text('{"format": 99}'),
+    "meta.json has another data position": lambda path: edit_meta(path, digested=True, samples=17),
+    "meta.json has no digest": lambda path: (path / "meta.sha256").unlink(),
+    "the digest is of another file": lambda path: flip_a_byte(path / "meta.sha256"),
+    "the step is a text": lambda path: edit_meta(path, digested=False, step="2"),
+    "the data position is a truth value": lambda path: edit_meta(path, digested=False, samples=True),
+    "the length is a fraction": lambda path: edit_meta(path, digested=False, seq_len=0.5),
+    "the step is of another folder": lambda path: edit_meta(path, digested=False, step=7),
     "data is missing": lambda path: (path / "__0_0.distcp").unlink(),
     "data is cut short": lambda path: os.truncate(path / "__0_0.distcp", 100),
     "a bit of the data flipped": lambda path: flip_a_byte(path / "__0_0.distcp"),
@@ -294,6 +363,30 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(gloo, tmp_path, damage):
     damage(tmp_path / "step-2")
     [(step, [warning])] = gloo(1)(newest, tmp_path)
     assert step == 1 and "step-2 is skipped" in warning
+
+
+def test_checkpoints_of_earlier_versions_are_read(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    edit_meta(tmp_path / "step-1", digested=False)
+    (tmp_path / "step-1" / "meta.sha256").unlink()
+    assert gloo(1)(newest, tmp_path) == [(1, [])]
+
+
+def test_earlier_versions_read_a_checkpoint(gloo, tmp_path):
+    """They refuse fields that they do not know, and check the size and the CRC-32 of each file."""
+    gloo(1)(save, tmp_path, 1)
+    fields = json.loads((tmp_path / "step-1" / "meta.json").read_text())
+    known = "step plan plan_hash model seed samples corpus world torch optimizer seq_len format files"
+    assert list(fields) == known.split()
+    for name, entry in fields["files"].items():
+        file = tmp_path / "step-1" / name
+        assert entry == [file.stat().st_size, checksum(file)]
+
+
+def test_a_copy_of_a_checkpoint_may_have_any_name(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    (tmp_path / "step-1").rename(tmp_path / "best")
+    assert gloo(1)(verified_meta, tmp_path / "best")[0].step == 1
 
 
 def newest_while_unreadable(root: Path, name: str) -> tuple[int | None, list[str]]:
@@ -368,6 +461,7 @@ def forge(path: Path, change) -> None:
     recorded = json.loads((path / "meta.json").read_text())
     content = path / ".metadata"
     recorded["files"][".metadata"] = [content.stat().st_size, checksum(content)]
+    del recorded["files"]["meta.sha256"]
     (path / "meta.json").write_text(json.dumps(recorded))
 
 

@@ -97,6 +97,26 @@ def test_training_continues_during_an_asynchronous_save(gloo, data, tmp_path):
     assert found == [True, True]
 
 
+def recorded_by_step(out: Path, **options: Any) -> list[list[int]]:
+    """The checkpoints that the metrics hold at each step of a run, whose steps wait for a pending checkpoint."""
+    seen: list[list[int]] = []
+
+    def step(_: object) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join(SECONDS)
+        seen.append([event["step"] for event in saved(out)])
+
+    trainer().fit(RunOptions(device="cpu", log_every=0, out=out, **options), observe=step)
+    return seen
+
+
+def test_asynchronous_checkpoint_is_recorded_when_it_is_complete(gloo, data, tmp_path):
+    [found, _] = gloo(2)(recorded_by_step, tmp_path / "run", steps=6, data=data, save_every=2, save_async=True)
+    assert found == [[], [], [], [2], [2], [2, 4]]
+    assert [event["step"] for event in saved(tmp_path / "run")] == [2, 4, 6]
+
+
 def fails_at_the_second(**options: Any) -> None:
     whole, calls = checkpoint_folder.save_distributed, list[None]()
 

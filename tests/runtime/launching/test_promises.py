@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import runpy
 from pathlib import Path
@@ -55,10 +56,13 @@ def test_run_beyond_the_schedule_gets_a_warning(capsys, text):
     status, output = run(capsys, program(), *on_cpu(text)[:-1], 12)
     assert status == 0
     assert "warning: the plan's schedule ends at step 10, and this run at step 12" in output
-    assert "from step 10 on the learning rate stays at 1.00e-03" in output
+    assert "after step 10 the learning rate stays at 1.00e-03" in output
+    records = [json.loads(line) for line in (text.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+    rates = {record["step"]: record["lr"] for record in records if record["event"] == "step"}
+    assert rates[10] > rates[11] == rates[12] == pytest.approx(1e-3)
     none = program(build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=0, steps=1))
     _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "b", "--steps", 2)
-    assert "from step 1 on the learning rate is 0, and nothing more is learnt" in output
+    assert "after step 1 the learning rate is 0, and nothing more is learnt" in output
     _, output = run(capsys, none, "--data", text, "--device", "cpu", "--out", text.parent / "c", "--steps", 1)
     assert "warning" not in output
 
@@ -224,6 +228,12 @@ def test_failure_names_the_last_user_line(tmp_path):
 def test_full_disk_is_reported_for_any_file():
     error = explained(OSError(28, os.strerror(28), "out/metrics.jsonl"))
     assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "the disk is full for out/metrics.jsonl" in error.message
+
+
+def test_limit_of_file_sizes_is_named_for_any_file():
+    error = explained(OSError(27, os.strerror(27), "out/metrics.jsonl"))
+    assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "ulimit -f" in error.help
+    assert "a file may not be as large as it needs to be for out/metrics.jsonl" in error.message
 
 
 def test_wrong_usage_is_printed_by_rank_0_only(capsys, monkeypatch):

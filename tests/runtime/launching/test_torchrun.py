@@ -222,6 +222,40 @@ def test_signal_saves_and_exits(start, tmp_path, number):
 
 
 @pytest.mark.slow
+def test_signal_to_one_rank_saves_and_exits_without_an_error(start, tmp_path):
+    process = start(2, "--steps", "2000", "--log-every", "1")
+    running(process)
+    os.kill(ranks_of(start.mark)[1], signal.SIGTERM)
+    status, output = ends(process)
+    assert status == 128 + signal.SIGTERM and len(list((tmp_path / "out" / "checkpoints").iterdir())) == 1
+    assert "stopped by signal 15 after step " in output
+    assert "error" not in output and "Traceback" not in output
+
+
+def test_interruption_of_the_agent_while_it_imports_prints_nothing(start):
+    process = start(2, "--steps", "1")
+    until = time.monotonic() + 60
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        assert time.monotonic() < until, "there is no agent"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert ends(process) == (130, "")
+
+
+@pytest.mark.parametrize("later", some_slow((0.0, 0.5), 0.0))
+def test_interruption_of_ranks_while_they_import_prints_nothing(start, later):
+    process = start(2, "--steps", "1")
+    until = time.monotonic() + 90
+    while len(ranks_of(start.mark)) < 2:
+        assert time.monotonic() < until, "there are no ranks"
+        time.sleep(0.01)
+    time.sleep(later)
+    process.send_signal(signal.SIGINT)
+    assert ends(process) == (130, "")
+
+
+@pytest.mark.slow
 def test_program_of_another_start_is_not_run(tmp_path, capfd):
     program = tmp_path / "program.py"
     program.write_text("print('of the other')\n")
@@ -277,6 +311,23 @@ def test_nothing_is_added_to_a_reported_error(tmp_path: Path, capsys, status: in
     }
     assert _report_failure(SimpleNamespace(failures=failures)) == expected
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_is_said_where_all_ranks_left_after_a_signal(tmp_path: Path, capsys, number: int):
+    """It reached one of them; the agent ends those that are leaving."""
+    failures = {rank: failure_of(tmp_path, rank, status, None) for rank, status in enumerate((-15, 128 + number))}
+    assert _report_failure(SimpleNamespace(failures=failures)) == 128 + number
+    assert capsys.readouterr().err == ""
+    failures[2] = failure_of(tmp_path, 2, 3, None)
+    _report_failure(SimpleNamespace(failures=failures))
+    assert "error[RUN063]" in capsys.readouterr().err
+
+
+def test_rank_that_a_signal_ended_is_named(tmp_path: Path, capsys):
+    failures = {rank: failure_of(tmp_path, rank, -15, None) for rank in range(2)}
+    assert _report_failure(SimpleNamespace(failures=failures)) == 143
+    assert "rank 0 was ended by signal 15 (SIGTERM)" in capsys.readouterr().err
 
 
 def test_consequence_is_printed_whole_where_no_cause_is_known(tmp_path: Path, capsys):

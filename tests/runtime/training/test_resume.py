@@ -60,6 +60,30 @@ def test_resuming_an_earlier_step_creates_a_branch(gloo, data, tmp_path):
     assert "step-4-branch-1" in saved(out)
 
 
+def fit_and_list(**options) -> list[set[str]]:
+    """The checkpoints at each step of a run."""
+    seen: list[set[str]] = []
+    program = programs.trainer(dtype=torch.float32)
+    program.fit(RunOptions(device="cpu", log_every=0, **options), observe=lambda _: seen.append(saved(options["out"])))
+    return seen
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_keeping_fewer_takes_effect_before_the_next_checkpoint(gloo, data, tmp_path, beside):
+    """A disk that is full of checkpoints could not take one more."""
+    pool = gloo(1)
+    pool(fit, steps=3, data=data, out=tmp_path, save_every=1, keep=0)
+    [(first, *_)] = pool(fit_and_list, steps=5, data=data, out=tmp_path, keep=1, save_async=beside)
+    assert first == {"step-3"} and saved(tmp_path) == {"step-5"}
+
+
+def test_a_run_without_a_step_to_make_removes_nothing(gloo, data, tmp_path):
+    pool = gloo(1)
+    pool(fit, steps=3, data=data, out=tmp_path, save_every=1, keep=0)
+    pool(fit, steps=3, data=data, out=tmp_path, keep=1)
+    assert saved(tmp_path) == {"step-1", "step-2", "step-3"}
+
+
 def fit_and_read(seq_len: int, **options) -> tuple[int, str]:
     """The step that a run of sequences of a length continued from, and what it said."""
     program = dataclasses.replace(programs.trainer(dtype=torch.float32), seq_len=seq_len)
@@ -75,8 +99,10 @@ def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     assert same == 1 and "another position" not in said
     [(other, said)] = pool(fit_and_read, 4, steps=3, data=data, out=tmp_path)
     assert other == 2 and "sequences have 8 tokens" in said and "sequences of 4, which is another position" in said
-    meta = tmp_path / "checkpoints" / "step-3" / "meta.json"  # as of an earlier version, which recorded no length
-    meta.write_text(json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != "seq_len"}))
+    meta = tmp_path / "checkpoints" / "step-3" / "meta.json"  # as of an earlier version, which recorded less
+    fields = json.loads(meta.read_text())
+    del fields["seq_len"], fields["files"]["meta.sha256"]
+    meta.write_text(json.dumps(fields))
     [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
     assert old == 3 and "another position" not in said
 

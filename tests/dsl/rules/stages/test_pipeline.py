@@ -224,6 +224,37 @@ def test_large_pipeline_bubble_is_reported() -> None:
     assert "LP820" not in codes(pipeline("ZBVZeroBubble", 8, 16, 16))
 
 
+def in_passes(batch: int, microbatches: int, schedule: str = "1F1B", ranks: int = 2) -> str:
+    return f"""
+    model llama3("tiny", n_layers = 8)
+    cluster cpu(devices = {ranks})
+    batch (global = {batch}, micro = 2, seq_len = 256)
+    mesh (pp = {ranks})
+    pipeline on pp (schedule = {schedule}, microbatches = {microbatches})
+    """
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "cure", "repaired"),
+    [
+        ("LP820", (16, 2), "`microbatches = 4` brings", (16, 4)),
+        ("LP820", (14, 1), "`microbatches = 7` brings", (14, 7)),
+        ("LP820", (4, 2), "`microbatches = 3` with a global batch of 6 brings", (6, 3)),
+        ("LP820", (36, 3, "Interleaved1F1B, stages = 8", 4), "`microbatches = 6` brings", (36, 6)),
+        # 9 and 27 do not come out even in rounds
+        ("LP820", (54, 3, "Interleaved1F1B, stages = 8", 4), "`microbatches = 5` with a global batch of 60", (60, 5)),
+        ("LP503", (32, 2, "1F1B", 3), "`microbatches = 4` gives enough", (32, 4)),
+        ("LP503", (4, 2, "1F1B", 3), "`microbatches = 3` with a global batch of 6 gives enough", (6, 3)),
+    ],
+)
+def test_more_micro_batches_of_a_pass_divide_those_of_a_step(
+    code: str, wrong: tuple[Any, ...], cure: str, repaired: tuple[int, int]
+) -> None:
+    [found] = [item for item in diagnostics(in_passes(*wrong)) if item.code == code]
+    assert any(line.startswith(cure) for line in found.help)
+    assert codes(in_passes(*repaired, *wrong[2:])).isdisjoint({"LP504", "LP511", code})
+
+
 def order_text(name: str, ranks: int, each: int, micro_batches: int, *, communication: bool = False) -> str:
     """The order of one of PyTorch's schedules, as its `_dump_csv` writes it."""
     schedule = schedule_of(name, ranks, each, micro_batches)

@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from legoai.runtime.device import Device
+from legoai.runtime.launching.signals import held_signals
 from legoai.runtime.parallelism.mesh import join_axes, split_off_experts
 from legoai.runtime.process_group import STARTUP_SECONDS, process_group
-from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure
+from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure, starting_under
 from support.simulated import in_a_fork
 
 
@@ -76,6 +77,31 @@ def test_ranks_are_killed_soon_after_a_failure():
         context.close(signal.SIGTERM, 120)
     context.close()
     assert context.waited == [5, 120, 30]
+
+
+def test_ranks_are_started_while_signals_are_held():
+    class Started(PContext):
+        def __init__(self) -> None:
+            self._tail_logs: list[object] = []
+
+        def _start(self) -> None:
+            self.held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+        def _poll(self) -> None: ...
+        def pids(self) -> dict[int, int]:
+            return {}
+
+        def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None: ...
+
+    context, handlers = Started(), {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        with starting_under(held_signals):
+            context.start()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, handlers[number])
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= context.held
+    assert not {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.fixture(autouse=True)
