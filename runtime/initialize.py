@@ -15,9 +15,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.random_operators import seed_generators
 from legoai.specs.models.torch_internals import BatchNorm
-
-WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
-"""Path segments that activation checkpointing and `torch.compile` add."""
+from legoai.specs.models.wrappers import WRAPPERS
 
 
 def plain_path(path: str) -> str:
@@ -26,7 +24,7 @@ def plain_path(path: str) -> str:
     >>> plain_path("layers.0._checkpoint_wrapped_module.attention.wq")
     'layers.0.attention.wq'
     """
-    return ".".join(segment for segment in path.split(".") if segment not in WRAPPER_SEGMENTS)
+    return ".".join(segment for segment in path.split(".") if segment not in WRAPPERS)
 
 
 def seed_of(seed: int, name: str) -> int:
