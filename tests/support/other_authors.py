@@ -65,14 +65,91 @@ class Checkpointed(Plain):
         return checkpoint_wrapper(nn.Linear(WIDTH, WIDTH))
 
 
+class Buffered(Plain):
+    """Adds a buffer in fp32 to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.randn(WIDTH) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(self.norm(x + self.offset))
+
+
+class Multiplied(Buffered):
+    """Multiplies its input by a buffer in fp32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x @ self.offset.expand(WIDTH, WIDTH))
+
+
+class Made(Plain):
+    """Scales its input by a tensor in fp32 that forward makes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x * torch.linspace(0, 1, WIDTH, device=x.device))
+
+
+class MadeMatrix(Plain):
+    """Multiplies its input by a matrix in fp32 that forward makes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x @ torch.eye(WIDTH, device=x.device))
+
+
+class Rotated(Buffered):
+    """Attends with queries and keys in fp32, and values in the dtype of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, v = (x * self.offset).unsqueeze(1), x.unsqueeze(1)
+        return x + nn.functional.scaled_dot_product_attention(q, q, v).squeeze(1)
+
+
+class Cast(Buffered):
+    """Casts what it computes with its buffer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.dtype == torch.float32 else x + self.layer(x + self.offset.to(x.dtype))
+
+
+class Autocast(Buffered):
+    """Lets autocast choose dtypes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            y = self.layer(x + self.offset)
+        return x + y.to(x.dtype)
+
+
+class Shifted(Model):
+    """Adds a buffer in fp32 before the blocks."""
+
+    def __init__(self, block: Callable[[], nn.Module]) -> None:
+        super().__init__(block)
+        self.register_buffer("offset", torch.randn(WIDTH) / 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.offset
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
     "plain": Plain,
     "compiled": Compiled,
     "compiled_in_place": CompiledInPlace,
     "checkpointed": Checkpointed,
+    "buffered": Buffered,
+    "multiplied": Multiplied,
+    "made": Made,
+    "made_matrix": MadeMatrix,
+    "rotated": Rotated,
+    "cast": Cast,
+    "autocast": Autocast,
 }
 
 
 def build(kind: str = "plain") -> nn.Module:
     """Return a model with blocks of a kind."""
-    return Model(_BLOCKS[kind])
+    return Shifted(Plain) if kind == "shifted" else Model(_BLOCKS[kind])

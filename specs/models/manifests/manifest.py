@@ -33,10 +33,11 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
+from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Length, Shape
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 20
+FORMAT = 21
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -374,6 +375,8 @@ class Manifest:
             their module's or of the model's fills them."""
             self.updated: tuple[str, ...] = tuple(raw["updated"])
             """Buffers that are saved with the model, and that its forward changes in training."""
+            self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
+            """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""

@@ -55,6 +55,7 @@ WITHOUT_EXAMPLE = {
     "LP335": "no built-in model reads the weights of a module that it does not call",
     "LP336": "every built-in model is followed",
     "LP643": "no built-in model changes parameters",
+    "LP644": "every built-in model computes in one dtype",
     "LP660": "no built-in model updates its buffers",
     "LP717": "every built-in model is simulated",
     "LP904": "needs a solver's line whose digest belongs to another text",

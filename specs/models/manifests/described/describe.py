@@ -115,6 +115,8 @@ class _Describer:
             "templates": self.templates,
             "root": root,
         }
+        if self.shapes and self.followed.mixed_dtypes:
+            raw["mixed_dtypes"] = self.followed.mixed_dtypes
         # Through JSON, so that a fresh manifest equals one that was stored.
         return Manifest.from_json(json.dumps(raw))
 

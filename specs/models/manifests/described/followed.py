@@ -17,12 +17,14 @@ from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
+from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.manifest import ManifestError
+from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
@@ -48,6 +50,8 @@ class Followed:
     """The modules that combine tokens outside of attention, by path, each with the first function that does."""
     changes: Mapping[str, ChangesByDtype] = field(default_factory=dict)
     """What the modules change in place, by path."""
+    mixed_dtypes: Sequence[MixedDtypes] = ()
+    """The operators that get tensors of two dtypes where parameters are in half precision."""
     unfit: str | None = None
     """Why the loss cannot be computed from what forward returned, or None."""
     error: str | None = None
@@ -85,13 +89,15 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 ):
                     result = model(*inputs)
                 reads = reads_of(model)
+                changes, mixed = _in_half_precision(model, inputs, in_place.changes)
                 return Followed(
                     calls=recorder.calls,
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
                     changed_parameters=changed.by_module,
                     mixing=_mixing(model, inputs, routed),
-                    changes=_changes(model, inputs, in_place.changes),
+                    changes=changes,
+                    mixed_dtypes=mixed,
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:
@@ -146,24 +152,37 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Modul
     return mixing(*recorders, sizes, other_sizes(sizes))
 
 
-def _changes(model: nn.Module, inputs: tuple[Any, ...], first: Mapping[str, Changes]) -> dict[str, ChangesByDtype]:
-    """Return what the modules change in place, from that of one forward and that of another with parameters in bf16.
+def _in_half_precision(
+    model: nn.Module, inputs: tuple[Any, ...], first: Mapping[str, Changes]
+) -> tuple[dict[str, ChangesByDtype], tuple[MixedDtypes, ...]]:
+    """Return what the modules change in place, and the operators that get tensors of two dtypes.
 
     A mixed-precision policy leaves buffers as they are. Where forward does not take them so, they are cast too; where
     it does not run in bf16 at all, nothing else is known.
+
+    Args:
+        model: whose forward is run once more, with parameters in bf16.
+        inputs: of the forward.
+        first: what the modules changed in a forward before.
     """
-    second = first
+    second, mixed = first, tuple[MixedDtypes, ...]()
     for tensors in ([*model.parameters()], [*model.parameters(), *model.buffers()]):
         given = tree_map(functools.partial(_cast, dtype=torch.bfloat16), inputs)
         try:
-            with torch.no_grad(), _in_bf16(tensors), InPlaceRecorder(model) as recorder:
+            with (
+                torch.no_grad(),
+                _in_bf16(tensors),
+                DtypeRecorder(model) as dtypes,
+                InPlaceRecorder(model) as recorder,
+            ):
                 model(*given)
         except Exception:
             continue
-        second = recorder.changes
+        second, mixed = recorder.changes, tuple(dtypes.mixed)
         break
     none = Changes()
-    return {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
+    changes = {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
+    return changes, mixed
 
 
 @contextlib.contextmanager

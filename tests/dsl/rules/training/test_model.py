@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-
 from support.rule_plans import codes
 
 GPU = "cluster h100_sxm\nmesh (dp_shard = 8)\nbatch (global = 8, micro = 1, seq_len = 1024)\n"
