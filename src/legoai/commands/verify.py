@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
@@ -140,6 +141,8 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
     except ProgramFailedError as error:
         progress.clear()
         print(f"{visible_line(name)}: the program of the shrunken plan fails: {error.message}")
+        if arguments.dtype == "fp64" and re.search(r"dtype|scalar type", error.message):
+            print("  forward may make tensors of other dtypes than its parameters, here fp64: try `--dtype plan`")
         if os.environ.get("LEGOAI_DEBUG") == "1":
             print(error.detail, file=sys.stderr)
         else:
