@@ -24,7 +24,7 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
-from legoai.specs.models.manifests.shapes import Length, Shape
+from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
 FORMAT = 21
@@ -218,10 +218,6 @@ def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" if path else name for name in names)
 
 
-def _shape(raw: Iterable[tuple[int, bool, bool]] | None) -> Shape | None:
-    return None if raw is None else tuple(Length(*item) for item in raw)
-
-
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""
 
@@ -249,8 +245,8 @@ class _Template:
             "changes": changes_from(raw.get("changes")),
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
             "torch_forward": raw.get("torch_forward", False),
-            "takes": _shape(raw.get("takes")),
-            "gives": _shape(raw.get("gives")),
+            "takes": shape_from(raw.get("takes")),
+            "gives": shape_from(raw.get("gives")),
         }
         # A child is [name, template], a run of equal ones with consecutive numbers [first, last, template].
         self.children: list[tuple[str, int]] = []
@@ -386,6 +382,8 @@ class Manifest:
             """Names of the parameters of the model's forward, without `self`."""
             self.flow_error: str | None = raw["flow_error"]
             """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
+            self.shaped_by: str | None = raw.get("shaped_by")
+            """The function at which that failed, such as `bincount`, if the shape of its result depends on values."""
             self.unfit_result: str | None = raw["unfit_result"]
             """Why the loss cannot be computed from what forward returns, or None."""
             self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])

@@ -117,6 +117,8 @@ class _Describer:
         }
         if self.shapes and self.followed.mixed_dtypes:
             raw["mixed_dtypes"] = self.followed.mixed_dtypes
+        if self.followed.shaped_by is not None:
+            raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.
         return Manifest.from_json(json.dumps(raw))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -18,6 +19,7 @@ from torch import nn
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
+from legoai.specs.models.manifests.described.failing_operator import FailingOperator
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
@@ -56,6 +58,8 @@ class Followed:
     """Why the loss cannot be computed from what forward returned, or None."""
     error: str | None = None
     """Why forward cannot be followed, or None."""
+    shaped_by: str | None = None
+    """The function at which it failed, if the shape of its result depends on values."""
 
 
 def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
@@ -71,6 +75,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
+    failing = FailingOperator()
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -81,6 +86,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
                 with (
                     torch.no_grad(),
+                    failing,
                     UpdatedBuffers(model) as updated,
                     ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
@@ -108,7 +114,37 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
     can_be_told = is_authors and not hasattr(model, "example_inputs")
     tried = " and ".join(f"{samples} samples of {tokens}" for samples, tokens in _TRIED)
     advice = f" ({tried} tokens were tried); a method example_inputs() may say what it takes" if can_be_told else ""
-    return Followed(error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}")
+    return Followed(
+        error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}",
+        shaped_by=failing.shaped_by,
+        unfit=_unfit_by_values(model),
+    )
+
+
+_SMALL: Final = 20_000_000
+"""Most parameters of a model whose forward is called on the CPU."""
+
+
+def _unfit_by_values(model: nn.Module) -> str | None:
+    """Return why the loss cannot be computed from what a forward returns that fails on the meta device.
+
+    Forward may need values: it is called on the CPU, where parameters and floating-point buffers have random ones.
+    Nothing is known of a large model, or of one that fails there too.
+    """
+    reads = reads_of(model)
+    if reads is None or sum(parameter.numel() for parameter in model.parameters()) > _SMALL:
+        return None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            copied = copy.deepcopy(model).to_empty(device="cpu").float()
+            for tensor in (*copied.parameters(), *copied.buffers()):
+                tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
+            inputs = _inputs(copied, None if callable(getattr(copied, "example_inputs", None)) else _TRIED[0])
+            result = copied(*inputs)
+    except Exception:
+        return None
+    return None if isinstance(result, torch.Tensor) else unfit_result(reads, inputs, result)  # values may choose shapes
 
 
 def _reason(error: Exception) -> str:
