@@ -51,6 +51,8 @@ ELSEWHERE = {
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",
     "LP519": "no built-in model has a parameter without dims",
+    "LP523": "no built-in model has a parameter without elements",
+    "LP524": "no built-in model has a parameter of complex numbers",
     "LP522": "no built-in model changes tensors in place",
     "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",

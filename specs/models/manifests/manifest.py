@@ -114,6 +114,8 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
     frozen: bool = False
     """Of a parameter: whether the model's constructor leaves it without a gradient (`requires_grad_(False)`)."""
+    dtype: str = ""
+    """Of a parameter: its dtype, such as `complex64`, where it is not one of real floating-point numbers."""
 
     @property
     def numel(self) -> int:
@@ -224,11 +226,14 @@ class _Template:
     __slots__ = ("_places", "children", "fields")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        frozen = raw.get("frozen", ())
+        frozen, dtypes = raw.get("frozen", ()), raw.get("dtypes", {})
         self.fields: dict[str, Any] = {
             "class_name": raw["class"],
             "kind": raw["kind"],
-            "parameters": tuple(TensorInfo(name, tuple(shape), name in frozen) for name, shape in raw["parameters"]),
+            "parameters": tuple(
+                TensorInfo(name, tuple(shape), name in frozen, dtypes.get(name, ""))
+                for name, shape in raw["parameters"]
+            ),
             "buffers": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["buffers"]),
             "attributes": raw["attributes"],
             "inputs": tuple(raw["inputs"]),

@@ -147,6 +147,9 @@ class _Describer:
         frozen = [name for name, p in module._parameters.items() if p is not None and not p.requires_grad]
         if frozen:
             raw["frozen"] = frozen
+        other = {name: p.dtype for name, p in module._parameters.items() if p is not None and not p.is_floating_point()}
+        if other:
+            raw["dtypes"] = {name: str(dtype).removeprefix("torch.") for name, dtype in other.items()}
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
         if self.paths[module] in self.followed.mixing:
