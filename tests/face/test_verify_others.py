@@ -179,3 +179,9 @@ def test_tensors_that_forward_makes_in_fp32_are_explained(here: Path, capsys: py
     assert status == 1
     assert "here fp64: try `--dtype plan`" in out
     assert verified(capsys, plan, "--steps", "1", "--dtype", "plan")[0] == 0
+
+
+def test_loss_inside_of_a_model_is_suspected(here: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, OTHER_AUTHORS.replace("KIND", "balanced"), "--steps", "1")
+    assert status == 1
+    assert "one that forward itself adds to gradients depends on the mesh" in out

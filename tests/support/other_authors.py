@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -97,6 +97,27 @@ class MadeMatrix(Plain):
         return x + self.layer(x @ torch.eye(WIDTH, device=x.device))
 
 
+class _AddLoss(torch.autograd.Function):
+    """The first argument; backward adds the gradient of a loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, torch.ones_like(ctx.saved_tensors[0])
+
+
+class Balanced(Plain):
+    """Adds a loss of means over the samples to the gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        return _AddLoss.apply(x, x.mean((0, 1)).square().sum())
+
+
 class Rotated(Buffered):
     """Attends with queries and keys in fp32, and values in the dtype of its input."""
 
@@ -144,6 +165,7 @@ _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
     "multiplied": Multiplied,
     "made": Made,
     "made_matrix": MadeMatrix,
+    "balanced": Balanced,
     "rotated": Rotated,
     "cast": Cast,
     "autocast": Autocast,

@@ -247,6 +247,8 @@ def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted)
     else:
         yield f"    by {_size(first.size)}; its largest element by {_size(first.largest)}"
     assert linted.analysis is not None
+    if first.kind == "gradient" and 1 not in verdict.wrong_losses and small.plan.model.family == "python":
+        yield "    the loss is equal; one that forward itself adds to gradients depends on the mesh (docs/factories.md)"
     rows = [row for row in decisions_of(linted.analysis, module, parameter) if place(row.origin) != "default"]
     if rows:
         yield f"  what the plan says about {module or 'root'}:"
