@@ -137,9 +137,10 @@ class Autocast(Buffered):
     """Lets autocast choose dtypes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            y = self.layer(x + self.offset)
-        return x + y.to(x.dtype)
+        for device in (x.device.type, "cuda"):
+            with torch.autocast(device, torch.bfloat16):
+                x = x + self.layer(x + self.offset).to(x.dtype)
+        return x
 
 
 class Shifted(Model):
@@ -154,6 +155,17 @@ class Shifted(Model):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Nested(nn.Module):
+    """A model inside of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Model(Plain)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(tokens)
 
 
 _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
@@ -174,4 +186,6 @@ _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
 
 def build(kind: str = "plain") -> nn.Module:
     """Return a model with blocks of a kind."""
+    if kind == "nested":
+        return Nested()
     return Shifted(Plain) if kind == "shifted" else Model(_BLOCKS[kind])

@@ -68,6 +68,8 @@ class DtypeRecorder:
         self._modes = _Functions(self), _Operators(self)
         self.function = ""
         """The torch function that is executed."""
+        self.casts = False
+        """Whether it is executed within `torch.autocast`, which operators do not see."""
 
     def __enter__(self) -> DtypeRecorder:
         for module in self._paths:
@@ -125,7 +127,7 @@ class DtypeRecorder:
 
     def note(self, tensors: Iterable[torch.Tensor], operator: str) -> None:
         """Note an operator that gets tensors of two dtypes."""
-        if not self._entered or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if not self._entered or self.casts:
             return
         for origin in _merged(self._known(tensors).values()):
             entered, left = tuple(sorted(origin.entered)), tuple(sorted(origin.left))
@@ -147,6 +149,7 @@ class _Functions(TorchFunctionMode):
         """Execute a torch function."""
         kwargs = kwargs or {}
         before, self._recorder.function = self._recorder.function, function_name(func)
+        self._recorder.casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         try:
             return func(*args, **kwargs)
         except RuntimeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
+from legoai.specs.models.source import ModelSource
 
 ROWS = torch.zeros(2, dtype=torch.int64)
 
@@ -66,3 +69,14 @@ def test_recorder_finds_what_kernels_refuse(function: Callable[..., Any], shape:
     with torch.no_grad(), DtypeRecorder(model) as recorder:
         model(x.to("meta"))
     assert [item.source for item in recorder.mixed] == (["the buffer `table`"] if is_refused else [])
+
+
+def test_autocast_is_followed_on_the_meta_device():
+    arguments = {"kind": "autocast"}
+    source = ModelSource(kind="python", target="support.other_authors:build", preset=None, arguments=arguments)
+    manifest = inspect_model(source, Path())
+    assert manifest.flow_error is None
+    assert not manifest.mixed_dtypes
+    assert "layer" in {step.name for step in manifest.modules["blocks.0"].flow}
+    with pytest.raises(RuntimeError, match="unsupported autocast"):
+        torch.autocast("meta", torch.bfloat16)
