@@ -30,7 +30,7 @@ from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
-from legoai.specs.models.torch_internals import import_compiler, meta_device, tree_map
+from legoai.specs.models.torch_internals import autocast_without_device, import_compiler, meta_device, tree_map
 
 _TRIED: Final[Sequence[Sizes]] = ((2, 8), (4, 128))
 """Samples and tokens that a model is given; the second is for windows, blocks and halved batches."""
@@ -62,26 +62,7 @@ class Followed:
     """The function at which it failed, if the shape of its result depends on values."""
 
 
-@contextlib.contextmanager
-def _autocast_without_device() -> Iterator[None]:
-    """Let `torch.autocast` be entered for the meta device, and for a GPU that is not there, as for a CPU.
-
-    It does nothing with tensors on the meta device.
-    """
-    made = torch.autocast.__init__
-
-    def make(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        there = device_type != "meta" and (device_type != "cuda" or torch.cuda.is_available())
-        made(self, device_type if there else "cpu", *args, **kwargs)
-
-    torch.autocast.__init__ = make  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__init__ = made  # type: ignore[method-assign]
-
-
-@_autocast_without_device()
+@autocast_without_device()
 def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
     """Run a model's forward, and note what happens in it.
 
