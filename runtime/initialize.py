@@ -14,10 +14,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.random_operators import seed_generators
-from legoai.specs.models.torch_internals import BatchNorm
-
-WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
-"""Path segments that activation checkpointing and `torch.compile` add."""
+from legoai.specs.models.wrappers import WRAPPERS
 
 
 def plain_path(path: str) -> str:
@@ -26,7 +23,7 @@ def plain_path(path: str) -> str:
     >>> plain_path("layers.0._checkpoint_wrapped_module.attention.wq")
     'layers.0.attention.wq'
     """
-    return ".".join(segment for segment in path.split(".") if segment not in WRAPPER_SEGMENTS)
+    return ".".join(segment for segment in path.split(".") if segment not in WRAPPERS)
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -43,18 +40,17 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Give floating-point parameters on the meta device the dtype in which they will be stored.
 
-    Buffers keep the dtype that the model chose for them, but statistics of batches: torch normalises in fp64 by those
-    in fp64 alone.
+    Buffers keep the dtype that the model chose for them; in fp64, which only verification uses, they follow, as by
+    `model.double()`: most operators take no tensors of two dtypes.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
     if dtype == torch.float64:
         for module in model.modules():
-            if isinstance(module, BatchNorm):
-                for name, buffer in module.named_buffers(recurse=False):
-                    if buffer.is_floating_point():
-                        module._buffers[name] = buffer.to(dtype)
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)
 
 
 def materialize(

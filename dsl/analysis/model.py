@@ -9,7 +9,7 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 
-_OF_VALUES: Final = ("Tensor.item() cannot", "copy out of meta tensor", "convert meta device", "torch.nonzero()")
+_OF_VALUES: Final = ("Tensor.item() cannot", "copy out of meta tensor", "convert meta device")
 """What torch raises where the value of a tensor on the meta device is read."""
 
 
@@ -40,7 +40,8 @@ def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
     """What makes a forward that cannot be followed one that can; nothing where that is not known."""
     model, manifest = analysis.plan.model, analysis.manifest
     if model.family != "huggingface":
-        return ("let forward read no values of tensors, as `counts.tolist()` does, or decide by shapes only",)
+        read = shaped_by_values(analysis) or "counts.tolist()"
+        return (f"let forward read no values of tensors, as `{read}` does, or decide by shapes only",)
     chosen = model.arguments.get("experts_implementation")
     has_experts = manifest is not None and any(info.kind == "experts" for info in manifest.modules.values())
     if not has_experts or chosen not in (None, "eager"):
@@ -56,13 +57,16 @@ def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
 def reads_values(analysis: Analysis) -> bool:
     """Whether forward cannot be followed because it reads values of tensors, by which it may decide what it calls."""
     error = None if analysis.manifest is None else analysis.manifest.flow_error
-    return error is not None and any(text in error for text in _OF_VALUES)
+    return shaped_by_values(analysis) is not None or (error is not None and any(text in error for text in _OF_VALUES))
 
 
-def shapes_by_values(analysis: Analysis) -> bool:
-    """Whether shapes of the model's tensors depend on values, so that it cannot be simulated: eager experts' do."""
-    error = None if analysis.manifest is None else analysis.manifest.flow_error
-    return error is not None and "torch.nonzero()" in error  # what torch raises on the meta device
+def shaped_by_values(analysis: Analysis) -> str | None:
+    """The function whose result has a shape that depends on values, so that the model cannot be simulated.
+
+    Eager experts call `torch.nonzero`.
+    """
+    name = None if analysis.manifest is None else analysis.manifest.shaped_by
+    return None if name is None else f"torch.{name}"
 
 
 _OF_META: Final = re.compile(

@@ -30,6 +30,7 @@ MODULES: Final = (
     "rules.stages.order_file",
     "rules.training.batch",
     "rules.computation.precision",
+    "rules.computation.mixed_dtypes",
     "rules.computation.float8",
     "rules.data_parallelism.unit_outputs",
     "rules.computation.attention",

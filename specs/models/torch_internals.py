@@ -1,5 +1,9 @@
 """Private names of torch for describing a model; all others are in :mod:`legoai.runtime.torch_internals`."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 # Hides what is done inside from modes and from subclasses of tensors.
@@ -79,6 +83,25 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor._base
 
 
+@contextlib.contextmanager
+def autocast_without_device() -> Iterator[None]:
+    """Let `torch.autocast` be entered for the meta device, and for a GPU that is not there, as for a CPU.
+
+    It does nothing with tensors on the meta device.
+    """
+    made = torch.autocast.__init__
+
+    def make(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        there = device_type != "meta" and (device_type != "cuda" or torch.cuda.is_available())
+        made(self, device_type if there else "cpu", *args, **kwargs)
+
+    torch.autocast.__init__ = make  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = made  # type: ignore[method-assign]
+
+
 # The function that a torch-function mode receives for `tensor.is_meta`.
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
@@ -88,6 +111,7 @@ __all__ = [
     "Dropout",
     "OpOverload",
     "OperatorMode",
+    "autocast_without_device",
     "import_compiler",
     "meta_device",
     "storage_key",

@@ -279,13 +279,14 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
     A profile is not missed where other devices are named. Lint looks at its sections only, and warns; here the
     whole is read.
     """
-    from legoai.dsl.analysis.model import help_to_follow, shapes_by_values
+    from legoai.dsl.analysis.model import help_to_follow, shaped_by_values
     from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
 
-    if linted.analysis is not None and shapes_by_values(linted.analysis):
+    function = None if linted.analysis is None else shaped_by_values(linted.analysis)
+    if linted.analysis is not None and function is not None:
         return FiguresOfUnsimulatedModel.at(
             place_of(linted.analysis),
-            "the model cannot be simulated: its shapes depend on values (`torch.nonzero`)",
+            f"the model cannot be simulated: its shapes depend on values (`{function}`)",
             label="not simulated", help=help_to_follow(linted.analysis),
         )  # fmt: skip
     from legoai.cost.machine.cluster import profile_of

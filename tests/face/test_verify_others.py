@@ -154,3 +154,34 @@ def test_hugging_face_model_equals_one_device(config: dict[str, object], plan: s
     status, out, _ = verified(capsys, plan)
     assert status == 0, out
     assert "compute what one device computes" in out
+
+
+OTHER_AUTHORS = """plan theirs
+
+model     python("support.other_authors:build", kind = "KIND")
+cluster   cpu(devices = 2)
+batch     (global = 4, micro = 2, seq_len = 8)
+mesh      (dp_shard = 2)
+fsdp on dp_shard { blocks.* = unit }
+precision (param = fp32)
+"""
+
+
+def test_buffers_follow_parameters_into_fp64(here: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, OTHER_AUTHORS.replace("KIND", "multiplied"), "--steps", "1")
+    assert status == 0, out
+    assert "fp64 throughout" in out
+
+
+def test_tensors_that_forward_makes_in_fp32_are_explained(here: Path, capsys: pytest.CaptureFixture[str]):
+    plan = OTHER_AUTHORS.replace("KIND", "made_matrix")
+    status, out, _ = verified(capsys, plan, "--steps", "1")
+    assert status == 1
+    assert "here fp64: try `--dtype plan`" in out
+    assert verified(capsys, plan, "--steps", "1", "--dtype", "plan")[0] == 0
+
+
+def test_loss_inside_of_a_model_is_suspected(here: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, OTHER_AUTHORS.replace("KIND", "balanced"), "--steps", "1")
+    assert status == 1
+    assert "one that forward itself adds to gradients depends on the mesh" in out

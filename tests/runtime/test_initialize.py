@@ -135,11 +135,12 @@ def test_only_parameters_take_the_master_dtype():
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)])
-def test_statistics_of_batches_are_as_wide_as_weights(dtype: torch.dtype, kept: torch.dtype):
+def test_buffers_are_as_wide_as_weights(dtype: torch.dtype, kept: torch.dtype):
     with torch.device("meta"):
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+        model[1].register_buffer("table", torch.zeros(4))
     cast_parameters(model, dtype)
-    assert model[0].running_mean.dtype == model[0].running_var.dtype == kept
+    assert model[0].running_mean.dtype == model[0].running_var.dtype == model[1].table.dtype == kept
     assert model[0].weight.dtype == dtype and model[0].num_batches_tracked.dtype == torch.int64
 
 

@@ -94,7 +94,10 @@ class SplitInside(Check):
                 if path and path in manifest.modules and path not in known.position:
                     near = known.nearest(path)
                     holds = any(start.startswith(f"{path}.") for start in known.starts)
-                    what = "is a list of modules" if holds else f"lies inside of `{near}`"
+                    what = f"lies inside of `{near}`"
+                    if holds:
+                        is_list = manifest.modules[path].kind == "container"
+                        what = "is a list of modules" if is_list else "holds several modules that one may begin with"
                     yield self.at(
                         analysis.span_of(pipeline, "split"),
                         f"a stage cannot begin with `{path}`, which {what}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary, unaligned_vocabulary
 from legoai.dsl.analysis.magnitudes.trained import embedding_with
 from legoai.dsl.analysis.model import refusal
@@ -13,6 +14,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.models.wrappers import WRAPPERS
 
 
 class ModelIsKnown(WrongModel, Check):
@@ -171,6 +173,35 @@ class SparseGradients(Check):
                 label="a training would fail at its first step",
                 help=["give the embedding no `sparse = True`"],
             )
+
+
+class WrappedByAuthor(Check):
+    """A module that the model itself compiles by `torch.compile(module)`, or wraps in a `CheckpointWrapper`.
+
+    Such a wrapper adds a segment to the paths of its parameters, `_orig_mod` or `_checkpoint_wrapped_module`. Programs
+    know parameters by paths without these, which they add and remove themselves. A module that is compiled in place, by
+    `module.compile()`, keeps its paths.
+    """
+
+    code = "LP233"
+    slug = "wrapped-by-author"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, model = analysis.manifest, analysis.plan.model
+        modules = () if manifest is None else manifest.modules.values()
+        found = next(((info, name) for info in modules for name in info.children if name in WRAPPERS), None)
+        if found is None:
+            return
+        info, segment = found
+        assert manifest is not None
+        path, statement = general(manifest, info.path), WRAPPERS[segment]
+        example = "full" if statement == "checkpoint" else "inductor"
+        yield self.at(
+            analysis.span_of(model, "target"),
+            f"the model wraps `{path}` itself (`{info.class_name}`), so that its parameters have other paths",
+            label="a plan decides what is wrapped",
+            help=[f"leave the module as it is, and write `{statement} {{ {path} = {example} }}`"],
+        )
 
 
 class UnalignedVocabulary(Check):

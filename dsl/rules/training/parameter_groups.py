@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import decided, grouped, listed, written
+from legoai.dsl.analysis.facts import decided, grouped, holders, listed, written
 from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
 from legoai.dsl.analysis.optimizer import (
     closest_rules,
@@ -215,11 +215,14 @@ class MuonOutsideHiddenLayers(Check):
         manifest = analysis.manifest
         if manifest is None:
             return
+        blocks = {path for blocks in manifest.block_lists for path in blocks.paths}
         for rule, paths in grouped(muon_parameters(analysis).items()):
             found = []
             for path in paths:
                 module = manifest.modules[path.rpartition(".")[0]]
-                logits = module.kind == "linear" and module.attributes.get("out_features") == manifest.vocab_size
+                is_hidden = any(held in blocks for held in holders(path))  # and may be as wide as the vocabulary
+                is_wide = module.attributes.get("out_features") == manifest.vocab_size
+                logits = module.kind == "linear" and is_wide and not is_hidden
                 if module.kind == "embedding" or logits:
                     found.append(path)
             if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.model import help_to_follow, shapes_by_values
+from legoai.dsl.analysis.model import help_to_follow, shaped_by_values
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
@@ -16,7 +16,8 @@ class UnsimulatedModel(Check):
     """A model whose tensors have shapes that depend on the values of others.
 
     `legoai cost` runs the program on tensors that have shapes and no values. `torch.nonzero`, also of an index that is
-    a mask, returns as many elements as are not zero, which is not known then. The experts of `transformers` call it
+    a mask, returns as many elements as are not zero, which is not known then; `torch.bincount`, `torch.unique` and
+    `torch.masked_select` have such results too. The experts of `transformers` call it
     where `experts_implementation` is `eager`: each takes the tokens that are routed to it. Such a plan can be lowered
     and run. It is not costed: `require` lines are not tested, and holes are not filled. `legoai cost`, `check`, `solve`
     and `graph` give LP718.
@@ -27,12 +28,13 @@ class UnsimulatedModel(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        if not shapes_by_values(analysis):
+        function = shaped_by_values(analysis)
+        if function is None:
             return
         required = [Label(item.origin.written, "is not tested") for item in analysis.plan.require[:1]]
         yield self.at(
             place_of(analysis),
-            "the model has shapes that depend on values (`torch.nonzero`): the plan can be lowered and run, and not "
+            f"the model has shapes that depend on values (`{function}`): the plan can be lowered and run, and not "
             "costed",
             label="not simulated", others=required, help=help_to_follow(analysis),
         )  # fmt: skip

@@ -24,7 +24,7 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -33,10 +33,11 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
-from legoai.specs.models.manifests.shapes import Length, Shape
+from legoai.specs.models.manifests.mixed_dtypes import mixed_from
+from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 20
+FORMAT = 21
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -113,6 +114,8 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
     frozen: bool = False
     """Of a parameter: whether the model's constructor leaves it without a gradient (`requires_grad_(False)`)."""
+    dtype: str = ""
+    """Of a parameter: its dtype, such as `complex64`, where it is not one of real floating-point numbers."""
 
     @property
     def numel(self) -> int:
@@ -217,21 +220,20 @@ def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" if path else name for name in names)
 
 
-def _shape(raw: Iterable[tuple[int, bool, bool]] | None) -> Shape | None:
-    return None if raw is None else tuple(Length(*item) for item in raw)
-
-
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""
 
     __slots__ = ("_places", "children", "fields")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        frozen = raw.get("frozen", ())
+        frozen, dtypes = raw.get("frozen", ()), raw.get("dtypes", {})
         self.fields: dict[str, Any] = {
             "class_name": raw["class"],
             "kind": raw["kind"],
-            "parameters": tuple(TensorInfo(name, tuple(shape), name in frozen) for name, shape in raw["parameters"]),
+            "parameters": tuple(
+                TensorInfo(name, tuple(shape), name in frozen, dtypes.get(name, ""))
+                for name, shape in raw["parameters"]
+            ),
             "buffers": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["buffers"]),
             "attributes": raw["attributes"],
             "inputs": tuple(raw["inputs"]),
@@ -248,8 +250,8 @@ class _Template:
             "changes": changes_from(raw.get("changes")),
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
             "torch_forward": raw.get("torch_forward", False),
-            "takes": _shape(raw.get("takes")),
-            "gives": _shape(raw.get("gives")),
+            "takes": shape_from(raw.get("takes")),
+            "gives": shape_from(raw.get("gives")),
         }
         # A child is [name, template], a run of equal ones with consecutive numbers [first, last, template].
         self.children: list[tuple[str, int]] = []
@@ -374,6 +376,8 @@ class Manifest:
             their module's or of the model's fills them."""
             self.updated: tuple[str, ...] = tuple(raw["updated"])
             """Buffers that are saved with the model, and that its forward changes in training."""
+            self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
+            """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""
@@ -383,6 +387,8 @@ class Manifest:
             """Names of the parameters of the model's forward, without `self`."""
             self.flow_error: str | None = raw["flow_error"]
             """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
+            self.shaped_by: str | None = raw.get("shaped_by")
+            """The function at which that failed, such as `bincount`, if the shape of its result depends on values."""
             self.unfit_result: str | None = raw["unfit_result"]
             """Why the loss cannot be computed from what forward returns, or None."""
             self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])

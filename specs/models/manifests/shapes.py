@@ -6,7 +6,7 @@ A model is run at two sizes of its tokens; how a length changes from one to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 Sizes = tuple[int, int]
@@ -30,6 +30,12 @@ class Length(NamedTuple):
 
 
 Shape = tuple[Length, ...]
+
+
+def shape_from(raw: Iterable[tuple[int, bool, bool]] | None) -> Shape | None:
+    """Read the serialised form."""
+    return None if raw is None else tuple(Length(*item) for item in raw)
+
 
 SAMPLES, TOKENS = Length(1, samples=True), Length(1, tokens=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
@@ -140,6 +141,8 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
     except ProgramFailedError as error:
         progress.clear()
         print(f"{visible_line(name)}: the program of the shrunken plan fails: {error.message}")
+        if arguments.dtype == "fp64" and re.search(r"dtype|scalar type", error.message):
+            print("  forward may make tensors of other dtypes than its parameters, here fp64: try `--dtype plan`")
         if os.environ.get("LEGOAI_DEBUG") == "1":
             print(error.detail, file=sys.stderr)
         else:
@@ -244,6 +247,8 @@ def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted)
     else:
         yield f"    by {_size(first.size)}; its largest element by {_size(first.largest)}"
     assert linted.analysis is not None
+    if first.kind == "gradient" and 1 not in verdict.wrong_losses and small.plan.model.family == "python":
+        yield "    the loss is equal; one that forward itself adds to gradients depends on the mesh (docs/factories.md)"
     rows = [row for row in decisions_of(linted.analysis, module, parameter) if place(row.origin) != "default"]
     if rows:
         yield f"  what the plan says about {module or 'root'}:"

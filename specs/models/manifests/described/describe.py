@@ -115,6 +115,10 @@ class _Describer:
             "templates": self.templates,
             "root": root,
         }
+        if self.shapes and self.followed.mixed_dtypes:
+            raw["mixed_dtypes"] = self.followed.mixed_dtypes
+        if self.followed.shaped_by is not None:
+            raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.
         return Manifest.from_json(json.dumps(raw))
 
@@ -143,6 +147,9 @@ class _Describer:
         frozen = [name for name, p in module._parameters.items() if p is not None and not p.requires_grad]
         if frozen:
             raw["frozen"] = frozen
+        other = {name: p.dtype for name, p in module._parameters.items() if p is not None and not p.is_floating_point()}
+        if other:
+            raw["dtypes"] = {name: str(dtype).removeprefix("torch.") for name, dtype in other.items()}
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
         if self.paths[module] in self.followed.mixing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -17,16 +18,19 @@ from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
+from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
+from legoai.specs.models.manifests.described.failing_operator import FailingOperator
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.manifest import ManifestError
+from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
-from legoai.specs.models.torch_internals import import_compiler, meta_device, tree_map
+from legoai.specs.models.torch_internals import autocast_without_device, import_compiler, meta_device, tree_map
 
 _TRIED: Final[Sequence[Sizes]] = ((2, 8), (4, 128))
 """Samples and tokens that a model is given; the second is for windows, blocks and halved batches."""
@@ -48,12 +52,17 @@ class Followed:
     """The modules that combine tokens outside of attention, by path, each with the first function that does."""
     changes: Mapping[str, ChangesByDtype] = field(default_factory=dict)
     """What the modules change in place, by path."""
+    mixed_dtypes: Sequence[MixedDtypes] = ()
+    """The operators that get tensors of two dtypes where parameters are in half precision."""
     unfit: str | None = None
     """Why the loss cannot be computed from what forward returned, or None."""
     error: str | None = None
     """Why forward cannot be followed, or None."""
+    shaped_by: str | None = None
+    """The function at which it failed, if the shape of its result depends on values."""
 
 
+@autocast_without_device()
 def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
     """Run a model's forward, and note what happens in it.
 
@@ -67,6 +76,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
+    failing = FailingOperator()
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -77,6 +87,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
                 with (
                     torch.no_grad(),
+                    failing,
                     UpdatedBuffers(model) as updated,
                     ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
@@ -85,13 +96,15 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 ):
                     result = model(*inputs)
                 reads = reads_of(model)
+                changes, mixed = _in_half_precision(model, inputs, in_place.changes)
                 return Followed(
                     calls=recorder.calls,
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
                     changed_parameters=changed.by_module,
                     mixing=_mixing(model, inputs, routed),
-                    changes=_changes(model, inputs, in_place.changes),
+                    changes=changes,
+                    mixed_dtypes=mixed,
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:
@@ -102,7 +115,37 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
     can_be_told = is_authors and not hasattr(model, "example_inputs")
     tried = " and ".join(f"{samples} samples of {tokens}" for samples, tokens in _TRIED)
     advice = f" ({tried} tokens were tried); a method example_inputs() may say what it takes" if can_be_told else ""
-    return Followed(error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}")
+    return Followed(
+        error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}",
+        shaped_by=failing.shaped_by,
+        unfit=_unfit_by_values(model),
+    )
+
+
+_SMALL: Final = 20_000_000
+"""Most parameters of a model whose forward is called on the CPU."""
+
+
+def _unfit_by_values(model: nn.Module) -> str | None:
+    """Return why the loss cannot be computed from what a forward returns that fails on the meta device.
+
+    Forward may need values: it is called on the CPU, where parameters and floating-point buffers have random ones.
+    Nothing is known of a large model, or of one that fails there too.
+    """
+    reads = reads_of(model)
+    if reads is None or sum(parameter.numel() for parameter in model.parameters()) > _SMALL:
+        return None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            copied = copy.deepcopy(model).to_empty(device="cpu").float()
+            for tensor in (*copied.parameters(), *copied.buffers()):
+                tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()
+            inputs = _inputs(copied, None if callable(getattr(copied, "example_inputs", None)) else _TRIED[0])
+            result = copied(*inputs)
+    except Exception:
+        return None
+    return None if isinstance(result, torch.Tensor) else unfit_result(reads, inputs, result)  # values may choose shapes
 
 
 def _reason(error: Exception) -> str:
@@ -146,24 +189,37 @@ def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Modul
     return mixing(*recorders, sizes, other_sizes(sizes))
 
 
-def _changes(model: nn.Module, inputs: tuple[Any, ...], first: Mapping[str, Changes]) -> dict[str, ChangesByDtype]:
-    """Return what the modules change in place, from that of one forward and that of another with parameters in bf16.
+def _in_half_precision(
+    model: nn.Module, inputs: tuple[Any, ...], first: Mapping[str, Changes]
+) -> tuple[dict[str, ChangesByDtype], tuple[MixedDtypes, ...]]:
+    """Return what the modules change in place, and the operators that get tensors of two dtypes.
 
     A mixed-precision policy leaves buffers as they are. Where forward does not take them so, they are cast too; where
     it does not run in bf16 at all, nothing else is known.
+
+    Args:
+        model: whose forward is run once more, with parameters in bf16.
+        inputs: of the forward.
+        first: what the modules changed in a forward before.
     """
-    second = first
+    second, mixed = first, tuple[MixedDtypes, ...]()
     for tensors in ([*model.parameters()], [*model.parameters(), *model.buffers()]):
         given = tree_map(functools.partial(_cast, dtype=torch.bfloat16), inputs)
         try:
-            with torch.no_grad(), _in_bf16(tensors), InPlaceRecorder(model) as recorder:
+            with (
+                torch.no_grad(),
+                _in_bf16(tensors),
+                DtypeRecorder(model) as dtypes,
+                InPlaceRecorder(model) as recorder,
+            ):
                 model(*given)
         except Exception:
             continue
-        second = recorder.changes
+        second, mixed = recorder.changes, tuple(dtypes.mixed)
         break
     none = Changes()
-    return {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
+    changes = {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
+    return changes, mixed
 
 
 @contextlib.contextmanager

@@ -153,6 +153,14 @@ def test_invalid_split_points_are_refused(split: str, code: str | None) -> None:
     assert found & {"LP506", "LP507", "LP508", "LP509", "LP510"} == ({code} if code else set())
 
 
+def test_split_before_a_module_that_holds_others_is_refused() -> None:
+    nested = 'model python("support.other_authors:build", kind = "nested")\nmesh (pp = 2)\n'
+    found = message(f"{nested}pipeline on pp (schedule = 1F1B, split = [inner])", "LP507")
+    assert found == "a stage cannot begin with `inner`, which holds several modules that one may begin with"
+    found = message(f"{nested}pipeline on pp (schedule = 1F1B, split = [inner.blocks])", "LP507")
+    assert found.endswith("is a list of modules")
+
+
 def test_microbatches_must_divide_the_micro_batches_per_rank() -> None:
     plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (microbatches = {})"
     assert "16 micro batches that the batch has for each rank are no multiple of 12" in message(

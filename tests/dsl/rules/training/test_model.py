@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from legoai.dsl.lint import lint
 from support.rule_plans import codes
 
 GPU = "cluster h100_sxm\nmesh (dp_shard = 8)\nbatch (global = 8, micro = 1, seq_len = 1024)\n"
@@ -26,3 +29,14 @@ SPLIT = GPU.replace("dp_shard = 8", "dp_shard = 4, tp = 2") + "shard on tp { out
 )
 def test_vocabularies_in_half_precision_are_multiples_of_eight(plan: str, wrong: bool):
     assert ("LP836" in codes(plan)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"), [("compiled", "compile { "), ("checkpointed", "checkpoint { "), ("compiled_in_place", None)]
+)
+def test_modules_that_the_model_wraps_itself_are_refused(kind: str, cure: str | None):
+    plan = f'plan test\nmodel python("support.other_authors:build", kind = "{kind}")\ncluster cpu\n'
+    plan += "batch (global = 8, micro = 8, seq_len = 8)\noptimizer adamw(lr = 1e-3)\n"
+    found = [item for item in lint(plan, "test.plan", directory=Path()).diagnostics if item.code == "LP233"]
+    assert [item.label.span.line for item in found] == ([2] if cure else [])
+    assert all(f"{cure}blocks.*.layer = " in item.help[0] for item in found)

@@ -100,6 +100,12 @@ def test_muon_requires_matrices_of_hidden_layers() -> None:
     assert "LP696" not in codes(f"{ADAMW} {{ layers.** = muon(lr = 0.02) }}")
 
 
+def test_hidden_layers_may_be_as_wide_as_the_vocabulary() -> None:
+    model = 'model llama3("tiny", vocab_size = 128)\n'
+    assert "LP696" not in codes(f"{model}{ADAMW} {{ layers.** = muon(lr = 0.02) }}")
+    assert "LP696" in codes(f"{model}{ADAMW} {{ output = muon(lr = 0.02) }}")
+
+
 def test_muon_refuses_stacked_expert_weights() -> None:
     base = BASE.replace('llama3("tiny")', 'mixtral("tiny")')
     assert "LP697" in codes(f"{ADAMW} {{ layers.** = muon(lr = 0.02) }}", base=base)

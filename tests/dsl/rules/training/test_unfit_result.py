@@ -35,3 +35,21 @@ def test_result_beside_others_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     message = "forward returns a tuple of Tensor, None, and the loss takes one tensor"
     assert found == ([("LP230", message, 2)] if beside == "true" else [])
+
+
+VALUES = """
+        counts = torch.bincount(tokens.flatten(), minlength=256)
+        return (logits, counts.float().mean()) if self.beside else logits * counts.tolist()[0]
+"""
+
+
+@pytest.mark.parametrize("beside", ["true", "false"])
+def test_forward_that_needs_values_is_called_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: str):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    head, _, _ = FACTORY.partition("        return ")
+    (tmp_path / "net.py").write_text(f"import torch{head}{VALUES}")
+    plan = f'plan net\nmodel python("net:Net", beside = {beside})\ncluster cpu\n'
+    plan += "batch (global = 8, micro = 8, seq_len = 8)\n"
+    found = [item.message for item in lint(plan, "net.plan", directory=tmp_path).diagnostics if item.code == "LP230"]
+    message = "forward returns a tuple of Tensor, Tensor, and the loss takes one tensor"
+    assert found == ([message] if beside == "true" else [])

@@ -26,6 +26,15 @@ class Net(nn.Module):
             x = x.masked_scatter(x > 1, x[x > 1].sqrt())
         if self.how == "places":
             x = x.index_fill(1, torch.nonzero(x[0, :, 0] > 1)[:, 0], 0.0)
+        places = tokens.flatten()
+        if self.how == "bincount":
+            x = x * torch.bincount(places, minlength=256).float().mean()
+        if self.how == "unique":
+            x = x * torch.unique(places).numel()
+        if self.how == "masked_select":
+            x = x + torch.masked_select(x, x > 0).mean()
+        if self.how == "repeat_interleave":
+            x = x + places.repeat_interleave(places).float().mean()
         return self.head(torch.where(x > 1, x, 1.0))
 
 
@@ -34,14 +43,24 @@ def net(how):
 """
 
 
-@pytest.mark.parametrize(("how", "found"), [("mask", True), ("places", True), ("where", False)])
-def test_model_with_shapes_that_depend_on_values_is_a_warning(how: str, found: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "function"),
+    [
+        ("mask", "nonzero"),
+        ("places", "nonzero"),
+        *((name, name) for name in ("bincount", "unique", "masked_select", "repeat_interleave")),
+        ("where", None),
+    ],
+)
+def test_model_with_shapes_that_depend_on_values_is_a_warning(how: str, function: str | None, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(FACTORY)
-    reported = [
-        item for item in diagnostics(f'model python("net:net", how = "{how}")', tmp_path) if item.code == "LP717"
-    ]
-    assert [item.severity for item in reported] == ["warning"] * found
-    assert all("let forward read no values" in item.help[0] for item in reported)
+    text = f'model python("net:net", how = "{how}")\nmesh (dp_shard = 8)\nfsdp on dp_shard {{ root = unit }}\n'
+    found = {item.code: item for item in diagnostics(text, tmp_path)}
+    assert {"LP717", "LP336"} & found.keys() == ({"LP717", "LP336"} if function else set())
+    if function is not None:
+        assert found["LP717"].severity == "warning"
+        assert f"(`torch.{function}`)" in found["LP717"].message
+        assert found["LP717"].help[0].startswith(f"let forward read no values of tensors, as `torch.{function}` does")
 
 
 def test_eager_experts_are_reported_at_their_argument(tmp_path: Path) -> None:
