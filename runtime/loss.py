@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import checkpoint
 
+from legoai.runtime.errors import RunError, RunErrorCode
+
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss of a model's result and targets, such as logits [batch, sequence, vocabulary] and [batch, sequence]."""
 
@@ -169,6 +171,24 @@ def local_value(loss: torch.Tensor) -> torch.Tensor:
     """Return the loss of this rank's samples as a plain, detached scalar."""
     loss = loss.detach()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def of_one_tensor(loss: LossFunction) -> LossFunction:
+    """Return a loss that says what is wrong where a model returns more than logits, or something else.
+
+    Lint follows most models' forward and says so before a run; not of those that decide by values.
+    """
+
+    def checked(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor):
+            raise RunError(
+                RunErrorCode.UNFIT_RESULT,
+                f"the model's forward returns a {type(output).__name__}, and the loss takes one tensor",
+                help="return the logits alone; docs/factories.md says how a model adds a loss of its own",
+            )
+        return loss(output, targets)
+
+    return checked
 
 
 def divided(loss: LossFunction, *, by: float) -> LossFunction:

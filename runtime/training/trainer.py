@@ -29,7 +29,7 @@ from legoai.runtime.launching.lock import locked
 from legoai.runtime.launching.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.launching.report import report_error
 from legoai.runtime.launching.signals import StopRequest, unhurried
-from legoai.runtime.loss import LossFunction
+from legoai.runtime.loss import LossFunction, of_one_tensor
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.parallelism.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.process_group import on_first_rank, process_group, record_collectives
@@ -278,8 +278,8 @@ class Trainer(Recipe):
     def _loss(self, model: nn.Module | None) -> LossFunction:
         """Build the loss of what a model returns; None for a rank without the last stage, which computes none."""
         if self.build_model_loss is None or model is None:
-            return self.build_loss()
-        return self.build_model_loss(model)
+            return of_one_tensor(self.build_loss())
+        return of_one_tensor(self.build_model_loss(model))
 
     def _mesh(self, device: Device) -> DeviceMesh:
         world = torch.distributed.get_world_size()

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legoai.runtime.loss import LossFunction, chunked_cross_entropy, token_cross_entropy
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.loss import LossFunction, chunked_cross_entropy, of_one_tensor, token_cross_entropy
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 
@@ -49,6 +50,15 @@ def test_loss_is_the_token_mean_in_fp32():
     assert value.dtype == torch.float32
     expected = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
     assert_close(value.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_loss_says_what_a_model_returns_beside_logits():
+    logits, targets = sample(torch.float64)
+    loss = of_one_tensor(token_cross_entropy)
+    assert loss(logits, targets) == token_cross_entropy(logits, targets)
+    with pytest.raises(RunError, match="returns a tuple, and the loss takes one tensor") as caught:
+        loss((logits, None), targets)  # type: ignore[arg-type]
+    assert caught.value.code == RunErrorCode.UNFIT_RESULT
 
 
 class LargestResult(TorchDispatchMode):
