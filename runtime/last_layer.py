@@ -7,7 +7,7 @@ Backward of the loss only passes them on: the layer's weights and its logits are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -19,6 +19,17 @@ from legoai.runtime.loss import LossFunction, check_whole_sequences, chunks_of, 
 from legoai.runtime.wrapped import local_part
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class OfLoss(nn.Module):
+    """Calls a function as a module, by which profilers and the simulator tell the loss from the layer around it."""
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the function's result."""
+        return function(*args)
+
+
+OF_LOSS: Final = OfLoss()
 
 
 def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> LossFunction:
@@ -37,6 +48,7 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
     """
     layer = model.get_submodule(path)
     compute: Forward = layer.forward
+    _pass_over(layer, within=model)
 
     def forward(hidden: torch.Tensor, *, targets: torch.Tensor) -> torch.Tensor:
         check_whole_sequences(hidden)
@@ -47,7 +59,6 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
         return loss
 
     layer.forward = forward
-    _leave_out(model, path, layer)
 
     def loss_of(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if isinstance(layer, FSDPModule):
@@ -58,11 +69,24 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
     return loss_of
 
 
-def _leave_out(model: nn.Module, path: str, layer: nn.Module) -> None:
-    """Replace a module during a model's forward, and then only: other code finds it at its place."""
-    nothing = nn.Identity()
-    model.register_forward_pre_hook(lambda *_: model.set_submodule(path, nothing))
-    model.register_forward_hook(lambda *_: model.set_submodule(path, layer), always_call=True)
+class _PassedOver(nn.Module):
+    """A module whose calls return their argument while it is passed over, without hooks; its attributes stay."""
+
+    passed_over = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return next(iter((*args, *kwargs.values()))) if self.passed_over else super().__call__(*args, **kwargs)
+
+
+def _pass_over(layer: nn.Module, *, within: nn.Module) -> None:
+    """Pass over a layer during a model's forward."""
+    layer.__class__ = type(f"PassedOver{type(layer).__name__}", (_PassedOver, type(layer)), {})
+
+    def passing(value: bool) -> Callable[..., None]:
+        return lambda *_: setattr(layer, "passed_over", value)
+
+    within.register_forward_pre_hook(passing(True))
+    within.register_forward_hook(passing(False), always_call=True)
 
 
 def _losses(
@@ -71,7 +95,11 @@ def _losses(
     """Yield each chunk's share of the mean loss, and the chunk of the layer's input that it is computed from."""
     for start, size in chunks_of(targets, pieces):
         part = hidden.detach().narrow(1, start, size).requires_grad_(hidden.requires_grad)
-        yield summed_cross_entropy(compute(part), targets.narrow(1, start, size)) / targets.numel(), part
+        yield OF_LOSS(_share, compute(part), targets.narrow(1, start, size), targets.numel()), part
+
+
+def _share(logits: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
+    return summed_cross_entropy(logits, targets) / count
 
 
 class _LossInChunks(torch.autograd.Function):
@@ -95,7 +123,7 @@ class _LossInChunks(torch.autograd.Function):
                         of_hidden = _laid_out_as(of_part, torch.empty_like(local_part(hidden)))
                     local_part(of_hidden).narrow(1, start, part.shape[1]).copy_(local_part(of_part))
                     start += part.shape[1]
-                of_trained = _summed(of_trained, found)
+                of_trained = OF_LOSS(_summed, of_trained, found)
         ctx.gradients = of_hidden, *of_trained
         return total
 

@@ -50,6 +50,7 @@ from legoai.cost.trace.segments import Item
 from legoai.lowering.graph.step.places import Makes, Place, place_of
 from legoai.runtime.errors import RunError, unwrapped
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.last_layer import OF_LOSS
 from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import (
@@ -104,7 +105,7 @@ class Capture(Recorder):
         """Numbers of the storages of parameters, gradients and optimizer state."""
         self.work_count = 0
         self.pending: dict[int, int] = {}
-        self.paths: dict[int, str] = {}
+        self.paths: dict[int, str] = {id(OF_LOSS): LOSS}
         self.running: list[str] = []
         self.of_forward = 0
         """How many of these began outside of a backward."""
@@ -286,8 +287,7 @@ class Capture(Recorder):
                 self.record(Mark(f"forward {path}"))
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
-            path = self.paths.get(id(module))
-            if path is None or not self.running:
+            if (path := self.paths.get(id(module))) is None or not self.running:
                 return
             assert self.running.pop() == path
             self.of_forward = min(self.of_forward, len(self.running))
@@ -306,16 +306,13 @@ class Capture(Recorder):
                 self.record(Categorise(ref.number, "unsharded_parameter", ""))
             return result
 
-        handles = (
+        with (
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            with patched("torch:UntypedStorage.resize_", resize_), noted_units(self, self.paths):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            patched("torch:UntypedStorage.resize_", resize_),
+            noted_units(self, self.paths),
+        ):
+            yield
 
     def _begin(self, path: str) -> None:
         """Attribute to a module what autograd records from here on."""

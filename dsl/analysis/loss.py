@@ -64,7 +64,9 @@ def layer_of_logits(manifest: Manifest) -> str | None:
         if last is None or last.op != "call" or [step[:2] for step in info.flow].count(last[:2]) > 1:
             return None
         info = manifest.modules[info.child_path(last.name)]
-    is_plain = info.class_name == "Linear" and not manifest.is_shared(info.path)  # a subclass may compute more
+    # A subclass or a hook may compute more, and a weight may be computed from parameters, as by `weight_norm`.
+    computes_more = info.class_name != "Linear" or "hooks" in info.attributes or manifest.is_shared(info.path)
+    is_plain = {item.name for item in info.parameters} in ({"weight"}, {"weight", "bias"}) and not computes_more
     return info.path if info.path and is_plain else None
 
 

@@ -127,6 +127,7 @@ def test_gradients_of_a_last_layer_in_pieces_are_computed_before_the_blocks_back
     assert "recompute" not in {item.phase for item in records}
     phases = [item.phase for item in records if item.op in LOSS_KERNELS][: 2 * len(LOSS_KERNELS)]
     assert phases == 2 * ["forward", "forward", "backward", "backward"]
+    assert {item.module for item in records if item.op in LOSS_KERNELS} == {"loss"}
     assert {item.phase for item in records if item.module} == {"forward", "backward"}
 
 

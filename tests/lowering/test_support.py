@@ -288,9 +288,12 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
 def test_last_layer_gives_the_result_of_the_model_as_it_is():
     body = f"{BATCH}loss chunked(2, last_layer = true)"
     assert not refusals(HEAD + body)
-    scaled = 'python("support.in_place_factories:build", kind = "cast_between")'
-    [found] = refusals(HEAD.replace('llama3("tiny")', scaled) + body)
-    assert "does not return the result of a linear layer as it is" in found.message
+    for kind in ("plain", "bias", "reading"):
+        assert not refusals(HEAD.replace('llama3("tiny")', f'python("support.heads:build", kind = "{kind}")') + body)
+    for kind in ("scaled", "hook", "weight_norm", "subclass", "twice"):
+        model = f'python("support.heads:build", kind = "{kind}")'
+        [found] = refusals(HEAD.replace('llama3("tiny")', model) + body)
+        assert "does not return the result of a linear layer as it is" in found.message, kind
 
 
 def test_torch_scheduler_requires_known_clusters_and_sizes():

@@ -112,6 +112,26 @@ def test_model_keeps_its_layer_outside_of_forward():
     with pytest.raises(IndexError):
         model(tokens + VOCABULARY)
     assert model.output is layer and list(model.state_dict()) == names
+    assert model.output(torch.zeros(1, 1, FEATURES).double(), targets=torch.zeros(1, 1).long()).shape == ()
+
+
+class ReadingItsLayer(Model):
+    """Casts to the dtype of its layer's weight, and divides by what is computed of that."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens))
+        return self.output(x.to(self.output.weight.dtype) / self.output.weight.norm())
+
+
+def test_forward_may_read_the_layer_that_it_passes_over():
+    torch.manual_seed(0)
+    whole = ReadingItsLayer().double()
+    parts = copy.deepcopy(whole)
+    tokens, targets = sample()
+    loss = last_layer_cross_entropy(parts, "output", pieces=PIECES)
+    token_cross_entropy(whole(tokens), targets).backward()
+    loss(parts(tokens), targets).backward()
+    assert_close(gradients(parts), gradients(whole), rtol=0, atol=1e-15)
 
 
 def test_loss_has_one_backward_pass():

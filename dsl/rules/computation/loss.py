@@ -10,12 +10,15 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.loss import ChunkedLoss
 
+_DIMS = 3
+"""Of logits that can be cut: [samples, tokens, vocabulary]."""
+
 
 class ChunksOfSequence(Check):
     """A loss in more pieces than there are tokens to divide.
 
     `chunked(n)` cuts the sequence, of which a rank holds its context-parallel piece. A model of images has one
-    answer for each image and no sequence of them.
+    answer for each image and no sequence of them, and one that returns logits [tokens, vocabulary] has none either.
 
     ## Example
     ```
@@ -48,6 +51,17 @@ class ChunksOfSequence(Check):
                 label="nothing to cut",
                 others=[Label(analysis.span_of(plan.model, "family"), "a model of images")],
                 help=["use `fused` or `eager`"],
+                fix=replacement(plan.loss, "form", "fused"),
+            )
+            return
+        gives = manifest.modules[""].gives if manifest is not None else None
+        if gives is not None and len(gives) != _DIMS:
+            yield self.at(
+                analysis.span_of(plan.loss, "form"),
+                f"the loss cannot be cut along a sequence: the model's logits have {len(gives)} dims",
+                label="no dim of a sequence",
+                others=[Label(analysis.span_of(plan.model, "family"), "returns logits [tokens, vocabulary]")],
+                help=["return logits [samples, tokens, vocabulary], or use `fused` or `eager`"],
                 fix=replacement(plan.loss, "form", "fused"),
             )
             return

@@ -150,7 +150,7 @@ class ModuleInfo:
     each of its places; see `Manifest.tied_parameters`."""
     buffers: tuple[TensorInfo, ...]
     attributes: Mapping[str, Scalar]
-    """What the kind gives meaning to. `linear`: in_features, out_features, bias. `embedding`: num_embeddings,
+    """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks. `embedding`: num_embeddings,
     embedding_dim; max_norm, sparse and scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads,
     n_kv_heads, head_dim; v_head_dim where values have another width, and rope_head_dim where some of the features are
     rotated, those of keys shared by all heads. `moe`: n_experts, top_k. `experts`: n_experts. `convolution`:

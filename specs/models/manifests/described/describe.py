@@ -205,6 +205,8 @@ class _Describer:
                 "out_features": module.out_features,
                 "bias": module.bias is not None,
             }
+            if module._forward_hooks:
+                found["hooks"] = True
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
             chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}

@@ -19,6 +19,12 @@ def test_chunked_loss_of_a_vision_model_is_refused() -> None:
     assert "LP641" not in codes(vision.format("fused"))
 
 
+def test_chunked_loss_takes_logits_with_a_dim_of_the_sequence() -> None:
+    model = 'model python("support.heads:build", kind = "{}")\nloss chunked(4)'
+    assert "LP641" not in codes(model.format("plain"))
+    assert "have 2 dims" in message(model.format("flat"), "LP641")
+
+
 @pytest.mark.parametrize("form", ["eager", "fused", "chunked(4)"])
 def test_every_loss_form_supports_loss_parallel(form: str) -> None:
     """Compiled and chunked cross entropy over `loss_parallel` equal one process: tried over gloo."""
