@@ -12,7 +12,7 @@ from legoai.runtime.training import trainer
 from support.marks import slow_but
 from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 
@@ -51,8 +51,8 @@ OF_LAST = {"vocabulary": BOTH, "stages": STAGED, "gathered": GATHERED, "placed":
 @pytest.mark.parametrize("name", slow_but(OF_LAST, "vocabulary", "bucket"))
 def test_last_layer_in_pieces_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
     world = 4 if name in ("vocabulary", "stages") else 2
-    for result in gloo(world)(train, text_of(f"{OF_LAST[name]}{LAST}", TWO_BLOCKS), data):
-        assert_close(result, alone_in_two_blocks, TOLERANCE)
+    results = gloo(world)(train, text_of(f"{OF_LAST[name]}{LAST}", TWO_BLOCKS), data)
+    assert_close(together(results), alone_in_two_blocks, TOLERANCE)
 
 
 @pytest.mark.slow

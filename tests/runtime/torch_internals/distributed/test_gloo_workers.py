@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
-from legoai.runtime.torch_internals import gloo_workers
+from legoai.runtime.torch_internals.distributed import gloo_workers
 {change}
 store, taken, groups = HashStore(), threading.Event(), [None, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,19 +72,31 @@ def test_transfers_of_one_operation_are_recorded_as_a_batch(tmp_path: Path):
     assert {item.kind for item in together if isinstance(item, Collective)} == {"send", "receive"}
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "InterleavedZeroBubble"])
-def test_transfers_have_the_phase_of_the_action_that_they_serve(tmp_path: Path, schedule: str):
-    trace = in_a_fork(traced, two_ranks(tmp_path, schedule, sharded=True, micro_batches=MICRO_BATCHES))
+LATE_FORWARD = (
+    "0F0,0SEND_F0,0F1,0RECV_B0,0B0,0SEND_F1,0RECV_B1,0B1",
+    "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
+)
+"""An order in which the second activation is sent and received after a backward."""
+LATE_BACKWARD = (
+    "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+    "1RECV_F0,1F0,1RECV_F1,1B0,1F1,1SEND_B0,1B1,1SEND_B1",
+)
+"""One in which the first gradient is sent after a forward."""
+
+
+@pytest.mark.parametrize(("order", "rank"), [(LATE_FORWARD, 0), (LATE_FORWARD, 1), (LATE_BACKWARD, 1)])
+def test_transfers_have_the_phase_of_the_action_that_they_serve(tmp_path: Path, order: tuple[str, ...], rank: int):
+    (tmp_path / "late.csv").write_text("\n".join(order))
+    program = two_ranks(tmp_path, 'csv("late.csv")', micro_batches=2)
+    trace = in_a_fork(partial(capture, world=2, rank=rank), program.text)
     last = trace.steps[-1]
     found = Counter(
         (item.kind, item.phase)
         for item in trace.records[last.start : last.stop]
         if isinstance(item, Collective) and item.kind in ("send", "receive")
     )
-    stages = 1 if schedule == "1F1B" else 2
-    expected = {("receive", "forward"): stages, ("send", "backward"): stages}
-    expected |= {("send", "forward"): stages - 1, ("receive", "backward"): stages - 1}
-    assert found == Counter({key: number * MICRO_BATCHES for key, number in expected.items()})
+    forward, backward = ("send", "receive") if rank == 0 else ("receive", "send")
+    assert found == {(forward, "forward"): 2, (backward, "backward"): 2}
 
 
 class Called(torch.utils._python_dispatch.TorchDispatchMode):
