@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
 from legoai.dsl.analysis.facts import divisors, replacement
 from legoai.dsl.analysis.magnitudes.bounds import idle_share
-from legoai.dsl.analysis.stages.pipeline import split_points, stage_count
+from legoai.dsl.analysis.stages.pipeline import is_staged, split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import batch_label, pass_label
@@ -144,7 +144,7 @@ class EnoughMicroBatches(Check):
         ):
             return
         count, stages = pass_micro_batches(plan), stage_count(analysis)
-        if count is None or stages is None or count >= stages:
+        if count is None or stages is None or count >= stages or not is_staged(analysis):
             return
         yield self.at(
             analysis.span_of(pipeline, "schedule"),
@@ -303,7 +303,7 @@ class MicroBatchesAgree(Check):
         if pipeline is None or pipeline.microbatches is None:
             return
         count = micro_batches(analysis.plan)
-        if count is None or count % pipeline.microbatches == 0:
+        if count is None or count % pipeline.microbatches == 0 or not is_staged(analysis):
             return
         yield self.at(
             analysis.span_of(pipeline, "microbatches"),

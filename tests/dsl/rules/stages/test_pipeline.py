@@ -315,6 +315,13 @@ def test_damaged_orders_are_refused_as_in_pytorch(name: str, tmp_path: Path) -> 
     assert len(set(verdicts)) == 2, "the damage was always or never harmful"
 
 
+def test_open_pipeline_may_come_to_have_one_rank() -> None:
+    plan = "batch (global = 32, micro = 1)\nmesh (pp = {}, tp = 8)\nshard standard on tp\npipeline on pp ({})"
+    for options, code in (("microbatches = 3", "LP511"), ("stages = 2, schedule = 1F1B, microbatches = 1", "LP503")):
+        assert code in codes(plan.format(2, options))
+        assert code not in codes(plan.format("auto in [1, 2]", options))
+
+
 def test_receive_without_send_is_a_fault() -> None:
     text = order_text("LoopedBFS", 2, 2, 2, communication=True).replace("0SEND_F1,", "")
     assert "waits for ever before `1F1`" in next(order_faults(read_order(text)))
