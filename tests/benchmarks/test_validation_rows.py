@@ -63,9 +63,12 @@ def convert(source: str, fields: dict[str, str], device: str | None = None) -> S
 
 
 def diagnostics(stated: Stated) -> list[str]:
-    """Diagnostics of a row's plan, except for the uneven split of its framework (LP829)."""
+    """Diagnostics of a row's plan, except for the uneven split of its framework, and for what dropout drops.
+
+    Neither which blocks a stage has nor which elements are dropped (LP440) is a row's to decide.
+    """
     linted = lint(stated.text, "row.plan", directory=Path(), variants=False)
-    found = (item for item in linted.diagnostics if item.severity != "advice" and item.code != "LP829")
+    found = (item for item in linted.diagnostics if item.severity != "advice" and item.code not in {"LP440", "LP829"})
     return [f"{item.code} {item.message}" for item in found]
 
 
