@@ -26,6 +26,8 @@ from support.plans import lowered
 from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
 from support.simulator import in_the_simulator
 
+ISSUED_AS = {"permute": "all_to_all"}
+"""Kinds of which torch has no collective of their own: a ring's exchange is one to a single rank."""
 TRIAL = (4, "int32")
 """Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""
 
@@ -41,7 +43,7 @@ def simulated(text: str, world: int) -> list[list[list[Issued]]]:
 def by_step(trace: Trace) -> list[list[Issued]]:
     return [
         [
-            Issued(record.kind, record.ranks, record.bytes, record.dtype)
+            Issued(ISSUED_AS.get(record.kind, record.kind), record.ranks, record.bytes, record.dtype)
             for record in trace.records[span.start : span.stop]
             if isinstance(record, Collective)
         ]
