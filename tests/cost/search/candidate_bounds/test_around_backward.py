@@ -115,9 +115,10 @@ def sums(schedule: str) -> tuple[float, float]:
     took = 0.0
     for rank in found.ranks:
         for item in rank.trace.records:
-            if isinstance(item, Kernel) and item.op == "aten.add_" and item.phase == "backward" and item.stream == 0:
-                if len(item.inputs[0].shape) < 3:  # of parameters, not of activations [samples, tokens, features]
-                    took += cost(item).seconds
+            is_sum = isinstance(item, Kernel) and item.op == "aten.add_" and item.phase == "backward"
+            # Of parameters, and not of activations [samples, tokens, features].
+            if is_sum and item.stream == 0 and len(item.inputs[0].shape) < 3:
+                took += cost(item).seconds
     least = adding_up(analysis, found.machine, summed_gradients(analysis) / ranks, halves="Zero" in schedule)
     return least, took / ranks / 2  # of two steps
 
