@@ -1,0 +1,36 @@
+"""Checkpoints of one tensor, and what is found in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, load
+from legoai.runtime.checkpoint.folder import Checkpoints
+
+SIZE = 1000
+
+
+def meta(step: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        step=step, plan="p", plan_hash="h", model="m", seed=0, samples=8 * step, corpus="c", world=1, torch="2"
+    )
+
+
+def save(root: Path, *steps: int, keep: int = 0) -> None:
+    for step in steps:
+        Checkpoints(root, keep=keep).save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+
+
+def newest(root: Path) -> tuple[int | None, list[str]]:
+    warnings: list[str] = []
+    found = Checkpoints(root).newest(warn=warnings.append)
+    return (found[1].step if found else None), warnings
+
+
+def loaded(path: Path) -> float:
+    state = {"model.w": torch.zeros(SIZE)}
+    load(path, state)
+    assert len(set(state["model.w"].tolist())) == 1
+    return float(state["model.w"][0])
