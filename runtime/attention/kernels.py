@@ -11,7 +11,8 @@ from legoai.specs.models.layers import exact_dtype
 
 aten = torch.ops.aten
 
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+"""What the kernels of an accelerator compute in."""
 _FLASH_HEAD_DIM = 256
 """The widest head of FlashAttention-2."""
 
@@ -54,23 +55,34 @@ class Kernel(Protocol):
 
 
 def choose_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel:
-    """Return a flash kernel where the device has one for these tensors, or else matrix products.
+    """Return a flash kernel where the device has one for these tensors, or else cuDNN's, or else matrix products.
 
     Flash kernels take heads of one width; values of fewer features than keys are padded for them.
 
-    `torch.nn.attention.sdpa_kernel` without `FLASH_ATTENTION` switches it off.
+    `torch.nn.attention.sdpa_kernel` switches off those that it does not name.
     """
     width, of_values = query.shape[-1], value.shape[-1]
-    fits = query.device.type == "cpu" or (query.dtype in _FLASH_DTYPES and width % 8 == 0 and width <= _FLASH_HEAD_DIM)
-    if of_values > width or not fits or not _flash_is_on():
-        return MathKernel()
-    kernel = CpuFlashKernel() if query.device.type == "cpu" else FlashKernel()
-    return kernel if of_values == width else PaddedValues(kernel)
+    on_cpu = query.device.type == "cpu"
+    fits = on_cpu or (query.dtype in _HALF_DTYPES and width % 8 == 0)
+    if fits and of_values <= width and (on_cpu or width <= _FLASH_HEAD_DIM) and _flash_is_on():
+        kernel = CpuFlashKernel() if on_cpu else FlashKernel()
+        return kernel if of_values == width else PaddedValues(kernel)
+    if fits and not on_cpu and of_values % 8 == 0 and _cudnn_is_on():
+        return CudnnKernel()
+    return MathKernel()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _flash_is_on() -> bool:
     return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _cudnn_is_on() -> bool:
+    """Where `sdpa_kernel` leaves no choice; where it does, flash or matrix products are PyTorch's choice as well."""
+    backends = torch.backends.cuda
+    others = backends.flash_sdp_enabled() or backends.math_sdp_enabled()  # type: ignore[no-untyped-call]
+    return not others and bool(backends.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 class FlashKernel:
@@ -89,6 +101,28 @@ class FlashKernel:
         random_state = (query.new_zeros(2, dtype=torch.uint64), query.new_zeros(0))  # only dropout would read it
         grad_query, grad_key, grad_value = aten._scaled_dot_product_flash_attention_backward(
             grad, query, key, value, out, log_sum, *lengths, 0.0, causal, *random_state, scale=scale
+        )
+        return grad_query, grad_key, grad_value
+
+
+class CudnnKernel:
+    """cuDNN's attention; its log-sum-exp has a last dimension of 1."""
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel`."""
+        query, key, value, causal, scale = inputs
+        out, log_sum, *_ = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, 0.0, causal, scale=scale
+        )
+        return out, log_sum.squeeze(-1)
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """See `Kernel`."""
+        query, key, value, causal, scale = inputs
+        random_state = (query.new_zeros((), dtype=torch.int64), query.new_zeros((), dtype=torch.int64))  # for dropout
+        lengths = (None, None, query.shape[2], key.shape[2])
+        grad_query, grad_key, grad_value = aten._scaled_dot_product_cudnn_attention_backward(
+            grad, query, key, value, out, log_sum.unsqueeze(-1), *random_state, None, *lengths, 0.0, causal, scale=scale
         )
         return grad_query, grad_key, grad_value
 

@@ -16,6 +16,7 @@ class Attention(Directive):
 
     kernel: str = option(
         Choice(("default", "flash", "efficient", "cudnn", "math", "flex")),
-        doc="`default` leaves the choice to PyTorch.",
+        doc="`default` leaves the choice to PyTorch; where `context` merges attention to the pieces of a sequence, it "
+        "is `flash`, or matrix products for tensors that `flash` does not take.",
         default="default",
     )

@@ -229,3 +229,21 @@ def test_busiest_rank_is_simulated(tmp_path, rotate):
     (even, *each), _ = in_the_simulator(times_of_ranks, path)
     assert each == [pytest.approx(even, rel=0.02)] * 3 and even < default
     assert each[-1] == even, "the last one merges both of its pieces with those of others"
+
+
+def attention_of(path: Path) -> tuple[set[str], float]:
+    """The operators of attention in a step of one rank, and its time."""
+    found = legoai.estimate(path)
+    kernels = [item for item in found.ranks[0].trace.once_each() if isinstance(item, Kernel)]
+    return {item.op for item in kernels if "attention" in item.op}, found.step_time
+
+
+def test_pieces_of_a_sequence_are_attended_to_by_the_kernel_of_the_plan(tmp_path):
+    path, found = tmp_path / "ordered.plan", {}
+    for kernel in ("flash", "cudnn"):
+        text = IN_CONTEXT.replace("ROTATE", "alltoall").replace("BALANCE", "head_tail")
+        path.write_text(text.replace("attention flash", f"attention {kernel}"))
+        found[kernel] = in_the_simulator(attention_of, path)
+        operator = f"aten._scaled_dot_product_{kernel}_attention"
+        assert found[kernel][0] == {operator, f"{operator}_backward"}
+    assert found["cudnn"][1] < found["flash"][1], "FlashAttention-2 was written for the GPUs before Hopper"

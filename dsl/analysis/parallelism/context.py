@@ -13,7 +13,7 @@ from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.plan import Plan
 
-KERNELS: Final = ("default", "flash", "math")
+KERNELS: Final = ("default", "flash", "cudnn", "math")
 """Kernels for which ``legoai.runtime.attention.kernels`` returns the log-sum-exp."""
 
 

@@ -17,7 +17,16 @@ from legoai.runtime import RunError
 from legoai.runtime.attention.blocks import gathered_blocks, ring_blocks
 from legoai.runtime.attention.context import Block as Pairs
 from legoai.runtime.attention.context import context_parallel_attention
-from legoai.runtime.attention.kernels import CpuFlashKernel, Inputs, Kernel, MathKernel, PaddedValues, choose_kernel
+from legoai.runtime.attention.kernels import (
+    CpuFlashKernel,
+    CudnnKernel,
+    FlashKernel,
+    Inputs,
+    Kernel,
+    MathKernel,
+    PaddedValues,
+    choose_kernel,
+)
 from legoai.runtime.attention.positions import check_takes_positions, local_positions
 from support.marks import some_slow
 
@@ -107,6 +116,83 @@ def test_values_of_fewer_features_are_padded_for_flash(key_heads: int):
     kernel = choose_kernel(q, v)
     assert isinstance(kernel, PaddedValues) and isinstance(kernel.kernel, CpuFlashKernel)
     assert_as_autograd(kernel, Inputs(q, k, v, True, 0.3), grad, whole, leaves)
+
+
+def cudnn_forward(
+    query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale
+):
+    assert attn_bias is None and compute_log_sumexp and not dropout_p
+    out, log_sum = MathKernel().forward(Inputs(query, key, value, is_causal, scale))
+    empty = query.new_empty(0)
+    seed = torch.zeros((), dtype=torch.int64)
+    return out, log_sum.unsqueeze(-1), empty, empty, query.shape[2], key.shape[2], seed, seed.clone(), empty
+
+
+def cudnn_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    *,
+    scale,
+):
+    assert (max_q, max_k, dropout_p) == (query.shape[2], key.shape[2], 0.0)
+    assert logsumexp.shape == (*out.shape[:-1], 1)
+    assert not philox_seed.shape and not philox_offset.shape and philox_seed.dtype == torch.int64
+    return MathKernel().backward(Inputs(query, key, value, is_causal, scale), grad_out, out, logsumexp.squeeze(-1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_operators_of_cudnn_are_called_as_pytorch_declares_them(causal: bool):
+    # The shapes are those of `torch._meta_registrations`; matrix products stand in for the kernels, which no CPU has.
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    try:
+        library.impl("_scaled_dot_product_cudnn_attention", cudnn_forward)
+        library.impl("_scaled_dot_product_cudnn_attention_backward", cudnn_backward)
+        q, k, v, grad = tensors(heads=4, key_heads=2, length=12, dtype=torch.float64)
+        v, grad = v[..., :6], grad[..., :6]
+        leaves = [item.clone().requires_grad_() for item in (q, k, v)]
+        whole = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True, scale=0.3)
+        whole.backward(grad)
+        assert_as_autograd(CudnnKernel(), Inputs(q, k, v, causal, 0.3), grad, whole, leaves)
+    finally:
+        library._destroy()
+
+
+def test_log_sum_of_cudnn_has_the_shape_that_its_backward_takes():
+    query = torch.empty(2, 4, 16, 64, device="meta", dtype=torch.bfloat16)
+    inputs = Inputs(query, query, query, True, 0.125)
+    out, log_sum = CudnnKernel().forward(inputs)
+    assert out.shape == query.shape and log_sum.shape == (2, 4, 16)
+    assert [grad.shape for grad in CudnnKernel().backward(inputs, out, out, log_sum)] == [query.shape] * 3
+
+
+@pytest.mark.parametrize(
+    ("backends", "width", "of_values", "kernel"),
+    [
+        ([SDPBackend.CUDNN_ATTENTION], 64, 64, CudnnKernel),
+        ([SDPBackend.CUDNN_ATTENTION], 192, 128, CudnnKernel),
+        ([SDPBackend.FLASH_ATTENTION], 64, 64, FlashKernel),
+        ([SDPBackend.MATH], 64, 64, MathKernel),
+        ([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], 64, 64, FlashKernel),
+        ([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION], 64, 64, MathKernel),
+    ],
+)  # fmt: skip
+def test_accelerators_use_the_kernel_that_the_plan_names(backends: list, width: int, of_values: int, kernel: type):
+    query = torch.empty(1, 2, 8, width, device="meta", dtype=torch.bfloat16)
+    with sdpa_kernel(backends):
+        assert isinstance(choose_kernel(query, query[..., :of_values]), kernel)
 
 
 def test_kernel_is_flash_unless_disabled():
