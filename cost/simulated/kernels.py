@@ -116,10 +116,13 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
     width = query.shape[-1]
     batched = _is_batched(query, key, value)
     grouped = batched and query.shape[-3] != key.shape[-3]
-    flash = batched and half and attn_mask is None and width <= 256 and value.shape[-1] == width
     widths = width, value.shape[-1]
-    unequal = width != value.shape[-1]
-    cudnn = batched and half and (takes_widths("cudnn", widths, capability=capability) if unequal else width % 8 == 0)
+
+    def takes(kernel: str) -> bool:
+        return batched and takes_widths(kernel, widths, capability=capability, dtype="bf16" if half else "fp32")
+
+    flash = half and attn_mask is None and takes("flash")
+    cudnn = half and takes("cudnn")
     cudnn = cudnn and not (attn_mask is not None and attn_mask.requires_grad)  # it has no gradient of a learned bias
     first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
     before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
@@ -130,8 +133,7 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    efficient = batched and all(one % (8 if half else 4) == 0 for one in widths)
-    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and efficient and not before:
+    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and takes("efficient") and not before:
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
         )[0]

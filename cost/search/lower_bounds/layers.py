@@ -9,8 +9,9 @@ from typing import TypeAlias
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.attention import head_widths
 from legoai.dsl.analysis.computation.precision import computes_in_float8
-from legoai.dsl.analysis.magnitudes.flops import head_widths, routed_elements
+from legoai.dsl.analysis.magnitudes.flops import routed_elements
 from legoai.specs.models.manifests.manifest import Manifest
 
 Layer: TypeAlias = tuple[str, LinearShape | AttentionShape | ExpertsShape]

@@ -19,10 +19,10 @@ from legoai.cost.search.lower_bounds.local_kernels import AttentionShape
 from legoai.cost.search.lower_bounds.open_holes.block_steps import is_left_to_torch
 from legoai.cost.search.placements.costs import Cost, PlacementCosts
 from legoai.cost.search.placements.program import Label, Node, PlacementGraph, Strategy
+from legoai.dsl.analysis.computation.attention import head_widths
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.layouts.propagation import Propagation
 from legoai.dsl.analysis.layouts.tensors import ANY, UNKNOWN, Tensor, matched
-from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step

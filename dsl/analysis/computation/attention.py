@@ -9,42 +9,51 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.hole import Hole
+from legoai.specs.models.manifests.manifest import ModuleInfo
 
 KERNELS: Final = ("default", "flash", "efficient", "cudnn", "math")
 """Kernels of ``scaled_dot_product_attention``, which the models call."""
 
-_LARGEST_CUDNN_HEAD: Final = 128
 _LATENT_HEAD: Final = (192, 128)
 """Features of keys and of values of DeepSeek's heads, for which cuDNN has a kernel of its own."""
-_LATENT_CAPABILITIES: Final = ("9.0", "10.0", "10.3")
-"""Compute capabilities of the GPUs on which it has it."""
+_ALIGNED: Final = {"bf16": 8, "fp16": 8}
+"""Features of which a head has a multiple, by dtype, for kernels that load aligned vectors; of others, 4."""
 
 
-def takes_widths(kernel: str, widths: tuple[int, int], *, capability: str | None) -> bool:
-    """Whether a kernel of `KERNELS` takes heads whose values have another width than their keys.
+def takes_widths(kernel: str, widths: tuple[int, int], *, capability: str | None, dtype: str = "bf16") -> bool:
+    """Whether a kernel of `KERNELS` takes heads of these widths on a CUDA device.
 
-    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, for bf16 and fp16; that of
-    `flash` is a CPU's too.
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`.
 
     Args:
         kernel: its name.
         widths: features of a head's queries and keys, and of its values.
         capability: compute capability of the GPU; one that has the most kernels is assumed where it is not known.
+        dtype: of queries, keys and values.
     """
-    if kernel == "flash":
-        return widths[0] == widths[1]
-    if kernel not in ("efficient", "cudnn"):
-        return True
-    if any(width % 8 for width in widths):
+    largest = largest_head(kernel, widths, capability=capability)
+    if largest is not None and max(widths) > largest:
         return False
-    if kernel == "efficient" or max(widths) <= _LARGEST_CUDNN_HEAD:
-        return True
-    return widths == _LATENT_HEAD and has_latent_kernel(capability)
+    if kernel == "flash":
+        return widths[0] == widths[1]  # PyTorch pads others than multiples of 8
+    return not any(width % head_multiple(kernel, dtype) for width in widths)
 
 
-def has_latent_kernel(capability: str | None) -> bool:
-    """Whether cuDNN has a kernel for DeepSeek's heads on a GPU; assumed where its compute capability is not known."""
-    return capability is None or capability in _LATENT_CAPABILITIES
+def largest_head(kernel: str, widths: tuple[int, int], *, capability: str | None) -> int | None:
+    """The most features of a head that a kernel takes, None for any number. Arguments are those of `takes_widths`."""
+    if kernel == "flash":
+        return 256
+    if kernel != "cudnn":
+        return None
+    if capability is None or capability == "9.0":
+        return 256
+    latent = capability.partition(".")[0] == "10" and widths == _LATENT_HEAD
+    return max(widths) if latent else 128
+
+
+def head_multiple(kernel: str, dtype: str) -> int:
+    """The features of which a kernel's heads have a multiple."""
+    return _ALIGNED.get(dtype, 4) if kernel in ("efficient", "cudnn") else 1
 
 
 @fact
@@ -74,6 +83,25 @@ def attention_heads(analysis: Analysis, path: str) -> dict[str, int]:
     if call is not None and call.misfit() is None:
         return {"n_heads": call.queries[1], "n_kv_heads": call.keys[1]}
     return {name: int(info.attributes.get(name, 0)) for name in ("n_heads", "n_kv_heads")}
+
+
+def head_widths(attention: ModuleInfo) -> tuple[int, int]:
+    """Return the features of a head's queries and keys, and of its values."""
+    width = int(attention.attributes["head_dim"])
+    return width, int(attention.attributes.get("v_head_dim", width))
+
+
+def attention_widths(analysis: Analysis, path: str) -> tuple[int, int] | None:
+    """The features of an attention module's heads, of queries and keys and of values; None where they are not known.
+
+    Where its attributes do not say, they are those with which it calls attention, values as wide as keys.
+    """
+    assert analysis.manifest is not None
+    info = analysis.manifest.modules[path]
+    if "head_dim" in info.attributes:
+        return head_widths(info)
+    call = next(iter(info.attention_calls), None)
+    return None if call is None or not call.queries else (call.queries[-1], call.queries[-1])
 
 
 @fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.computation.attention import head_widths
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
@@ -48,12 +49,6 @@ def forward_flops_of_modules(manifest: Manifest, seq_len: int) -> dict[str, int]
         elif module.kind == "experts":
             found[path] = 2 * routed_elements(manifest, module)
     return found
-
-
-def head_widths(attention: ModuleInfo) -> tuple[int, int]:
-    """Return the features of a head's queries and keys, and of its values."""
-    width = int(attention.attributes["head_dim"])
-    return width, int(attention.attributes.get("v_head_dim", width))
 
 
 def routed_elements(manifest: Manifest, experts: ModuleInfo) -> int:

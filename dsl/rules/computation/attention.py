@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.computation.attention import attention_modules, takes_widths
+from legoai.dsl.analysis.computation.attention import (
+    attention_heads,
+    attention_modules,
+    attention_widths,
+    head_multiple,
+    largest_head,
+    takes_widths,
+)
 from legoai.dsl.analysis.facts import replacement, written
-from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -20,8 +26,6 @@ _CUDA_DTYPES: Final = {
     "efficient": ("bf16", "fp16", "fp32"),
 }
 """Dtypes that each kernel takes on CUDA devices (`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`)."""
-_LARGEST_FLASH_HEAD: Final = 256
-"""Features of a head that flash attention takes at most (`check_head_dim_size_flash` of the same file)."""
 
 
 class KernelOnDevice(Check):
@@ -101,7 +105,11 @@ class KernelTakesDtype(Check):
 
 
 class HeadFits(Check):
-    """Heads that are wider than flash attention takes.
+    """Heads of a width that the attention kernel does not take.
+
+    On CUDA devices `flash` takes heads of at most 256 features, and `cudnn` of at most 128, or 256 on GPUs of compute
+    capability 9.0. For `cudnn` and `efficient` the features are a multiple of 8, in fp32 of 4. PyTorch raises when the
+    first step calls the kernel. `default` leaves the choice to PyTorch, and `math` takes all.
 
     ## Example
     ```
@@ -119,23 +127,50 @@ class HeadFits(Check):
     """
 
     code = "LP633"
-    slug = "attention-head-too-wide"
+    slug = "attention-head-width"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         attention, manifest, device = analysis.plan.attention, analysis.manifest, analysis.device
-        if attention.kernel != "flash" or manifest is None or device is None or device.kind != "cuda":
+        kernel, dtype = attention.kernel, analysis.plan.precision.param
+        if not isinstance(kernel, str) or manifest is None or device is None or device.kind != "cuda":
             return
-        for path, module in manifest.modules.items():
-            width = module.attributes.get("head_dim")
-            if module.kind == "attention" and isinstance(width, int) and width > _LARGEST_FLASH_HEAD:
-                yield self.at(
-                    analysis.span_of(attention, "kernel"),
-                    f"`flash` attention takes heads of at most {_LARGEST_FLASH_HEAD} features; `{path}` has {width}",
-                    label=f"heads of {width}",
-                    others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
-                    help=["use `efficient` or `math` attention, or give the model more and narrower heads"],
-                )
-                return
+        capability = device.compute_capability
+        for path in attention_modules(analysis):
+            widths = attention_widths(analysis, path)
+            if (
+                widths is None
+                or widths[0] != widths[1]
+                or takes_widths(kernel, widths, capability=capability, dtype=dtype)
+            ):
+                continue
+            width, largest = widths[0], largest_head(kernel, widths, capability=capability)
+            taken = f"whose features are a multiple of {head_multiple(kernel, dtype)} in {dtype}"
+            if largest is not None and width > largest:
+                taken = f"of at most {largest} features"
+            yield self.at(
+                analysis.span_of(attention, "kernel"),
+                f"`{kernel}` attention takes heads {taken} on `{device.name}`; `{path}` has {width}",
+                label=f"heads of {width}",
+                others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
+                help=[f"use {_usable(analysis, path)} attention, or give the model other heads"],
+                fix=replacement(attention, "kernel", "default"),
+            )
+            return
+
+
+def _usable(analysis: Analysis, path: str) -> str:
+    """The kernels that take the heads of an attention on the plan's device, besides `default`."""
+    device, dtype = analysis.device, analysis.plan.precision.param
+    widths, heads = attention_widths(analysis, path), attention_heads(analysis, path)
+    assert device is not None and widths is not None
+    names = ["math"]
+    if device.kind == "cuda":
+        fused = [name for name, dtypes in _CUDA_DTYPES.items() if dtype in dtypes]
+        if heads["n_kv_heads"] not in (0, heads["n_heads"]):
+            fused = [name for name in fused if name != "efficient"]  # it does not share heads of keys
+        capability = device.compute_capability
+        names = [name for name in fused if takes_widths(name, widths, capability=capability, dtype=dtype)] + names
+    return " or ".join(f"`{name}`" for name in names)
 
 
 class ValueWidths(Check):
@@ -169,21 +204,17 @@ class ValueWidths(Check):
             return
         if device.kind == "cpu" and kernel != "flash":
             return  # a rule reports those that a CPU does not have
-        for path, module in manifest.modules.items():
-            if module.kind != "attention" or not {"head_dim", "v_head_dim"} <= module.attributes.keys():
+        for path in attention_modules(analysis):
+            widths, capability = attention_widths(analysis, path), device.compute_capability
+            if widths is None or widths[0] == widths[1] or takes_widths(kernel, widths, capability=capability):
                 continue
-            widths, capability = head_widths(module), device.compute_capability
-            if widths[0] == widths[1] or takes_widths(kernel, widths, capability=capability):
-                continue
-            usable = [name for name in ("cudnn", "efficient") if takes_widths(name, widths, capability=capability)]
-            names = [f"`{name}`" for name in (*(usable if device.kind == "cuda" else ()), "math")]
             yield self.at(
                 analysis.span_of(attention, "kernel"),
                 f"`{kernel}` attention does not take keys of {widths[0]} features with values of {widths[1]} on "
                 f"`{device.name}`, as `{path}` has them",
                 label=f"{widths[0]} and {widths[1]} features",
                 others=[Label(analysis.span_of(analysis.plan.model, "family"), "the model")],
-                help=[f"use {' or '.join(names)} attention, or `default`"],
+                help=[f"use {_usable(analysis, path)} attention, or `default`"],
                 fix=replacement(attention, "kernel", "default"),
             )
             return

@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
-from legoai.dsl.analysis.computation.attention import attention_modules, takes_widths
+from legoai.dsl.analysis.computation.attention import attention_modules, head_widths
 from legoai.dsl.analysis.computation.checkpoint import (
     chosen_of,
     matched_modules,
@@ -15,7 +15,6 @@ from legoai.dsl.analysis.computation.checkpoint import (
     recomputed_modules,
 )
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
-from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.analysis.parallelism.parameter_reads import only_read
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -195,7 +194,7 @@ class KeepsNothing(Check):
 def _widths_without_kernel(analysis: Analysis, paths: Iterable[str]) -> tuple[int, int] | None:
     """Return the widths of keys and values for which the device, a CPU, has no kernel, so that it computes products.
 
-    Its one kernel is `flash`. The widths are those of the first attention within ``paths``; None where the device has a
+    Its one kernel, `flash`, takes heads of one width. The widths are those of the first attention within ``paths``; None where the device has a
     kernel for any of them, or widths are not known.
     """
     if analysis.device_kind != "cpu":
@@ -206,8 +205,7 @@ def _widths_without_kernel(analysis: Analysis, paths: Iterable[str]) -> tuple[in
     if not all("head_dim" in module.attributes for module in within):
         return None
     widths = list(map(head_widths, within))
-    taken = any(takes_widths("flash", found, capability=None) for found in widths)
-    return widths[0] if widths and not taken else None
+    return None if any(keys == values for keys, values in widths) else next(iter(widths), None)
 
 
 class BudgetBeyondReason(Check):

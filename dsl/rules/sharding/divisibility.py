@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import sequence_length
 from legoai.dsl.analysis.blocks import by_rule, distinct, general, span_of
+from legoai.dsl.analysis.computation.attention import head_widths
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary
-from legoai.dsl.analysis.magnitudes.flops import head_widths
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.devices.mesh import legal_divisors

@@ -63,6 +63,36 @@ def test_heads_too_wide_for_flash_are_refused() -> None:
     assert "LP633" not in codes(plan.format(10, "math"))
 
 
+@pytest.mark.parametrize(
+    ("device", "kernel", "width", "said"),
+    [
+        ("a100_sxm80", "cudnn", 128, None),
+        ("a100_sxm80", "cudnn", 160, "of at most 128 features on `a100_sxm80`"),
+        ("h100_sxm", "cudnn", 256, None),
+        ("h100_sxm", "cudnn", 320, "of at most 256 features on `h100_sxm`"),
+        ("b200", "cudnn", 192, "of at most 128 features on `b200`"),
+        ("h100_sxm", "cudnn", 20, "whose features are a multiple of 8 in bf16"),
+        ("h100_sxm", "efficient", 20, "whose features are a multiple of 8 in bf16"),
+        ("h100_sxm", "efficient", 512, None),
+        ("h100_sxm", "flash", 20, None),
+        ("h100_sxm", "default", 20, None),
+    ],
+)
+def test_cuda_kernels_take_heads_of_the_widths_that_pytorch_lets_them(device: str, kernel: str, width: int, said):
+    # `check_cudnn_tensor_shapes`, `check_head_dim_size_flash` and `…_mem_efficient` of sdp_utils.cpp of torch 2.13.
+    plan = (
+        f'model gpt3("13b", n_layers = 1, dim = {4 * width}, n_heads = 4)\ncluster {device}(devices = 1)\n'
+        f"attention {kernel}\nprecision (param = bf16)"
+    )
+    assert said in message(plan, "LP633") if said else "LP633" not in codes(plan)
+
+
+def test_heads_in_fp32_are_multiples_of_four_for_the_efficient_kernel() -> None:
+    plan = 'model gpt3("13b", n_layers = 1, dim = {}, n_heads = 4)\nattention efficient\nprecision (param = fp32)'
+    assert "LP633" not in codes(plan.format(80))
+    assert "a multiple of 4 in fp32" in message(plan.format(88), "LP633")
+
+
 def test_memory_efficient_kernel_refuses_grouped_heads() -> None:
     plan = 'model llama3("8b", n_layers = 1, n_kv_heads = {})\nattention {}'
     assert "`layers.0.attention` has 8 for 32" in message(plan.format(8, "efficient"), "LP635")
