@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.differences.changes import DIGEST, Change, Key, applied, changes
+from legoai.dsl.frontend.contents import named_files
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Let, Statement
 from legoai.dsl.lint import Linted, errors, manifest_of
-from legoai.specs.cluster import profile_path
 from legoai.specs.directives.model import FOREIGN
-from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
@@ -205,27 +204,6 @@ def _name_at(side: Side) -> Span | None:
         if isinstance(item, Statement) and item.keyword.text == "plan":
             return item.subject.span if item.subject is not None else item.span
     return None
-
-
-def named_files(plan: Plan) -> dict[str, Span | None]:
-    """The files beside a plan that its meaning depends on, with the places where the plan names them.
-
-    The module of a model's factory is among them; that module's imports are not.
-    """
-    found: dict[str, Span | None] = {}
-    model, cluster = plan.model, plan.cluster
-    if isinstance(model.target, str) and model.family == "huggingface":
-        found[model.target] = model.span_of("target")
-    elif isinstance(model.target, str) and model.family == "python":
-        module = model.target.partition(":")[0].replace(".", "/")
-        found |= dict.fromkeys((f"{module}.py", f"{module}/__init__.py"), model.span_of("target"))
-    schedule = plan.pipeline.schedule if plan.pipeline is not None else None
-    if isinstance(schedule, OrderFile) and isinstance(schedule.file, str):
-        found[schedule.file] = schedule.span_of("file")
-    if isinstance(cluster.profile, str):
-        place = cluster.span_of("profile")
-        found |= {cluster.profile: place, str(profile_path(Path(cluster.profile))): place}
-    return found
 
 
 def _file_at(plan: Plan, name: str) -> Span | None:

@@ -1,14 +1,37 @@
-"""Contents of the files that a plan's program depends on."""
+"""The files that a plan names beside it, and the contents of those that its program depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from legoai.specs.cluster import profile_path
 from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
+from legoai.specs.span import Span
+
+
+def named_files(plan: Plan) -> dict[str, Span | None]:
+    """The files beside a plan that its meaning depends on, with the places where the plan names them.
+
+    The module of a model's factory is among them; that module's imports are not.
+    """
+    found: dict[str, Span | None] = {}
+    model, cluster = plan.model, plan.cluster
+    if isinstance(model.target, str) and model.family == "huggingface":
+        found[model.target] = model.span_of("target")
+    elif isinstance(model.target, str) and model.family == "python":
+        module = model.target.partition(":")[0].replace(".", "/")
+        found |= dict.fromkeys((f"{module}.py", f"{module}/__init__.py"), model.span_of("target"))
+    schedule = plan.pipeline.schedule if plan.pipeline is not None else None
+    if isinstance(schedule, OrderFile) and isinstance(schedule.file, str):
+        found[schedule.file] = schedule.span_of("file")
+    if isinstance(cluster.profile, str):
+        place = cluster.span_of("profile")
+        found |= {cluster.profile: place, str(profile_path(Path(cluster.profile))): place}
+    return found
 
 
 def with_files(plan: Plan, directory: Path) -> Plan:

@@ -214,9 +214,11 @@ def test_program_name_must_not_shadow_a_needed_module(capsys: pytest.CaptureFixt
     Path("mine.plan").write_text(ALONE.format(name="mine", factory="my_model"))
     before = Path("my_model.py").read_text()
     taken = [("good.plan", name) for name in ("random", "torch", "legoai", "numpy", "sympy")]
-    for plan, name in (*taken, ("mine.plan", "types"), ("mine.plan", "my_model")):
+    Path("there").mkdir()
+    for plan, name in (*taken, ("mine.plan", "types"), ("mine.plan", "there/my_model")):
         status, _, err = called(capsys, "lower", plan, "-o", f"{name}.py")
-        assert status == 2 and "choose another name" in err and f"`{name}`" in err
+        assert status == 2 and "choose another name" in err and f"`{Path(name).name}`" in err
+    assert "my_model.py is a file that mine.plan names" in called(capsys, "lower", "mine.plan", "-o", "my_model.py")[2]
     assert Path("my_model.py").read_text() == before and not Path("random.py").exists()
     assert called(capsys, "lower", "mine.plan", "-o", "mine.py")[0] == 0
     Path("mine.plan").write_text(ALONE.format(name="torch", factory="my_model"))

@@ -6,11 +6,14 @@ import stat
 import subprocess
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from legoai.commands import COMMANDS
+from legoai.commands import COMMANDS, parser_of, shared
+from legoai.commands.shared import output_file
 from support.command_line import (
+    GOOD,
     called,
     here,  # noqa: F401
     started,
@@ -131,3 +134,127 @@ def test_help_of_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "help", "lnt")
     assert (status, out) == (2, "")
     assert "there is no command `lnt`; did you mean `lint`?" in err
+
+
+WRITING = {
+    "lower": (["-o"],),
+    "cost": (["--html"], ["--trace"]),
+    "solve": (["-o"],),
+    "graph": (["-o"],),
+    "verify": (["--save-program"],),
+    "import": (["--force", "-o"],),
+}
+"""Options of each command of a plan or config that name a file to write."""
+OPTIONS = [(name, *options) for name, several in WRITING.items() for options in several]
+
+
+def test_every_option_that_names_an_output_file_is_tried():
+    found = {name: [x for x in parser_of(name)._actions if x.type is output_file] for name in COMMANDS}
+    assert {name: len(actions) for name, actions in found.items() if actions} == {
+        **{name: len(several) for name, several in WRITING.items()},
+        "calibrate": 1,  # it may update the device file that it reads
+    }
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with a base, a hole and files that it names; nothing is lowered or simulated."""
+    monkeypatch.setattr(shared, "lacks_factory", _refuse_work)
+    Path("lower").mkdir()
+    Path("lower/base.plan").write_text(GOOD, encoding="utf-8")
+    Path("corpus.txt").write_text("text\n", encoding="utf-8")
+    top = 'plan top\nextends "lower/base.plan"\ndata (source = "corpus.txt")\nbatch (global = 16, micro = auto in [4], seq_len = 64)\n'
+    Path("top.plan").write_text(top, encoding="utf-8")
+    Path("link").symlink_to("top.plan")
+    Path("config.toml").write_text("[parallelism]\n", encoding="utf-8")
+
+
+def _refuse_work(*_: object) -> NoReturn:
+    pytest.fail("the output is refused before any work")
+
+
+READ = {
+    "top.plan": "the plan that is read",
+    "link": "the plan that is read",
+    "lower/base.plan": "a base of top.plan",
+    "lower/../lower/base.plan": "a base of top.plan",
+    "corpus.txt": "a file that top.plan names",
+}
+
+
+@pytest.mark.usefixtures("family")
+@pytest.mark.parametrize("command", OPTIONS, ids=" ".join)
+def test_no_output_replaces_what_is_read(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    source, outputs = "top.plan", READ
+    if command[0] == "import":
+        source, outputs = "config.toml", {"config.toml": "the config that is read"}
+    for output, what in outputs.items():
+        status, out, err = called(capsys, command[0], source, *command[1:], output)
+        assert (status, out) == (2, "")
+        if command[0] == "solve" and what == "the plan that is read":
+            assert err == f"legoai: {output} is the plan itself: --in-place writes the answers into it\n"
+        else:
+            assert err == f"legoai: {output} is {what}: name another file to write\n"
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_profile_that_is_read_is_not_written(capsys: pytest.CaptureFixture[str]):
+    for name in ("ours.toml", "ours.json.gz"):
+        Path(name).write_bytes(b"")
+        status, _, err = called(capsys, "cost", "good.plan", "--profile", "ours.toml", "--html", name)
+        assert status == 2 and "of --profile: name another file to write" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cost", "good.plan", "--html", "out", "--trace", "./out"),
+        ("cost", "good.plan", "--html", "good.html", "--trace", "link"),
+    ],
+    ids=lambda words: words[-1],
+)
+def test_two_outputs_into_one_file_are_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shared, "examine", _refuse_work)
+    Path("good.html").write_text("page", encoding="utf-8")
+    Path("link").symlink_to("good.html")
+    status, out, err = called(capsys, *words)
+    assert (status, out) == (2, "") and "is named for two outputs: name another file for one of them" in err
+    assert Path("good.html").read_text(encoding="utf-8") == "page" and not Path("out").exists()
+
+
+def test_nothing_is_an_output_of_any_number(monkeypatch: pytest.MonkeyPatch):
+    shared.check_outputs([Path(os.devnull), Path(os.devnull), Path("-"), Path("-"), None])
+
+
+def test_graphs_leave_the_program_its_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    text = GOOD.replace("fsdp on dp_shard {", "fsdp on dp_shard (backend = graph) {")
+    Path("g.plan").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("legoai.cost.step_graphs.step_graphs", lambda *_, **__: {"trace": "graph"})
+    status, _, err = called(capsys, "lower", "g.plan", "--dump-graphs", "graphs", "-o", "graphs/0_trace.py")
+    assert status == 2 and "no folder" in err
+    Path("graphs").mkdir()
+    status, _, err = called(capsys, "lower", "g.plan", "--dump-graphs", "graphs", "-o", "graphs/0_trace.py")
+    assert (status, err) == (
+        2,
+        "legoai: graphs/0_trace.py is named for two outputs: name another file for one of them\n",
+    )
+    assert list(Path("graphs").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [["--in-place"], ["-o", "solved.plan"]], ids=" ".join)
+def test_solve_tries_its_file_before_the_search(
+    place: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    Path("open.plan").write_text(GOOD.replace("micro = 4", "micro = auto in [4]"), encoding="utf-8")
+    monkeypatch.setattr(shared, "examine", _refuse_work)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.touch", denied)
+    status, out, err = called(capsys, "solve", "open.plan", *place)
+    name = place[-1].replace("--in-place", "open.plan")
+    assert (status, out, err) == (2, "", f"legoai: {name} cannot be written: Permission denied\n")

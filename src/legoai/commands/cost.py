@@ -100,7 +100,7 @@ def run(arguments: Namespace) -> int:
     piped = [name for name in ("json", "trace", "html") if getattr(arguments, name) in (True, STANDARD_OUTPUT)]
     if len(piped) > 1:
         raise WrongUsage(f"--{piped[0]} and --{piped[1]} both write to standard output: name a file")
-    done = lowered(arguments, "costed")
+    done = lowered(arguments, "costed", [arguments.trace, arguments.html])
     if done is None or lacks_figures(done[0], arguments.profile):
         return 1
     linted, program = done

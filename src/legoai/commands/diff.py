@@ -19,7 +19,8 @@ from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, settings_of, show, summary
 from legoai.dsl.diagnostics.diagnostic import with_names
-from legoai.dsl.differences.comparison import Comparison, Side, named_files
+from legoai.dsl.differences.comparison import Comparison, Side
+from legoai.dsl.frontend.contents import named_files
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.revisions import RevisionPlan, ends_of, plan_of, revision

@@ -62,7 +62,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Draw; returns 1 where the plan has errors."""
-    done = lowered(arguments, "drawn")
+    done = lowered(arguments, "drawn", [arguments.output])
     if done is None:
         return 1
     linted, program = done

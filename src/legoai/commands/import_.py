@@ -15,6 +15,7 @@ from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_output,
     announce,
+    check_outputs,
     counted,
     files_of,
     output_file,
@@ -111,6 +112,7 @@ def run(arguments: Namespace) -> int:
     from legoai.dsl.importing.translation import translated
 
     config = _read(source, arguments)
+    check_outputs([output], ((Path(name), "the config that is read") for name in (source.name, *config.files)))
     found = translated(config, plan=name, cluster=cluster, devices=devices)
     texts = {source.name: source.text, **config.files}
     files = {name: PlanFile(name, text, (), ()) for name, text in texts.items()}

@@ -13,6 +13,7 @@ from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
     announce,
+    check_outputs,
     lacks_graph,
     lowered,
     note_profile,
@@ -77,7 +78,7 @@ def configure(parser: ArgumentParser) -> None:
     add_resolution(parser)
 
 
-def _dump(linted: Linted, program: Program, folder: Path) -> None:
+def _dump(linted: Linted, program: Program, folder: Path, output: Path) -> None:
     """Write the graphs of a program's step, numbered in the order of the passes."""
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None
@@ -89,8 +90,10 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
     try:
         found = step_graphs(program, world=plan.mesh.world_size, kind=analysis.device_kind)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, (name, text) in enumerate(found.items()):
-            replace_file(folder / f"{number}_{name}.py", text)
+        files = {folder / f"{number}_{name}.py": text for number, (name, text) in enumerate(found.items())}
+        check_outputs([*files, output])
+        for path, text in files.items():
+            replace_file(path, text)
     except SimulationError as error:
         raise WrongUsage(f"the step of {linted.resolution.file.name} cannot be traced: {error}") from error
     except OSError as error:
@@ -100,7 +103,8 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
 
 def run(arguments: Namespace) -> int:
     """Lower; returns 1 where the plan has errors."""
-    done = lowered(arguments)
+    launched = _launched(arguments)
+    done = lowered(arguments, outputs=[arguments.output, launched])
     if done is None:
         return 1
     linted, program = done
@@ -108,18 +112,16 @@ def run(arguments: Namespace) -> int:
     if arguments.dump_graphs is not None:
         if lacks_graph(linted):
             return 1
-        _dump(linted, program, arguments.dump_graphs)
+        _dump(linted, program, arguments.dump_graphs, arguments.output)
     if arguments.output == STANDARD_OUTPUT or is_stream(arguments.output):
-        if arguments.launch is not None:
-            raise WrongUsage("--launch starts a program that is in a file: name it with -o")
         write(arguments.output, program.text)
         return 0
     assert linted.plan is not None
     _check_name(arguments.output, linted.plan)
-    launch = _launch(linted, program, arguments) if arguments.launch is not None else None
+    launch = _launch(linted, program, arguments) if launched is not None else None
     write(arguments.output, program.saved_as(arguments.output.name))
-    if launch is not None:
-        write(*launch)
+    if launched is not None and launch is not None:
+        write(launched, launch)
     _note_factory(linted, arguments)
     return 0
 
@@ -151,17 +153,30 @@ def _note_factory(linted: Linted, arguments: Namespace) -> None:
         )
 
 
-def _launch(linted: Linted, program: Program, arguments: Namespace) -> tuple[Path, str]:
-    """Return the file that `--launch` asks for, and its content."""
-    from legoai.lowering.launch.job import Job
+def _launched(arguments: Namespace) -> Path | None:
+    """Return the file that `--launch` asks for, if it does.
 
-    assert linted.analysis is not None
+    Raises:
+        WrongUsage: it cannot be beside the program.
+    """
+    if arguments.launch is None:
+        return None
+    if arguments.output == STANDARD_OUTPUT or is_stream(arguments.output):
+        raise WrongUsage("--launch starts a program that is in a file: name it with -o")
     path = launch_path(arguments.launch, arguments.output)
     if path == arguments.output:
         raise WrongUsage(f"{path} is also the file of --launch {arguments.launch}: choose another name for the program")
     if not str(path).isprintable():
         raise WrongUsage(f"{str(path)!r} has characters that the file of --launch cannot name: choose another name")
+    return path
+
+
+def _launch(linted: Linted, program: Program, arguments: Namespace) -> str:
+    """Return the content of the file that `--launch` asks for."""
+    from legoai.lowering.launch.job import Job
+
+    assert linted.analysis is not None
     try:
-        return path, launch_text(arguments.launch, Job.of(linted.analysis, program, arguments.output))
+        return launch_text(arguments.launch, Job.of(linted.analysis, program, arguments.output))
     except LaunchError as error:
         raise WrongUsage(f"--launch {arguments.launch}: {error}") from error

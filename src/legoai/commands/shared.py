@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -18,13 +18,15 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
 from legoai.dsl.reporting.snippets import visible_line
-from legoai.specs.files import replace_file
+from legoai.specs.files import is_stream, replace_file, try_to_replace
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program
 
 STANDARD_OUTPUT: Final = Path("-")
 """What names standard output where a file is written."""
+_NOWHERE: Final = Path(os.devnull)
+"""A file that takes every output, and has none of them."""
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(\S[^\r\n]*)")
 
 
@@ -66,6 +68,49 @@ def output_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise ArgumentTypeError(f"there is no folder `{path.parent}` to write `{path.name}` into")
     return path
+
+
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[tuple[Path, str]] = ()) -> None:
+    """Check that each output can be written, is none of the files that are read, and that no two are one file.
+
+    Args:
+        outputs: the files to write; None for one that is not asked for.
+        inputs: the files that are read, and what each of them is.
+
+    Raises:
+        WrongUsage: one of them cannot be written so.
+    """
+    wanted = [path for path in outputs if path is not None and path != STANDARD_OUTPUT]
+    read = list(inputs)
+    for index, path in enumerate(wanted):
+        if path == _NOWHERE:
+            continue
+        if any(is_same_file(path, other) for other in wanted[:index]):
+            raise WrongUsage(f"{path} is named for two outputs: name another file for one of them")
+        for source, what in read:
+            if is_same_file(path, source):
+                raise WrongUsage(f"{path} is {what}: name another file to write")
+        check_writable(path)
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same file, also one that is not there yet."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, which its content does not decide.
+
+    Raises:
+        WrongUsage: it cannot.
+    """
+    try:
+        try_to_replace(path)
+    except OSError as error:
+        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write(path: Path, text: str) -> None:
@@ -259,24 +304,55 @@ def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mappi
     announce(f"{name} is not {done}: {summary(diagnostics)}")
 
 
-def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
+def sound(source: Source, arguments: Namespace, done: str, outputs: Sequence[Path | None] = ()) -> Linted | None:
     """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
 
-    ``done`` is what the command does not do then, such as `costed`. A project's `select` and `ignore` apply to reports
-    only: an error of any code stops the command, unless the plan itself suppresses it.
+    A project's `select` and `ignore` apply to reports only: an error of any code stops the command, unless the plan
+    itself suppresses it.
+
+    Args:
+        source: the plan.
+        arguments: of the command.
+        done: what the command does not do then, such as `costed`.
+        outputs: the files that the command would write.
+
+    Raises:
+        WrongUsage: an output is no file to write, or one that the plan is made of.
     """
+    check_outputs(outputs, [] if source.path is None else [(source.path, "the plan that is read")])
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, done, errors, linted.files)
         return None
+    check_outputs(outputs, _inputs(linted, source, getattr(arguments, "profile", None)))
     return None if lacks_factory(linted, arguments, done) else linted
 
 
-def lowered(arguments: Namespace, done: str = "lowered") -> tuple[Linted, Program] | None:
+def _inputs(linted: Linted, source: Source, profile: str | None) -> Iterator[tuple[Path, str]]:
+    """The files of a plan, and of `--profile`, and what each of them is."""
+    from legoai.dsl.frontend.contents import named_files
+    from legoai.specs.cluster import profile_path
+
+    yield from ((Path(name), f"a base of {source.name}") for name in linted.files if name != source.name)
+    plan = linted.plan
+    named = [] if plan is None else [source.directory / name for name in named_files(plan)]
+    if plan is not None and plan.data is not None:  # relative to where the program is started
+        named += [Path(name) for name in (plan.data.source, plan.data.tokenizer) if isinstance(name, str)]
+    for path in named:
+        yield path, f"a file that {source.name} names"
+    if profile is not None:
+        yield Path(profile), "the file of --profile"
+        if profile.endswith(".toml"):
+            yield profile_path(Path(profile)), "the profile of --profile"
+
+
+def lowered(
+    arguments: Namespace, done: str = "lowered", outputs: Sequence[Path | None] = ()
+) -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None, after its errors, as by :func:`sound`."""
     source = source_of(arguments.file)
-    linted = None if source is None else sound(source, arguments, done)
+    linted = None if source is None else sound(source, arguments, done, outputs)
     if source is None or linted is None:
         return None
     from legoai.lowering.program import LoweringError, lower

@@ -18,6 +18,8 @@ from legoai.commands.shared import (
     add_no_factories,
     add_resolution,
     announce,
+    check_writable,
+    is_same_file,
     lacks_figures,
     output_file,
     refuse,
@@ -115,7 +117,12 @@ def run(arguments: Namespace) -> int:
         return 1
     if arguments.in_place and source.rewritable is None:
         raise WrongUsage(f"{source.name} is no file that can be rewritten in place: use -o")
-    linted = sound(source, arguments, "solved")
+    if arguments.in_place:
+        assert source.rewritable is not None
+        check_writable(source.rewritable)
+    elif arguments.output is not None and source.path is not None and is_same_file(arguments.output, source.path):
+        raise WrongUsage(f"{arguments.output} is the plan itself: --in-place writes the answers into it")
+    linted = sound(source, arguments, "solved", [arguments.output])
     if linted is None:
         return 1
     settings = settings_of(arguments)

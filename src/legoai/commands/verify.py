@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.progress import ProgressLine
-from legoai.commands.shared import add_no_factories, add_resolution, counted, refuse, rewrite, say, sound, source_of
+from legoai.commands.shared import (
+    STANDARD_OUTPUT,
+    add_no_factories,
+    add_resolution,
+    counted,
+    output_file,
+    refuse,
+    rewrite,
+    say,
+    sound,
+    source_of,
+)
 from legoai.dsl.lint import Linted
 from legoai.dsl.reporting.snippets import visible_line
 
@@ -66,6 +77,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--save-program",
         metavar="OUT",
+        type=output_file,
         help="write the shrunken plan's program to this file too, to be edited or started by hand",
     )
     parser.add_argument(
@@ -80,10 +92,10 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Verify; returns 1 where something differs, fails or is wrong with the plan."""
-    if arguments.save_program == "-":
+    if arguments.save_program == STANDARD_OUTPUT:
         raise WrongUsage("--save-program names a file: standard output has the report")
     source = source_of(arguments.file)
-    linted = None if source is None else sound(source, arguments, "verified")
+    linted = None if source is None else sound(source, arguments, "verified", [arguments.save_program])
     if source is None or linted is None:
         return 1
 
@@ -109,7 +121,7 @@ def run(arguments: Namespace) -> int:
         except OtherProgramError as error:
             raise WrongUsage(str(error)) from error
     if arguments.save_program is not None:
-        rewrite(Path(arguments.save_program), prepared.program.text)
+        rewrite(arguments.save_program, prepared.program.text)
         ranks = prepared.shrunken.plan.mesh.world_size
         command = f"torchrun --nproc-per-node {ranks} {arguments.save_program} --device cpu"
         say(f"wrote {arguments.save_program}; start it with: {command}")
