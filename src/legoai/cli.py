@@ -121,7 +121,10 @@ def _unknown(first: str) -> int:
 
 
 def _prepare_streams() -> None:
-    """Make both output streams accept any text, and exist even in a process that was started without them."""
+    """Make both output streams accept any text, and exist even in a process that was started without them.
+
+    Messages show what a terminal's encoding lacks as escapes. Contents of files are written by `shared.put`.
+    """
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
     for stream in (sys.stdout, sys.stderr):

@@ -163,7 +163,8 @@ def family(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("lower").mkdir()
     Path("lower/base.plan").write_text(GOOD, encoding="utf-8")
     Path("corpus.txt").write_text("text\n", encoding="utf-8")
-    top = 'plan top\nextends "lower/base.plan"\ndata (source = "corpus.txt")\nbatch (global = 16, micro = auto in [4], seq_len = 64)\n'
+    top = 'plan top\nextends "lower/base.plan"\ndata (source = "corpus.txt")\n'
+    top += "batch (global = 16, micro = auto in [4], seq_len = 64)\n"
     Path("top.plan").write_text(top, encoding="utf-8")
     Path("link").symlink_to("top.plan")
     Path("config.toml").write_text("[parallelism]\n", encoding="utf-8")
@@ -258,3 +259,25 @@ def test_solve_tries_its_file_before_the_search(
     status, out, err = called(capsys, "solve", "open.plan", *place)
     name = place[-1].replace("--in-place", "open.plan")
     assert (status, out, err) == (2, "", f"legoai: {name} cannot be written: Permission denied\n")
+
+
+UMLAUT = GOOD.replace("plan small", "# Ün 日本\nplan small")
+CONTENTS = {
+    "fmt": (("fmt", "-"), "# Ün 日本\n"),
+    "fmt --expand": (("fmt", "--expand", "-"), "# Ün 日本\n"),
+    "fmt --diff": (("fmt", "--diff", "wide.plan"), " # Ün 日本\n"),
+    "solve": (("solve", "open.plan", "-o", "-"), "# Ün 日本\n"),
+    "lower": (("lower", "ün.plan"), "lowered from ün.plan"),
+    "diff": (("diff", "--no-cost", "--json", "wide.plan", "ün.plan"), '"ün.plan"'),
+}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("name", some_slow(CONTENTS, "fmt --expand", "fmt --diff", "solve", "diff"))
+def test_contents_of_files_are_utf8_on_any_standard_output(name: str, encoding: str):
+    Path("wide.plan").write_text(UMLAUT.replace("plan small", "plan  small"), encoding="utf-8")
+    Path("open.plan").write_text(UMLAUT.replace("micro = 4", "micro = auto in [4]"), encoding="utf-8")
+    Path("ün.plan").write_text(UMLAUT, encoding="utf-8")
+    words, said = CONTENTS[name]
+    done = started(*words, text=False, input=UMLAUT.encode(), env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert said in done.stdout.decode("utf-8"), done.stderr

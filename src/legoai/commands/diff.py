@@ -17,7 +17,7 @@ from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile
 from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
-from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, settings_of, show, summary
+from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, put, settings_of, show, summary
 from legoai.dsl.diagnostics.diagnostic import with_names
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.frontend.contents import named_files
@@ -239,7 +239,8 @@ def _print(comparison: Comparison, cost: CostDifference | None, reason: str | No
 
     found = summary_of(comparison)
     if arguments.json:
-        print(json.dumps(document(comparison, found, cost, reason), indent=2, ensure_ascii=False))
+        put(json.dumps(document(comparison, found, cost, reason), indent=2, ensure_ascii=False) + "\n")
+    elif arguments.format == "github":
+        put(markdown(comparison, found, cost, reason))
     else:
-        written = markdown if arguments.format == "github" else terminal
-        sys.stdout.write(written(comparison, found, cost, reason))
+        sys.stdout.write(terminal(comparison, found, cost, reason))

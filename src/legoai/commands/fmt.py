@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
 from legoai.commands.reporting import add_files, plans_of, project
-from legoai.commands.shared import add_output, counted, files_of, rewrite, show
+from legoai.commands.shared import add_output, counted, files_of, put, rewrite, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
@@ -111,12 +111,12 @@ def _runs_nothing(model: Model) -> bool:
 def _put(source: Source, text: str, arguments: Namespace) -> None:
     """Write the result where it belongs."""
     if arguments.diff:
-        sys.stdout.writelines(_difference(source, text))
+        put("".join(_difference(source, text)))
     elif arguments.check:
         if text != source.text:
             print(f"would change {visible_line(source.name)}")
     elif source.rewritable is None or arguments.expand:
-        sys.stdout.write(text)
+        put(text)
     elif text != source.text:
         rewrite(source.rewritable, source.content(text))
 

@@ -18,7 +18,7 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
 from legoai.dsl.reporting.snippets import visible_line
-from legoai.specs.files import is_stream, replace_file, try_to_replace
+from legoai.specs.files import replace_file, try_to_replace
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program
@@ -120,10 +120,20 @@ def write(path: Path, text: str) -> None:
         WrongUsage: it cannot be written.
     """
     if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        put(text)
         return
     rewrite(path, text)
     say(f"wrote {path}")
+
+
+def put(text: str) -> None:
+    """Write a file's content to standard output: in UTF-8, as into a file, whatever the encoding of a terminal is."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # replaced by a caller
+        sys.stdout.write(text)
+        return
+    sys.stdout.flush()
+    buffer.write(text.encode("utf-8", "backslashreplace"))  # halves of surrogate pairs, from names of files
 
 
 def rewrite(path: Path, text: str) -> None:
