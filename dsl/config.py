@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.suppress import suppressible
+from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, suppressible
 from legoai.specs.files import MOST_TEXT, RefusedFileError, read_file
 
 
@@ -94,6 +94,18 @@ def unknown_selectors(selectors: Iterable[str]) -> str | None:
             help = help or suggestion(selector.lower(), [slug for _, slug in rules])
             return f"no rule has the code or name `{selector}`" + (f"; {help[0]}" if help else "")
     return None
+
+
+def never_ignored(selectors: Iterable[str]) -> list[str]:
+    """Return the selectors that match only rules whose diagnostics are always reported, each of which matches one."""
+    from legoai.dsl.rules import all_rules
+
+    rules = [(rule.code, rule.slug) for rule in all_rules()]
+    return [
+        selector
+        for selector in selectors
+        if all(code.startswith(NEVER_ACCEPTED) for code, slug in rules if selects(selector, [(code, slug)]))
+    ]
 
 
 def selects(selector: str, rules: Iterable[tuple[str, str]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from legoai import lint as linted
 from legoai.dsl.frontend import sources
+from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from legoai.runtime.errors import RunErrorCode
 from support.command_line import (
@@ -160,6 +162,31 @@ def test_rules_are_selected_by_code_prefix_or_slug(capsys: pytest.CaptureFixture
     assert "did you mean `unused-let`?" in called(capsys, "lint", "warned.plan", "--ignore", "unusedlet")[2]
     write("pyproject.toml", '[tool.legoai]\nignore = ["unused-let"]\n')
     assert called(capsys, "lint", "warned.plan")[1] == ""
+
+
+def test_ignoring_what_is_always_reported_is_announced(capsys: pytest.CaptureFixture[str]):
+    write("indivisible.plan", GOOD.replace("global = 16", "global = 18"))
+    said = "has no effect on LP601, no-such-path: what leaves no plan, or no figures, is always reported\n"
+    status, out, err = called(capsys, "lint", "indivisible.plan", "--ignore", "LP601,LP6,no-such-path,unused-let")
+    assert status == 1 and "error[LP601]" in out and f"legoai: --ignore {said}" in err
+    assert "LP601" in called(capsys, "lint", "indivisible.plan", "--select", "LP9")[1]
+    assert "no effect" not in called(capsys, "lint", "indivisible.plan", "--quiet", "--ignore", "LP601")[2]
+    write("pyproject.toml", '[tool.legoai]\nignore = ["LP601", "no-such-path", "LP8"]\n')
+    for command in ("lint", "check"):
+        assert f"legoai: `ignore` of [tool.legoai] {said}" in called(capsys, command, "indivisible.plan")[2]
+
+
+def test_manual_names_every_code_that_is_always_reported():
+    manual = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    sentence = manual.partition("Always reported is ")[2].partition("Where `--ignore`")[0]
+    codes = set(re.findall(r"LP\d+", sentence))
+    codes |= {
+        f"LP{code}"
+        for first, last in re.findall(r"LP(\d+) to LP(\d+)", sentence)
+        for code in range(int(first), int(last))
+    }
+    assert codes & set(NEVER_ACCEPTED) == set(NEVER_ACCEPTED)
+    assert {code for code in codes - set(NEVER_ACCEPTED) if any(rule.code == code for rule in all_rules())} == set()
 
 
 def test_suppression_comment_accepts_a_slug(capsys: pytest.CaptureFixture[str]):

@@ -8,8 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_output, counted, show, summary
-from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, reported, unknown_selectors
+from legoai.commands.shared import add_output, announce, counted, show, summary
+from legoai.dsl.config import (
+    Configuration,
+    ConfigurationError,
+    find_configuration,
+    never_ignored,
+    reported,
+    unknown_selectors,
+)
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
 from legoai.dsl.frontend.syntax import PlanFile
@@ -38,9 +45,15 @@ def add_reporting(parser: ArgumentParser) -> None:
         "--select",
         metavar="RULES",
         action="append",
-        help="report only these, by code, beginning of codes or name: LP401,LP5,unused-let; what cannot be read always",
+        help="report only these, by code, beginning of codes or name: LP401,LP5,unused-let; what leaves no plan, or no "
+        "figures, always",
     )
-    parser.add_argument("--ignore", metavar="RULES", action="append", help="do not report these")
+    parser.add_argument(
+        "--ignore",
+        metavar="RULES",
+        action="append",
+        help="do not report these, unless they leave no plan, or no figures",
+    )
     parser.add_argument(
         "--exit-zero", action="store_true", help="end with status 0 whatever is found; wrong usage still ends with 2"
     )
@@ -79,7 +92,7 @@ def choice_of(arguments: Namespace) -> Configuration:
         WrongUsage: a selector matches no rule, or the configuration is invalid.
     """
     held = project()
-    return Configuration(
+    chosen = Configuration(
         format=arguments.format or held.format,
         select=_selectors(arguments.select) if arguments.select else held.select,
         ignore=_selectors(arguments.ignore) if arguments.ignore else held.ignore,
@@ -87,6 +100,12 @@ def choice_of(arguments: Namespace) -> Configuration:
         exclude=held.exclude,
         folder=held.folder,
     )
+    if not arguments.quiet and chosen.ignore and (without := never_ignored(chosen.ignore)):
+        place = "--ignore" if arguments.ignore else "`ignore` of [tool.legoai]"
+        announce(
+            f"{place} has no effect on {', '.join(without)}: what leaves no plan, or no figures, is always reported"
+        )
+    return chosen
 
 
 def _selectors(given: Sequence[str]) -> tuple[str, ...]:
