@@ -59,46 +59,6 @@ def test_version(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "--version") == (0, f"legoai {__version__}\n", "")
 
 
-def test_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, "lnt", "good.plan")
-    assert (status, out) == (2, "")
-    assert "did you mean `lint`?" in err
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["lint", "good.plan", "--format", "xml"],
-        ["lint", "good.plan", "--set", "hosts"],
-        ["lint", "good.plan", "--set", "hosts=1\nlet x = 2"],
-        ["lint", "good.plan", "--unsafe-fixes"],
-        ["lint", "-", "--fix"],
-        ["lint", "-", "-"],
-        ["lint", "good.plan", "--select", "LP77"],
-        ["lint", "good.plan", "--ignore", "nonsense"],
-        ["fmt", "good.plan", "bad.plan", "--expand"],
-        ["fmt", "good.plan", "--expand", "--check"],
-        ["explain"],
-        ["explain", "LP999"],
-        ["explain", "fsdpp"],
-        ["explain", "layers.0"],
-        ["explain", "fsdp", "--variant", "x"],
-        ["explain", "layers.9", "--plan", "good.plan"],
-        ["lower"],
-        ["lower", "good.plan", "-o", "good.plan/x.py"],
-        ["run", "good.plan", "--nproc", "0"],
-        ["--verbose"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_is_status_2_with_empty_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, *argv)
-    assert (status, out) == (2, "")
-    assert err
-    assert "Traceback" not in err
-    assert "mistake in LegoAI" not in err
-
-
 def test_a_clean_plan_is_status_0(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lint", "good.plan") == (0, "", "1 plan: no diagnostics\n")
 

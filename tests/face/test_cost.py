@@ -149,9 +149,9 @@ def test_cost_and_check_report_open_holes(capsys: pytest.CaptureFixture[str]):
 
 def test_cost_error_is_status_2_with_a_reason(capsys: pytest.CaptureFixture[str]):
     for command in ("cost", "check"):
-        status, out, err = called(capsys, command, "small.plan", "--profile", "h1000")
+        status, out, err = called(capsys, command, "small.plan", "--profile", "none.toml")
         assert (status, out) == (2, ""), command
-        assert "small.plan cannot be costed: " in err and "h1000" in err
+        assert "small.plan cannot be costed: " in err and "none.toml" in err
     status, _, err = called(capsys, "cost", "small.plan", "--rank", "8")
     assert (status, "no rank 8" in err) == (2, True)
 
@@ -249,7 +249,7 @@ def test_other_devices_need_no_profile_of_the_plan(unmeasured: Path):
 
 
 def test_check_continues_after_an_unreadable_file(capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, "check", "missing.plan", "small.plan", "--profile", "h1000")
+    status, out, err = called(capsys, "check", "missing.plan", "small.plan", "--profile", "none.toml")
     assert status == 2
     assert "LP001" in out and "small.plan cannot be costed" in err
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -49,7 +50,18 @@ class Command(Protocol):
         """Do it; the result is the exit status."""
 
 
+_WRONG_CHOICE: Final = re.compile(r"argument .*: invalid choice: (['\"])(.*)\1 \(choose from (.*)\)", re.DOTALL)
+
+
 class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Report wrong usage, with the word that was most likely meant."""
+        from legoai.dsl.diagnostics.suggestion import suggestion
+
+        wrong = _WRONG_CHOICE.fullmatch(message)
+        hint = [] if wrong is None else suggestion(wrong[2], re.findall(r"[\w-]+", wrong[3]))
+        super().error("; ".join([message, *hint]))
+
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help; unlike argparse's own, fail where it cannot be written."""
         (file or sys.stdout).write(self.format_help())
@@ -69,11 +81,22 @@ def parse(name: str, arguments: Sequence[str]) -> Namespace:
     parser = parser_of(name)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        after = "; options of the trainer stand behind ` -- `" if name in _PASSING_ON else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
+        hint = _similar_option(parser, unknown)
+        after = ["options of the trainer stand behind ` -- `"] if name == "run" else []
+        parser.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hint, *after]))
     if name in _PASSING_ON:
         parsed.arguments = list(rest)
     return parsed
+
+
+def _similar_option(parser: ArgumentParser, unknown: Sequence[str]) -> list[str]:
+    """Return help on the first of the unknown arguments that is an option."""
+    from legoai.dsl.diagnostics.suggestion import closest
+
+    known = [word[2:] for action in parser._actions for word in action.option_strings if word.startswith("--")]
+    words = [word.lstrip("-").partition("=")[0] for word in unknown if word.startswith("-")]
+    match = closest(words[0], known) if words else None
+    return [f"did you mean `--{match}`?"] if match else []
 
 
 def parser_of(name: str) -> ArgumentParser:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legoai.commands import WrongUsage
+from legoai.commands.cost import device_or_file
 from legoai.commands.shared import announce, output_file
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def configure(parser: ArgumentParser) -> None:
                         help="processes among which collectives are measured (default: none are)")  # fmt: skip
     parser.add_argument("--from", dest="runs", metavar="RUN", action="append", type=Path, default=[],
                         help="a run's folder, with the profile of a step; may be given several times")  # fmt: skip
-    parser.add_argument("--base", metavar="DEVICE",
+    parser.add_argument("--base", metavar="DEVICE", type=device_or_file,
                         help="with --from, the device to update: a name of the catalogue, or a device file with its "
                         "profile beside it (default: that of the run's plan)")  # fmt: skip
 

@@ -88,9 +88,25 @@ def add_profile(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="DEVICE",
+        type=device_or_file,
         help="other devices than the plan's: a name of the catalogue, a device file NAME.toml with its profile "
         "beside it, or a profile NAME.json.gz",
     )
+
+
+def device_or_file(text: str) -> str:
+    """The type of an argument that names a device of the catalogue, or the file of another one.
+
+    Raises:
+        ArgumentTypeError: it is the name of no device, and of no such file.
+    """
+    from legoai.dsl.diagnostics.suggestion import suggestion
+    from legoai.specs.cluster import PROFILE_SUFFIX, device_names
+
+    if text not in device_names() and not text.endswith((".toml", PROFILE_SUFFIX)):
+        known = f"devices are {', '.join(device_names())}, and files end in .toml or {PROFILE_SUFFIX}"
+        raise ArgumentTypeError("; ".join([f"unknown device {text!r}", known, *suggestion(text, device_names())]))
+    return text
 
 
 def run(arguments: Namespace) -> int:

@@ -206,7 +206,8 @@ def _devices(cluster: str) -> int:
     analysis = linted.analysis
     wrong = [item for item in linted.diagnostics if item.severity == "error" and item.label.span.line == 3]
     if wrong or analysis is None or analysis.device is None:
-        raise WrongUsage(f"--cluster {cluster}: {wrong[0].message if wrong else 'this is no cluster'}")
+        said = [wrong[0].message, *reversed(wrong[0].help)] if wrong else ["this is no cluster"]
+        raise WrongUsage(f"--cluster {cluster}: {'; '.join(said)}")
     found = analysis.plan.cluster
     return int((found.hosts or 1) * (found.devices or analysis.device.devices_per_host))
 
