@@ -2,11 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from legoai.cli import main as legoai
 from legoai.commands import COMMANDS, parser_of
+from legoai.cost.report import words
+from legoai.cost.trace.records import Phase
 from legoai.dsl.analysis.domains import values_of
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.lint import lint
@@ -87,6 +90,13 @@ def test_manual_lists_exactly_the_options_of_a_command(name: str):
 def test_manual_has_exactly_one_section_per_command():
     manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `legoai (\w+)`$", manual, re.MULTILINE) == list(COMMANDS)
+
+
+def test_cost_output_lists_the_kinds_and_phases_of_kernels():
+    lines = (DOCS / "cost-output.md").read_text(encoding="utf-8").partition("- `compute_by_kind_s`")[2]
+    kinds, _, phases = lines.partition("\n- ")[0].partition("; phases are ")
+    assert re.findall(r"`([a-z ]+)`", kinds) == list(words.KINDS)
+    assert re.findall(r"`([a-z ]+)`", phases) == list(get_args(Phase))
 
 
 def python_example() -> str:
