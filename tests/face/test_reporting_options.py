@@ -359,10 +359,19 @@ def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
         (["export", "--checkpoint", "./"], ["./folder"]),
         (["export", "-o", "./"], ["./folder"]),
         (["lower", "--dump-graphs", "./"], ["./folder"]),
+        (["cost", "plan.g"], ["plan.good"]),
+        (["lint", "plan.b"], ["plan.bad", "plan.below"]),
+        (["explain", "--plan", "plan.g"], ["plan.good"]),
+        (["import", "plan.g"], []),
+        (["cost", "--profile", "h"], ["h100_sxm", "h100_sxm96", "h200"]),
+        (["calibrate", "--base", "b2"], ["b200"]),
     ],
 )
 def test_bash_completes_files_and_folders(words: list[str], legal: list[str], capsys: pytest.CaptureFixture[str]):
     Path("folder").mkdir()
+    if not words[-1].startswith("./"):
+        write("plans/below.plan")
+        write("plans/no name.plan")
     Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
     line, call = f"legoai {' '.join(words)}", f"_shtab_legoai legoai {words[-1]} {words[-2]}"
     asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; {call}; echo ${{COMPREPLY[@]}}"

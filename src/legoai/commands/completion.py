@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Action, ArgumentParser, Namespace
 from typing import Any, Final, cast
 
 from legoai.commands import COMMANDS, command
+from legoai.commands.shared import put
 
 _SHELLS: Final = ("bash", "zsh")
-_FILES: Final = ("FILE", "OUT", "DEVICE")
-"""What arguments are called that name files. A device has a file, or a name of the catalogue."""
+_FILES: Final = ("FILE", "OUT")
+"""What arguments are called that name files."""
+_PLANS: Final = ("file", "files", "plan", "plans")
+"""Destinations of arguments that name a plan."""
 _FOLDERS: Final = ("FOLDER", "DIR", "RUN", "PATH")
 
+_FUNCTIONS: Final = {
+    "bash": """\
+_legoai_plans() {
+  local plan
+  for plan in *.plan plans/*.plan; do
+    plan=${plan##*/}
+    [[ $plan =~ ^[A-Za-z_][A-Za-z0-9_]*\\.plan$ ]] && compgen -W "plan.${plan%.plan}" -- "$1"
+  done
+  compgen -f -- "$1"
+}
+
+_legoai_devices() {
+  compgen -W "DEVICES" -- "$1"
+  compgen -f -- "$1"
+}
+""",
+    "zsh": """\
+_legoai_plans() {
+  local -a names
+  names=(*.plan(N:t:r) plans/*.plan(N:t:r))
+  compadd -- plan.${^names}
+  _files
+}
+
+_legoai_devices() {
+  compadd -- DEVICES
+  _files
+}
+""",
+}
+"""Shell functions that complete a plan, by its file or as `plan.NAME`, and a device, by its name or its file."""
+
 _DESCRIPTION = """\
-Print a script with which a shell completes commands, options, files, and the words that `legoai explain` takes.
-Print it again after an update of LegoAI.
+Print a script with which a shell completes commands, options, files, plans, devices, and the words that
+`legoai explain` takes. Print it again after an update of LegoAI.
 """
 
 _EXAMPLES = """\
@@ -35,8 +69,12 @@ def run(arguments: Namespace) -> int:
     """Print the script."""
     import shtab
 
-    known = cast(Any, shtab)
-    sys.stdout.write(shtab.complete(_whole(known.FILE, known.DIRECTORY), shell=arguments.shell).rstrip() + "\n")
+    from legoai.specs.cluster import device_names
+
+    known, shell = cast(Any, shtab), arguments.shell
+    functions = _FUNCTIONS[shell].replace("DEVICES", " ".join(device_names()))
+    script = shtab.complete(_whole(known.FILE, known.DIRECTORY), shell=shell, preamble=functions)
+    put(script.rstrip() + "\n")
     return 0
 
 
@@ -52,7 +90,11 @@ def _whole(file: Any, folder: Any) -> ArgumentParser:
         command(name).configure(parser)
         parser.description, parser.usage = does, None
         for action in parser._actions:
-            if action.metavar in _FILES:
+            if action.dest in _PLANS and name != "import":
+                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_plans")
+            elif action.metavar == "DEVICE":
+                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_devices")
+            elif action.metavar in _FILES:
                 cast(Any, action).complete = file
             elif action.metavar in _FOLDERS:
                 cast(Any, action).complete = folder
