@@ -34,6 +34,7 @@ _DASHED = re.compile(r"[A-Za-z_]\w*(?:-\w+)+$")
 _FIRST_WORDS = re.compile(r'model[ \t]+([\w./-]+(?:\("?[\w./-]+)?)')
 _NUMBERS_IN_SPLIT = re.compile(r"\bsplit[ \t]*=[ \t]*\[(?:[^\]]*[ \t,\[])?(\d[\d.]*)$")
 _LAST_WORD = re.compile(r"[\w.]+")
+_NESTED_BRACES = re.compile(r"\{[^{}=#\n]*\{[^{}=#\n]*\}")
 _BARE_OPTION = re.compile(r"([a-z_]\w*)[ \t]+([a-z_]\w*)")
 _SLICE = re.compile(r"\[(\d+)(?:([-:])(\d+))?\]")
 _TUPLE = re.compile(r"=[ \t]*\([^()]*$")
@@ -424,6 +425,8 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
         return [f"names are written with `_`: `{dashed[0].replace('-', '_')}`"]
     if sign == "//":
         return ["comments begin with `#`"]
+    if sign == "{" and _NESTED_BRACES.match(text, position):
+        return ["braces in a path hold names, or a range of numbers, and do not nest: write a rule for each path"]
     if sign == "{" and before.endswith(" on"):
         return ["axes stand behind `on`: `fsdp on dp_shard { … }`"]
     if sign in UNITS and before[-1:].isdigit():
