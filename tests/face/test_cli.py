@@ -55,6 +55,20 @@ def test_help_of_a_command_has_examples_that_parse(name: str, capsys: pytest.Cap
     assert main(["help", name]) == 0
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_descriptions_fit_the_terminal(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    whole = called(capsys, name, "--help")[1]
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = called(capsys, name, "--help")[1]
+    head = narrow.partition("\n\n")[2].partition("examples:")[0]
+    assert max(map(len, head.splitlines())) <= 60
+    description = str(parser_of(name).description).split()
+    for page in (narrow, whole):
+        assert page.partition("\n\n")[2].split()[: len(description)] == description
+    assert narrow.partition("examples:")[2].split("\n\n")[0] == whole.partition("examples:")[2].split("\n\n")[0]
+
+
 def test_version(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "--version") == (0, f"legoai {__version__}\n", "")
 

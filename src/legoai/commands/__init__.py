@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
@@ -48,6 +48,19 @@ class Command(Protocol):
 
     def run(self, arguments: Namespace) -> int:
         """Do it; the result is the exit status."""
+
+
+class _Formatter(RawDescriptionHelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Fill the paragraphs that the terminal is too narrow for; examples stay lines."""
+        from textwrap import fill
+
+        def fitted(block: str) -> str:
+            if "\n " in block or all(len(line) <= width for line in block.split("\n")):
+                return block
+            return fill(" ".join(block.split()), width, break_long_words=False, break_on_hyphens=False)
+
+        return super()._fill_text("\n\n".join(map(fitted, text.strip().split("\n\n"))), width, indent)
 
 
 _WRONG_CHOICE: Final = re.compile(r"argument .*: invalid choice: (['\"])(.*)\1 \(choose from (.*)\)", re.DOTALL)
@@ -101,8 +114,6 @@ def _similar_option(parser: ArgumentParser, unknown: Sequence[str]) -> list[str]
 
 def parser_of(name: str) -> ArgumentParser:
     """The parser of a command's arguments."""
-    from argparse import RawDescriptionHelpFormatter
-
-    parser = _Parser(prog=f"legoai {name}", formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = _Parser(prog=f"legoai {name}", formatter_class=_Formatter, allow_abbrev=False)
     command(name).configure(parser)
     return parser

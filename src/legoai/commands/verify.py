@@ -45,6 +45,7 @@ and after clipping, every parameter after the first step and after the last, the
 schedule, the samples that the ranks read, the dtype in which gradients are reduced, and for a Python model its
 initial weights. Model, mesh and batch shrink, with the ratios that the plan relies on preserved; the changes are
 printed. Everything runs on the CPU.
+
 The exit status is 0 if nothing differs by more than rounding, 1 if something does, if the program fails, or if
 the plan has errors, and 2 if the plan cannot be verified here.
 """
