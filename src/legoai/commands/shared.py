@@ -224,8 +224,9 @@ def examine(
     *,
     variants: bool = True,
     factories: bool = True,
+    reopen: bool = False,
 ) -> Linted:
-    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``."""
+    """Lint one plan, announcing on standard error that a model factory is run; arguments are those of `lint`."""
     return lint(
         source.text,
         source.name,
@@ -236,6 +237,7 @@ def examine(
         read=read_base,
         variants=variants,
         factories=factories,
+        reopen=reopen,
     )
 
 
@@ -259,13 +261,17 @@ def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mappi
     announce(f"{name} is not {done}: {summary(diagnostics)}")
 
 
-def sound(source: Source, arguments: Namespace, done: str) -> Linted | None:
+def sound(source: Source, arguments: Namespace, done: str, *, reopen: bool = False) -> Linted | None:
     """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
 
     ``done`` is what the command does not do then, such as `costed`. A project's `select` and `ignore` apply to reports
-    only: an error of any code stops the command, unless the plan itself suppresses it.
+    only: an error of any code stops the command, unless the plan itself suppresses it. With ``reopen`` the answers of
+    its holes are forgotten, and the errors that follow from them.
     """
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
+    linted = examine(
+        source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories,
+        reopen=reopen,
+    )  # fmt: skip
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, done, errors, linted.files)
