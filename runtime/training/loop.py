@@ -278,6 +278,8 @@ class TrainingLoop:
                 f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: after step "
                 f"{end[0]} the learning rate {after}"
             )
+        if self.data.left_out:
+            yield f"{self.data.name} has what is not read, as it is no file of text by its name: {self.data.left_out}"
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:
             yield f"--profile-step {profiled_step}: the run ends at step {self.options.steps}, and none is profiled"
@@ -401,7 +403,7 @@ class TrainingLoop:
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
-    def opened(built: str = "") -> Data:
+    def opened(digest: str = "") -> Data:
         data = open_data(
             options.data,
             recipe.reads,
@@ -409,10 +411,16 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             dtype=recipe.master_dtype,
             field=options.data_field,
             tokenizer=options.tokenizer,
-            built=built,
+            built=digest,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data
 
-    digest = patiently_on_first_rank("data", lambda: opened().digest)
-    return check_equal(opened(digest), digest)
+    def built() -> tuple[str, str]:
+        data = opened()
+        return data.digest, data.left_out
+
+    digest, left_out = patiently_on_first_rank("data", built)
+    data = check_equal(opened(digest), digest)
+    data.left_out = left_out
+    return data
