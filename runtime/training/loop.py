@@ -79,6 +79,7 @@ class TrainingLoop:
         stop: StopRequest,
         *,
         started: Callable[[], None],
+        loss_of_folder: Callable[[], RunError | None],
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -86,6 +87,7 @@ class TrainingLoop:
         self.device = device
         self.stop = stop
         self.started = started
+        self.loss_of_folder = loss_of_folder
         self.step = 0
         training.control.asked_to_stop = lambda: stop.signal is not None
         if options.on_nan == "stop":
@@ -135,6 +137,8 @@ class TrainingLoop:
             if self.step > saved:
                 self._save(log)
             self.saving.finish(log)
+            if (lost := self.loss_of_folder()) is not None:
+                raise lost
             stopped_by = self._leave(log)
         return History(
             steps=tuple(self.records),
@@ -311,7 +315,19 @@ class TrainingLoop:
             )
 
     def _save(self, log: MetricsLog) -> int:
-        self.saving.save(log, self.step, samples=self.stream.consumed)
+        """Save the training; where the run's folder is lost, end, but save first unless another run has it now.
+
+        Raises:
+            RunError: the folder is lost.
+        """
+        lost = self.loss_of_folder()
+        if lost is None or lost.code == RunErrorCode.FOLDER_GONE:
+            self.saving.save(log, self.step, samples=self.stream.consumed)
+        if lost is not None:
+            self.saving.finish(log)
+            if self.checkpoints is not None and lost.code == RunErrorCode.FOLDER_GONE:
+                log.say(f"note: step {self.step} is saved in {self.checkpoints.root}")
+            raise lost
         return self.step
 
     def _leave(self, log: MetricsLog) -> int | None:
