@@ -25,8 +25,7 @@ from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.durable import is_full, is_too_large, remedy, sync
-from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.published.folder import listed
+from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.specs.cache import user_cache
 from legoai.specs.directives.run import HF_DATASET, JSON_LINES, PARQUET
 
