@@ -321,6 +321,9 @@ class TrainingLoop:
             RunError: the folder is lost.
         """
         lost = self.loss_of_folder()
+        if lost is not None:
+            with contextlib.suppress(RunError):  # of a checkpoint that was being written when the folder went
+                self.saving.finish(log)
         if lost is None or lost.code == RunErrorCode.FOLDER_GONE:
             self.saving.save(log, self.step, samples=self.stream.consumed)
         if lost is not None:
