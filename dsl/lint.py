@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
-from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath, WrongDomain
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
@@ -70,22 +70,24 @@ def lint(
     read: Reads | None = None,
     variants: bool = True,
     factories: Factories = True,
+    reopen: bool = False,
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
     With ``variant`` only that variant is linted; without, the plan itself and, unless ``variants`` is false, each
     variant. ``announce`` is called before a model factory of the plan runs, in a process of its own. Unless
-    ``factories`` allows it, none runs, and checks that need such a model are skipped.
+    ``factories`` allows it, none runs, and checks that need such a model are skipped. With ``reopen`` the answers of
+    the plan's own holes are forgotten, as `legoai solve` searches them again.
     """
     resolving = partial(resolve, text, name, directory=directory, settings=settings, read=read)
-    base = resolving(variant=variant)
+    base = _resolved(resolving, variant, reopen=reopen)
     examine = partial(_examine, resolving=resolving, announce=announce, factories=factories)
     analysis, found = examine(base)
     used = _used_lets(base)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
-            resolution = resolving(variant=other)
+            resolution = _resolved(resolving, other, reopen=reopen)
             known = {(item.code, item.label.span, item.message) for item in found}
             for item in examine(resolution, base=analysis)[1]:
                 if (item.code, item.label.span, item.message) not in known:
@@ -103,6 +105,13 @@ def lint(
     accepted = tuple(item for item in found if item.severity == "error" and item not in remaining)
     kept.extend(UnusedSuppression.find(unused, muted=bool(causes or base.scope.asked)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
+
+
+def _resolved(resolving: Callable[..., Resolution], variant: str | None, *, reopen: bool) -> Resolution:
+    from legoai.dsl.holes import all_open
+
+    found = resolving(variant=variant)
+    return all_open(found, lambda answers: resolving(variant=variant, answers=answers))[0] if reopen else found
 
 
 def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
@@ -205,6 +214,17 @@ def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
     return replace(item, fix=None)
 
 
+def _with_way_out(item: Diagnostic, resolution: Resolution) -> Diagnostic:
+    """Return the diagnostic; an error about an answer of the plan's own holes advises to search for others."""
+    nodes = [node for node, _ in resolution.scope.asked.values() if node.span.file == resolution.file.name]
+    answers = [node.answer.span for node in nodes if node.answer is not None]
+    places = [label.span for label in (item.label, *item.others)]
+    is_answer = any(place.is_inside(answer) for place in places for answer in answers)
+    if item.severity != "error" or item.code == WrongDomain.code or not is_answer:
+        return item
+    return replace(item, help=(*item.help, "solve the plan again: its answers are then searched anew"))
+
+
 def _used_lets(resolution: Resolution) -> set[Span]:
     """Return the `let` statements whose names the plan uses; one that the command line overrides counts as used too."""
     used = resolution.scope.used
@@ -264,7 +284,7 @@ def _examine(
         found = _slips(found, analysis, again)
         found.extend(_domains(analysis, found))
         found.extend(_not_searched(analysis, found, again))
-    found = [_own_fix(item, resolution) for item in found]
+    found = [_with_way_out(_own_fix(item, resolution), resolution) for item in found]
     remaining = set(suppress.split(found, resolution.files.values())[0])
     accepted = {item for item in found if item not in remaining}
     return analysis, without_effects(found, [item.span for item in resolution.statements], accepted)

@@ -43,7 +43,7 @@ class OpenPlan:
     """A plan with holes. Holes with answers in its text are open too: they are decided again.
 
     Args:
-        linted: of the plan, without errors.
+        linted: of the plan, without errors, at least with its holes open.
         directory: base of relative file names in the plan.
         settings: values of `let` names, as for linting.
         read: reads a base plan.
@@ -144,11 +144,17 @@ class OpenPlan:
             variant=self.resolution.variant, read=self._read,
         )  # fmt: skip
 
-    def _resolve(self, answers: Mapping[Span, Value | None], kept: Kept | None = None) -> Resolution:
+    def moved(self, folder: Path) -> Resolution:
+        """The plan with its holes open, in another folder, by which its relative file names are read then."""
+        return self._resolve(self._open, directory=folder)
+
+    def _resolve(
+        self, answers: Mapping[Span, Value | None], kept: Kept | None = None, *, directory: Path | None = None
+    ) -> Resolution:
         file = self.resolution.file
         return resolve(
-            file.text, file.name, directory=self.directory, settings=self._settings, variant=self.resolution.variant,
-            read=self._read, answers=answers, kept=kept,
+            file.text, file.name, directory=directory or self.directory, settings=self._settings,
+            variant=self.resolution.variant, read=self._read, answers=answers, kept=kept,
         )  # fmt: skip
 
     def rules_of(self, index: int) -> tuple[PathRule[Any], ...]:

@@ -24,11 +24,12 @@ def with_open_rules(
     settings: Mapping[str, str] | None = None,
     read: Reads | None = None,
     announce: Announce | None = None,
+    reopen: bool = False,
 ) -> Linted:
     """Return the plan with a rule `PATH = auto` for each module that `shard auto on tp` covers.
 
-    A plan without such a statement of its own, or with an unknown model, is returned unchanged. Other arguments are
-    those of :class:`legoai.dsl.open_plan.OpenPlan`.
+    A plan without such a statement of its own, or with an unknown model, is returned unchanged. ``reopen`` is that of
+    :func:`legoai.dsl.lint.lint`; other arguments are those of :class:`legoai.dsl.open_plan.OpenPlan`.
     """
     analysis, file = linted.analysis, linted.resolution.file
     if analysis is None or analysis.manifest is None:
@@ -43,7 +44,7 @@ def with_open_rules(
         return linted
     return lint(
         text, file.name, directory=directory, settings=settings, variant=linted.resolution.variant, announce=announce,
-        read=read, variants=False,
+        read=read, variants=False, reopen=reopen,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -28,6 +29,7 @@ class RunErrorCode(StrEnum):
     BATCH = "RUN004"
     FOLDER_IN_USE = "RUN005"
     FOLDER_NOT_WRITABLE = "RUN006"
+    FOLDER_GONE = "RUN007"
     DATA_MISSING = "RUN010"
     DATA_EMPTY = "RUN011"
     DATA_TOO_SHORT = "RUN012"
@@ -96,6 +98,13 @@ class RunError(ValueError):
 
 def _rebuild(code: RunErrorCode, message: str, help: str) -> RunError:
     return RunError(code, message, help=help)
+
+
+def listed(names: Iterable[str], *, most: int = 3) -> str:
+    """Names for a message: the first few, and how many more there are."""
+    found = sorted(names)
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def unwrapped(error: Exception) -> Exception:

@@ -344,4 +344,5 @@ def _failures(solution: Solution) -> Iterator[str]:
     if solution.result.failed:
         count = len(solution.result.failed)
         reason = solution.result.failed[0][1]
-        yield f"{count} candidate{'s' if count > 1 else ''} could not be simulated, and are not in the bound: {reason}"
+        several = "s could not be simulated, and are" if count > 1 else " could not be simulated, and is"
+        yield f"{count} candidate{several} not in the bound: {reason}"

@@ -5,7 +5,7 @@ operations in order, waits release when what they name is complete, and an opera
 simulation is driven by events: time advances from one completion to the next, and only nodes that a completion releases
 are examined, whereas the dissertation's loop scans all queues.
 
-There are six additions:
+There are seven additions:
 
 - The host dispatches operations one after another, each of which takes host time, so that a stream of small kernels
   runs at the host's pace.
@@ -13,6 +13,9 @@ There are six additions:
   (:mod:`legoai.cost.timing.dependencies`).
 - Links are full-duplex: on one rank a send and a receive run at the same time, as in the batches of a pipeline; two
   sends, and a collective and anything else on its links, run one after the other.
+- Of the operations that need one resource, the one that has been ready longest runs first, whichever the host issued
+  first: when a kernel ends, the next one of its stream becomes ready only then, and a copy of another stream that waits
+  since its event runs before it, as on a GPU.
 - While a collective runs, overlapping computation is slower, because the collective occupies multiprocessors.
 - Joint operations of several simulated ranks (sends and receives, and collectives whose group holds more than one of
   them) begin when the last rank has arrived, and end on all ranks when they end on the last. Until they begin, they

@@ -48,7 +48,7 @@ class Rank(StreamDependencies):
         times: of runs, by identity.
         waited_for: nodes for which the host waits.
         running: the node on each lane.
-        ready: nodes of each resource that could run, in issue order.
+        ready: nodes of each resource that could run, in the order in which they became ready, and else of issue.
         retimed: whether end times are up to date with the last begin or end of an operation.
         active: running nodes in which no other rank takes part.
         idle_since: time at which the last of them ended.
@@ -71,7 +71,7 @@ class Rank(StreamDependencies):
         self.waiting = False
         self.waited_for = 0
         self.running: dict[Lane, Node] = {}
-        self.ready: defaultdict[Resource, list[tuple[int, Node]]] = defaultdict(list)
+        self.ready: defaultdict[Resource, list[tuple[float, int, Node]]] = defaultdict(list)
         self.retimed = True
         self.active = 0
         self.idle_since = 0.0
@@ -337,24 +337,25 @@ class Rank(StreamDependencies):
         if not ready and self.running.keys().isdisjoint(node.lanes):
             self._start(node)
             return
-        running = self.running.get(node.lanes[0])
-        heapq.heappush(ready, (node.order, node))
-        if isinstance(running, RunNode) and node.order < running.order:
-            running.give_way(self.now)
+        heapq.heappush(ready, (self.now, node.order, node))
         self._start_ready(node.cost.resource)
 
     def _start_ready(self, resource: Resource) -> None:
         """Run the queued nodes of a resource whose lanes are free and not those of an earlier one that waits."""
         ready, taken, waiting = self.ready[resource], set(self.running), []
         while ready and not taken.issuperset(LANES[resource]):
-            order, node = heapq.heappop(ready)
+            item = heapq.heappop(ready)
+            node = item[-1]
             if taken.isdisjoint(node.lanes):
                 self._start(node)
             else:
-                waiting.append((order, node))
+                waiting.append(item)
             taken.update(node.lanes)
         for item in waiting:
             heapq.heappush(ready, item)
+        running = self.running.get("compute") if ready else None
+        if isinstance(running, RunNode) and ready is self.ready[running.cost.resource]:
+            running.give_way(self.now)  # its next kernel becomes ready after these
 
     def _start(self, node: Node) -> None:
         """Run a node."""

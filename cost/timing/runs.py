@@ -2,7 +2,7 @@
 
 Where only sums over kernels are needed, kernels of one phase without synchronisation between them form a run. A run
 takes the time of its kernels one by one; beside communication each is slowed by its own factor. Between two kernels,
-the run yields to an operation that was issued before it and has become ready. Kernels share a node only if each is
+the run yields to an operation of another stream that has become ready. Kernels share a node only if each is
 issued before the preceding one can end; where the host is behind, the run continues with another node.
 """
 

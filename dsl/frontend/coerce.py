@@ -6,6 +6,7 @@ on.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -278,7 +279,7 @@ class ValueReader(ABC):
 
     def _text(self, node: Value, kind: kinds.Text) -> Any:
         if isinstance(node, String):
-            return node.text
+            return node.text if re.fullmatch(kind.pattern, node.text) else self._wrong(node, kind, f'"{node.text}"')
         word = node.text if isinstance(node, Name) else f"{node.text}{node.unit}" if isinstance(node, Number) else None
         return self._wrong(node, kind, help=[f'in quotes: `"{word.lower()}"`'] if word else [])
 

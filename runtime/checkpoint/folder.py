@@ -87,7 +87,7 @@ class Checkpoints:
         Args:
             path: of the checkpoint from which the run continues, here or elsewhere; None where it starts from the
                 beginning.
-            newer_are_damaged: whether every newer checkpoint here is known to be damaged.
+            newer_are_damaged: whether every checkpoint that would be followed before it is known to be damaged.
             asked: the request, such as an option's value, by which this run continues from there, if the folder alone
                 would have it continue elsewhere; it is recorded, for :meth:`was_asked`.
         """
@@ -96,12 +96,12 @@ class Checkpoints:
         if newer_are_damaged and path is not None and on_first_rank(lambda: path.resolve() in self._descent()):
             self.branch = on_first_rank(self._last_branch)
             return False
-        if not points or (own is not None and (newer_are_damaged or own == points[-1])):
+        if not points or (own is not None and own == points[-1] and not newer_are_damaged):
             self.branch, begins = own.branch if own is not None else 0, False
         else:
             self.branch, begins = points[-1].branch + 1, True
         if asked is not None or begins:
-            goes_on = own is not None and own == points[-1]
+            goes_on = own is not None and not begins
             on_first_rank(lambda: self._write_branches(path, asked, goes_on=goes_on))
         return begins
 
@@ -138,28 +138,28 @@ class Checkpoints:
         """Return the newest complete checkpoint, or None where there is no checkpoint at all.
 
         The newest is that of the last branch, then that from which the branch began, and so on; abandoned ones come
-        last. For each newer one that is damaged there is a warning on rank 0.
+        last. For each newer one that is damaged there is a warning on rank 0, and for one that had been abandoned.
 
         Raises:
             RunError: a checkpoint contains code, or all are damaged.
         """
-        problems = []
-        for path in on_first_rank(self._candidates):
+        problems: dict[Path, str] = {}
+        say = warn if dist.get_rank() == 0 else lambda _: None
+        history, abandoned = on_first_rank(self._candidates)
+        for path in (*history, *abandoned):
             try:
-                return path, self._verify(path)
+                meta = self._verify(path)
             except RunError as error:
                 if error.code == RunErrorCode.CHECKPOINT_UNSAFE:
                     raise
-                problems.append(error.message)
-                if dist.get_rank() == 0:
-                    warn(f"checkpoint {path} is skipped: {error.message}")
+                problems[path] = error.message if on_first_rank(path.exists) else "it is gone"
+                say(f"checkpoint {path} is skipped: {problems[path]}")
+                continue
+            if path in abandoned:
+                say(f"checkpoint {path} is of a history that the run had left; of that which it followed none is good")
+            return path, meta
         if problems:
-            many = "the only checkpoint" if len(problems) == 1 else f"each of the {len(problems)} checkpoints"
-            raise RunError(
-                RunErrorCode.CHECKPOINT_CORRUPT,
-                f"{many} in {self.root} is damaged; of the newest: {problems[0]}",
-                help="restore one, or pass --restart to train from the first step; they are left as they are",
-            )
+            raise self._none_is_good(problems)
         return None
 
     def remove_before(self, path: Path) -> None:
@@ -170,7 +170,8 @@ class Checkpoints:
         """
         point = on_first_rank(lambda: self._point_of(path))
         if point is not None and self.keep:
-            self._keep_newest([older for older in self.points() if older < point], complete=1)
+            older = [other for other in on_first_rank(self._ordered) if other < point]
+            self._keep_best(older, complete=1)
 
     def _points(self) -> list[SavePoint]:
         if not self.root.is_dir():
@@ -178,11 +179,32 @@ class Checkpoints:
         found = (SavePoint.named(entry.name) for entry in self.root.iterdir() if entry.is_dir())
         return sorted(point for point in found if point is not None)
 
-    def _candidates(self) -> list[Path]:
-        """Return all checkpoints from which a run may continue, the best first."""
+    def _candidates(self) -> tuple[list[Path], list[Path]]:
+        """Return the checkpoints from which a run may continue, the best first: of its history, and abandoned ones."""
         descent = self._descent()
         left = [path for point in reversed(self._points()) if (path := self.path(point)).resolve() not in descent]
-        return [self._as_given(path) for path in descent] + left
+        return [self._as_given(path) for path in descent], left
+
+    def _ordered(self) -> list[SavePoint]:
+        """Return the checkpoints that are here in the order of :meth:`_candidates`."""
+        history, abandoned = self._candidates()
+        here = set(self._points())
+        return [point for path in (*history, *abandoned) if (point := self._point_of(path)) in here]
+
+    def _none_is_good(self, problems: dict[Path, str]) -> RunError:
+        """Return the error of a run whose checkpoints all have problems; the best come first."""
+        here, said = [why for path, why in problems.items() if path.parent == self.root], []
+        help = "restore one, or pass --restart to train from the first step; they are left as they are"
+        if here:
+            many = "the only checkpoint" if len(here) == 1 else f"each of the {len(here)} checkpoints"
+            said = [f"{many} in {self.root} is damaged; of the newest: {here[0]}"]
+        for path, why in problems.items():
+            if path.parent != self.root:
+                said += [
+                    f"the checkpoint from which the run in {self.root.parent} began, {path}, cannot be read: {why}"
+                ]
+                help = f"restore one, name another with --resume, or pass {help.partition(' or pass ')[2]}"
+        return RunError(RunErrorCode.CHECKPOINT_CORRUPT, "; ".join(said), help=help)
 
     def _descent(self) -> list[Path]:
         """Return the history of the last branch, the newest first, as paths: its checkpoints, and its start."""
@@ -260,7 +282,7 @@ class Checkpoints:
         sync(self.root)
 
     def _remove_oldest(self, saved: SavePoint) -> None:
-        points = self.points()
+        points = on_first_rank(self._ordered)
         if not self.keep or len(points) <= self.keep:
             return
         try:
@@ -271,13 +293,16 @@ class Checkpoints:
                 f"checkpoint {self.path(saved)} was written, but cannot be read back: {error.message}",
                 help="look after the disk; earlier checkpoints are as they were",
             ) from error
-        self._keep_newest(points)
+        self._keep_best(points)
 
-    def _keep_newest(self, points: list[SavePoint], *, complete: int = 0) -> None:
-        """Remove those of some checkpoints that are beyond `keep`, of which newer complete ones take a part."""
+    def _keep_best(self, points: list[SavePoint], *, complete: int = 0) -> None:
+        """Remove those of some checkpoints, the best first, that are beyond `keep`, of which complete ones take a part.
+
+        So abandoned ones go first, and what a branch began from stays with it.
+        """
         if complete + len(points) <= self.keep:
             return
-        for point in reversed(points):
+        for point in points:
             if complete == self.keep:
                 self._verified.pop(point, None)
                 try:

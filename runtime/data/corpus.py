@@ -25,9 +25,9 @@ from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 from legoai.runtime.durable import is_full, is_too_large, remedy, sync
-from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.specs.cache import user_cache
-from legoai.specs.directives.run import HF_DATASET
+from legoai.specs.directives.run import HF_DATASET, JSON_LINES, PARQUET
 
 BUILTIN = "python"
 """The corpus that every machine has: the sources of the Python standard library that runs the program."""
@@ -36,17 +36,31 @@ VALIDATION_EVERY = 20
 """Every 20th document is validation; a corpus of fewer documents gives the last 20th of its tokens."""
 
 TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex", parquet.SUFFIX}
+    {".txt", ".md", ".rst", ".py", ".json", ".csv", ".tsv", ".html", ".xml", ".tex", PARQUET, *JSON_LINES}
 )
-"""The files of a folder that are text; a file that is named itself is taken whatever its suffix."""
+"""Suffixes, in lower case, of the files of a folder that are text; a file that is named itself is taken whatever its
+suffix."""
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
 """Folders beside the library's own code, which distributions install or leave out as they like."""
 
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
-FORMAT_VERSION = 1
-"""Part of the cache key; changes with the separator or the split."""
+_NOT_TEXT: Final = (
+    (codecs.BOM_UTF16_LE, "is UTF-16", "`iconv -f utf-16 -t utf-8` converts it"),
+    (codecs.BOM_UTF16_BE, "is UTF-16", "`iconv -f utf-16 -t utf-8` converts it"),
+    (b"\x1f\x8b", "is compressed by gzip", "`gunzip` unpacks it"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd", "`zstd -d` unpacks it"),
+    (b"\xfd7zXZ\0", "is compressed by xz", "`unxz` unpacks it"),
+    (b"\x04\x22\x4d\x18", "is compressed by lz4", "`lz4 -d` unpacks it"),
+    (b"BZh", "is compressed by bzip2", "`bunzip2` unpacks it"),
+    (b"PK\x03\x04", "is a ZIP archive", "`unzip` unpacks it"),
+    (b"PAR1", "is Parquet", f"give it a name that ends in {PARQUET}"),
+)
+"""First bytes of files that are not text, with what they are and what helps."""
+
+FORMAT_VERSION = 2
+"""Part of the cache key; changes with the separator, the split, or how files are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +76,8 @@ class Corpus:
         counts: the file of how often each token occurs in each part.
         unit: name of a token.
         vocabulary: one more than the largest token of the tokenizer.
+        left_out: names of files of its folder that are not read, of many the first; empty if there are none, or the
+            source was not looked at.
     """
 
     name: str
@@ -71,6 +87,7 @@ class Corpus:
     counts: Path
     unit: str = Bytes.unit
     vocabulary: int = Bytes.count
+    left_out: str = ""
 
     def unigram_entropy(self) -> float:
         """Return the entropy of a token of the training part in nats.
@@ -107,10 +124,10 @@ def open_corpus(
         RunError: the source is missing, has no text, or does not match its suffix; the tokenizer is missing; or there
             is no cache folder, or none that can be written.
     """
-    tokens, digest = tokens_of(tokenizer), built
+    tokens, digest, left_out = tokens_of(tokenizer), built, ""
     folder = (cache or cache_folder()) / "corpora"
     if not digest or not _is_complete(folder, digest, tokens):
-        identities, documents = _read(source, field)
+        identities, documents, left_out = _read(source, field)
         digest = _digest(identities, field, tokens)
         if not _is_complete(folder, digest, tokens):
             with _writing(folder):
@@ -124,6 +141,7 @@ def open_corpus(
         counts=_counts_file(folder, digest),
         unit=tokens.unit,
         vocabulary=tokens.count,
+        left_out=left_out,
     )
 
 
@@ -131,9 +149,9 @@ def _is_complete(folder: Path, digest: str, tokens: Tokens) -> bool:
     """Whether a corpus is in the cache, with as many tokens as were counted when it was built."""
     try:
         sizes = [part.stat().st_size for part in _parts(folder, digest)]
-        lengths = token_counts.lengths(_counts_file(folder, digest))
     except FileNotFoundError:
-        return all(part.exists() for part in _parts(folder, digest))
+        return False
+    lengths = token_counts.lengths(_counts_file(folder, digest))
     return sizes == [length * tokens.dtype.itemsize for length in lengths]
 
 
@@ -146,24 +164,24 @@ def _counts_file(folder: Path, digest: str) -> Path:
     return folder / f"{digest[:32]}.counts.npy"
 
 
-def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes]]:
-    """Return what identifies a source, and its documents, which are read when they are iterated over.
+def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes], str]:
+    """Return what identifies a source, its documents, which are read when they are iterated over, and what is left out.
 
     Raises:
         RunError: there is no such source.
     """
     if source.startswith(HF_DATASET):
         dataset = HFDataset(source)
-        return [dataset.identity], dataset.texts(field)
-    files = _library_files() if source == BUILTIN else _local_files(Path(source))
+        return [dataset.identity], dataset.texts(field), ""
+    files, left_out = (_library_files(), "") if source == BUILTIN else _local_files(Path(source))
     if not files:
         raise RunError(
             RunErrorCode.DATA_EMPTY,
-            f"{source} has no text files",
+            f"{source} has no text files" + (f", but {left_out}" if left_out else ""),
             help=f"text files end in {', '.join(sorted(TEXT_SUFFIXES))}",
         )
     texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN))
-    return [file.identity for file in files], texts
+    return [file.identity for file in files], texts, left_out
 
 
 def cache_folder() -> Path:
@@ -227,27 +245,31 @@ def _library_files() -> list[_SourceFile]:
     return sorted(found, key=lambda file: file.name)
 
 
-def _local_files(source: Path) -> list[_SourceFile]:
+def _local_files(source: Path) -> tuple[list[_SourceFile], str]:
+    """Return the files of a source, and the names of those of its folder that are left out."""
     if not source.exists():
         raise RunError(
             RunErrorCode.DATA_MISSING,
             f"--data {source}: no such file or folder",
             help=f"give a text file, a JSONL or Parquet file, a folder of them, or {BUILTIN!r} for the built-in corpus",
         )
-    if source.is_file():
-        paths = [source]
-    else:
-        paths = [path for path in _within(source) if path.suffix in TEXT_SUFFIXES and path.is_file()]
-    base = source.parent if source.is_file() else source
-    files = []
+    base, paths = (source.parent, [source]) if source.is_file() else (source, _within(source))
+    files, left_out = [], []
     for path in paths:
-        status, relative = path.stat(), path.relative_to(base).as_posix()
-        files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
-    return sorted(files, key=lambda file: file.name)
+        relative = path.relative_to(base).as_posix()
+        if path == source or (path.suffix.lower() in TEXT_SUFFIXES and path.is_file()):
+            status = path.stat()
+            files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
+        else:
+            left_out.append(relative)
+    return sorted(files, key=lambda file: file.name), listed(left_out)
 
 
 def _within(source: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of those within it, also behind links; of several ways to a folder only one."""
+    """Yield the files of a folder and of those within it, also behind links; of several ways to a folder only one.
+
+    Hidden ones, such as those of version control and what editors and systems keep, are left out.
+    """
     seen = set()
     for folder, folders, names in os.walk(source, followlinks=True):
         status = Path(folder).stat()
@@ -255,8 +277,8 @@ def _within(source: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders.sort()
-        yield from (Path(folder, name) for name in names)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
@@ -269,20 +291,38 @@ def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
 
 
 def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[bytes]:
-    if file.path.suffix == parquet.SUFFIX:
+    """Yield the texts of a file; a byte-order mark at its beginning is not part of it."""
+    suffix = file.path.suffix.lower()
+    if suffix == PARQUET:
         yield from parquet.column_texts(file.path, field)
         return
-    if file.path.suffix != ".jsonl":
+    if suffix not in JSON_LINES:
         content = file.path.read_bytes()
         if not is_library:
             _check_text(file.path, content)
-        yield content
+        yield content.removeprefix(codecs.BOM_UTF8)
         return
-    # A byte-order mark before the first line is not part of it.
+    with file.path.open("rb") as head:
+        _check_kind(file.path, head.read(16))
+    # Bytes that are no UTF-8 become surrogates, by which their line is found.
     with file.path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _json_text(line, field, f"{file.path}:{number}")
+                place = f"{file.path}:{number}"
+                if wrong := _SURROGATE.search(line):
+                    raise _no_utf8(place, len(line[: wrong.start()].encode("utf-8")))
+                yield _json_text(line, field, place)
+
+
+def _check_kind(path: Path, head: bytes) -> None:
+    """Reject a file that is no text, whose first bytes are those of another kind of file.
+
+    Raises:
+        RunError: they are.
+    """
+    for magic, what, cure in _NOT_TEXT:
+        if head.startswith(magic):
+            raise _not_text(str(path), what, cure)
 
 
 def _check_text(path: Path, content: bytes) -> None:
@@ -291,21 +331,29 @@ def _check_text(path: Path, content: bytes) -> None:
     Raises:
         RunError: it has a zero byte, or is not UTF-8.
     """
-    zero = content.find(SEPARATOR)
-    what, where, cure = "has a zero byte", zero, "`tr -d '\\0'` removes zero bytes from a text that has some by mistake"
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        what, where, cure = "is UTF-16", 0, "`iconv -f utf-16 -t utf-8` converts it"
-    elif zero < 0:
+    if (zero := content.find(SEPARATOR)) >= 0:
+        cure = "`tr -d '\\0'` removes zero bytes from a text that has some by mistake"
+        wrong = _not_text(str(path), f"has a zero byte at offset {zero}", cure)
+    else:
         try:
             content.decode("utf-8")
         except UnicodeDecodeError as error:
-            what, where = "is no UTF-8", error.start
-            cure = "`iconv -f latin1 -t utf-8` converts text of another encoding, here Latin-1"
+            wrong = _no_utf8(str(path), error.start)
         else:
             return
-    raise RunError(
+    _check_kind(path, content)
+    raise wrong
+
+
+def _no_utf8(place: str, offset: int) -> RunError:
+    cure = "`iconv -f latin1 -t utf-8` converts text of another encoding, here Latin-1"
+    return _not_text(place, f"is no UTF-8 at offset {offset}", cure)
+
+
+def _not_text(place: str, what: str, cure: str) -> RunError:
+    return RunError(
         RunErrorCode.DATA_FORMAT,
-        f"{path} is not text: it {what} at offset {where}",
+        f"{place} is not text: it {what}",
         help=f"give UTF-8 text, which is read byte by byte; files of token numbers are not read. {cure}",
     )
 
@@ -317,7 +365,7 @@ def _json_text(line: str, field: str, place: str) -> bytes:
         raise RunError(
             RunErrorCode.DATA_FORMAT,
             f"{place}: not a JSON object ({error})",
-            help="a .jsonl file has one JSON object in each line: correct or remove this line",
+            help="a file of JSON lines has one JSON object in each line: correct or remove this line",
         ) from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
@@ -326,20 +374,8 @@ def _json_text(line: str, field: str, place: str) -> bytes:
             f"{place}: no text in field {field!r}",
             help="name the field that holds the text with --data-field",
         )
-    return _encoded(text, line)
-
-
-def _encoded(text: str, line: str) -> bytes:
-    """Encode a text of a line: its bytes that are no UTF-8 stay as they are.
-
-    JSON can escape half a surrogate pair, of which texts of the web have some, cut within an emoji: it becomes U+FFFD.
-    """
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        bytes_of_the_file = set(_SURROGATE.findall(line))
-        text = _SURROGATE.sub(lambda one: one[0] if one[0] in bytes_of_the_file else "\ufffd", text)
-        return text.encode("utf-8", errors="surrogateescape")
+    # JSON can escape half a surrogate pair, of which texts of the web have some, cut within an emoji.
+    return _SURROGATE.sub("\ufffd", text).encode("utf-8")
 
 
 def _without_separators(texts: Iterable[bytes], source: str) -> Iterator[bytes]:

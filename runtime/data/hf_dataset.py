@@ -13,13 +13,14 @@ from typing import Any, Final, Self
 
 from legoai.runtime.data import parquet
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.specs.directives.run import HF_DATASET
+from legoai.specs.directives.run import HF_DATASET, HF_FORM, HF_SOURCE
 
-_SOURCE: Final = re.compile(r"(?P<name>[^:@]+)(@(?P<revision>[^:@]+))?(:(?P<config>[^:]*)(:(?P<split>.+))?)?")
-_FORM: Final = f"{HF_DATASET}NAME[@REVISION][:CONFIG[:SPLIT]]"
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _SAVED: Final = ("state.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` has written: of one split, or of several."""
+
+_TRAIN: Final = "train"
+"""The split that is read where a source names none."""
 
 _ROWS: Final = 1024
 """Rows that are read together."""
@@ -33,13 +34,13 @@ class Address:
         name: on the Hub, such as `allenai/c4`, or a folder.
         revision: a branch, tag or commit of the Hub; empty for the newest.
         config: one of the dataset's; empty for its default.
-        split: `train` by default.
+        split: empty for the only one of a saved dataset, and otherwise `train`.
     """
 
     name: str
     revision: str = ""
     config: str = ""
-    split: str = "train"
+    split: str = ""
 
     @classmethod
     def of(cls, source: str) -> Self:
@@ -48,12 +49,12 @@ class Address:
         Raises:
             RunError: the source is not of this form.
         """
-        match = _SOURCE.fullmatch(source.removeprefix(HF_DATASET))
+        match = re.fullmatch(HF_SOURCE, source)
         if match is None:
             raise RunError(
                 RunErrorCode.WRONG_OPTION,
                 f"--data {source} names no dataset",
-                help=f"write {_FORM}, such as {HF_DATASET}allenai/c4:en, or {HF_DATASET}FOLDER of a saved dataset",
+                help=f"write {HF_FORM}, such as {HF_DATASET}allenai/c4:en, or {HF_DATASET}FOLDER of a saved dataset",
             )
         return cls(**{name: value for name, value in match.groupdict().items() if value})
 
@@ -104,6 +105,12 @@ def _opened(source: str, address: Address) -> Any:
             f"--data {source}: {address.name} is a folder, and has no revision {address.revision}",
             help="leave the revision out, or start from another folder to mean the Hub's dataset",
         )
+    if not folder.exists() and (other := _divided(source)):
+        raise RunError(
+            RunErrorCode.WRONG_OPTION,
+            f"--data {source}: the folder {other} cannot be named, as it has ':' or '@' in its name",
+            help=f"rename it, or name a symbolic link to it; the form is {HF_FORM}",
+        )
     try:
         if any((folder / name).is_file() for name in _SAVED):
             return _split_of(source, address, datasets.load_from_disk(str(folder)))
@@ -112,11 +119,18 @@ def _opened(source: str, address: Address) -> Any:
         if commit is not None and builder.hash != commit:
             raise _unreachable(source, f"the cache offers commit {builder.hash}, and not {commit}")
         builder.download_and_prepare()
-        return builder.as_dataset(split=address.split)
+        return builder.as_dataset(split=address.split or _TRAIN)
     except RunError:
         raise
     except Exception as error:
         raise _explained(source, error) from error
+
+
+def _divided(source: str) -> str:
+    """Return the folder that a source would name if its name might have the signs that divide a source; or nothing."""
+    whole = source.removeprefix(HF_DATASET)
+    ends = [match.start() for match in re.finditer("[:@]", whole)][1:]
+    return next((whole[:end] for end in (len(whole), *reversed(ends)) if Path(whole[:end]).is_dir()), "")
 
 
 def _commit(source: str, address: Address) -> str:
@@ -146,27 +160,31 @@ def _commit(source: str, address: Address) -> str:
 
 
 def _split_of(source: str, address: Address, saved: Any) -> Any:
-    """Return the split of a saved dataset; one that was saved alone has no name."""
+    """Return the split of a saved dataset; one that was saved alone may have no name, and is that which none names."""
     if address.config:
         raise RunError(
             RunErrorCode.WRONG_OPTION,
             f"--data {source}: a saved dataset has no configs, such as {address.config}",
-            help=f"write {HF_DATASET}{address.name}::{address.split}",
+            help=f"write {HF_DATASET}{address.name}{address.split and f'::{address.split}'}",
         )
-    if not isinstance(saved, dict):
-        return saved
-    if address.split not in saved:
+    if isinstance(saved, dict):
+        splits, wanted = saved, address.split or _TRAIN
+    else:
+        splits = {"" if saved.split is None else str(saved.split): saved}
+        wanted = address.split or next(iter(splits))
+    if wanted not in splits:
         raise RunError(
             RunErrorCode.DATA_MISSING,
-            f"--data {source}: {address.name} has no split {address.split!r}: it has {', '.join(saved)}",
-            help=f"write {HF_DATASET}{address.name}::{next(iter(saved), 'SPLIT')}",
+            f"--data {source}: {address.name} has no split {wanted!r}: it "
+            + ("is one dataset, saved without a split" if "" in splits else f"has {', '.join(splits)}"),
+            help=f"write {HF_DATASET}{address.name}" + ("" if "" in splits else f"::{next(iter(splits), 'SPLIT')}"),
         )
-    return saved[address.split]
+    return splits[wanted]
 
 
 def _explained(source: str, error: Exception) -> RunError:
     """Return what an error of the library means, which has few classes of its own."""
-    said = " ".join(str(error).split())[:300]
+    said = _said(error)
     if isinstance(error, FileNotFoundError):
         return RunError(
             RunErrorCode.DATA_MISSING,
@@ -174,9 +192,13 @@ def _explained(source: str, error: Exception) -> RunError:
             help="`hf auth login` gives access to private and gated datasets",
         )
     if type(error) is ValueError:  # of a config or split; those of JSON and Arrow are its subclasses
-        return RunError(RunErrorCode.DATA_MISSING, f"--data {source}: {said}", help=f"the form is {_FORM}")
+        return RunError(RunErrorCode.DATA_MISSING, f"--data {source}: {said}", help=f"the form is {HF_FORM}")
     if Path(Address.of(source).name).is_dir():
-        return RunError(RunErrorCode.DATA_FORMAT, f"--data {source}: the dataset is damaged, or none: {said}")
+        return RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"--data {source}: the dataset is damaged, or none: {said}",
+            help="write or copy the folder again, with `save_to_disk` or as files that `datasets.load_dataset` reads",
+        )
     if isinstance(error, OSError):
         return _unreachable(source, said)
     return RunError(
@@ -184,6 +206,12 @@ def _explained(source: str, error: Exception) -> RunError:
         f"--data {source} cannot be read by the package `datasets`: {said}",
         help="datasets that need code of their own are not read: convert them to Parquet",
     )
+
+
+def _said(error: BaseException) -> str:
+    """Return the message of an error and of that which caused it: the library's own often hides the reason."""
+    said = " ".join(str(error).split())[:300]
+    return f"{said} ({_said(error.__cause__)})" if error.__cause__ is not None else said
 
 
 def _unreachable(source: str, said: str, instead: str = "") -> RunError:

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
 
-SUFFIX: Final = ".parquet"
-
 _ROWS: Final = 1024
 """Rows that are decoded together."""
 
@@ -31,7 +29,7 @@ def column_texts(path: Path, column: str) -> Iterator[bytes]:
             help="`pip install 'legoai[parquet]'` installs it",
         ) from None
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             check_column(str(path), column, file.schema_arrow)
             batches = file.iter_batches(batch_size=_ROWS, columns=[column])
             yield from texts_of(str(path), column, (batch.column(0) for batch in batches))
@@ -83,6 +81,12 @@ def check_column(source: str, column: str, schema: Any) -> None:
             RunErrorCode.DATA_FORMAT,
             f"{source} has no column {column!r}: it has {', '.join(schema.names) or 'none'}",
             help="name the column that holds the text with --data-field",
+        )
+    if schema.names.count(column) > 1:
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{source} has the column {column!r} twice, or more often",
+            help="write it again with one column of that name, or name another column with --data-field",
         )
     kind = schema.field(column).type
     if pyarrow.types.is_dictionary(kind):

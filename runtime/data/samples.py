@@ -58,12 +58,14 @@ class Data(Protocol):
         digest: the same on every machine that has the same data.
         tokens: one more than the largest token that a text can have; None where there is no text.
         unit: name of a token.
+        left_out: as of `Corpus`.
     """
 
     name: str
     digest: str
     tokens: int | None
     unit: str
+    left_out: str
 
     def stream(self, *, validation: bool, micro_batch: int, rank: int, degree: int, seed: int | None) -> Stream:
         """Return a rank's stream; one without seed is in the data's own order."""
@@ -155,6 +157,7 @@ class TextData:
         self.corpus = corpus
         self.name, self.digest = corpus.name, corpus.digest
         self.tokens, self.unit = corpus.vocabulary, corpus.unit
+        self.left_out = corpus.left_out
         self._reads = reads
         self._seq_len = seq_len
 
@@ -230,6 +233,7 @@ class SyntheticData:
     name = SYNTHETIC
     tokens: int | None = None
     unit = "token"
+    left_out = ""
 
     def __init__(self, reads: Images | ImagesWithTexts, *, seq_len: int, dtype: torch.dtype) -> None:
         self._reads = reads

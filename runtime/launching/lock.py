@@ -22,8 +22,44 @@ START: Final = "start"
 this one keeps a second command away, and they keep it away where the first one is killed."""
 
 
+class LockedFolder:
+    """A folder whose lock this process holds.
+
+    Args:
+        folder: of the run.
+        lock: that is held.
+    """
+
+    def __init__(self, folder: Path, lock: FileLock) -> None:
+        self.folder = folder
+        self.file = Path(lock.lock_file)
+        self._held = self.file.stat()
+
+    def loss(self) -> RunError | None:
+        """Return the error of a folder that has been removed or moved since, or whose lock has; None if it is there."""
+        try:
+            there = self.file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return RunError(
+                RunErrorCode.FOLDER_GONE,
+                f"{self.folder}, or {self.file.name} in it, was removed or moved while this run wrote there: metrics, "
+                "program and checkpoints may be lost, and nothing keeps another run away",
+                help="start it again; --resume FOLDER continues from what was moved",
+            )
+        except OSError:  # of a disk that fails; what cannot be written there is reported elsewhere
+            return None
+        if os.path.samestat(there, self._held):
+            return None
+        return RunError(
+            RunErrorCode.FOLDER_IN_USE,
+            f"another run{_owner(self.file.with_suffix('.owner'))} writes into {self.folder}, which was removed or "
+            "moved while this run wrote there",
+            help="choose another --out for one of them; --resume FOLDER continues from what was moved",
+        )
+
+
 @contextlib.contextmanager
-def locked(folder: Path, lock: str = RUN) -> Iterator[None]:
+def locked(folder: Path, lock: str = RUN) -> Iterator[LockedFolder]:
     """Lock a folder for one run, creating it where it is missing; the lock of a process that has ended counts no more.
 
     Raises:
@@ -31,7 +67,7 @@ def locked(folder: Path, lock: str = RUN) -> Iterator[None]:
     """
     held = acquire(folder, lock)
     try:
-        yield
+        yield LockedFolder(folder, held)
     finally:
         held.release()
 

@@ -6,7 +6,7 @@ A safetensors file is a header, which is JSON, and numbers; it holds no code.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -186,10 +186,3 @@ def _config(path: Path) -> dict[str, Any]:
         return read_config(path / CONFIG)
     except ManifestError as error:
         raise RunError(RunErrorCode.WEIGHTS_CORRUPT, error.message) from None
-
-
-def listed(names: Iterable[str], *, most: int = 3) -> str:
-    """Names for a message: the first few, and how many more there are."""
-    found = sorted(names)
-    more = len(found) - most
-    return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")

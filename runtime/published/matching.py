@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder, listed
+from legoai.runtime.errors import RunError, RunErrorCode, listed
+from legoai.runtime.published.folder import CONFIG, DTYPES, INTEGERS, Folder
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_config
 from legoai.specs.models.manifests.manifest import ManifestError

@@ -79,6 +79,7 @@ class TrainingLoop:
         stop: StopRequest,
         *,
         started: Callable[[], None],
+        loss_of_folder: Callable[[], RunError | None],
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -86,6 +87,7 @@ class TrainingLoop:
         self.device = device
         self.stop = stop
         self.started = started
+        self.loss_of_folder = loss_of_folder
         self.step = 0
         training.control.asked_to_stop = lambda: stop.signal is not None
         if options.on_nan == "stop":
@@ -135,6 +137,8 @@ class TrainingLoop:
             if self.step > saved:
                 self._save(log)
             self.saving.finish(log)
+            if (lost := self.loss_of_folder()) is not None:
+                raise lost
             stopped_by = self._leave(log)
         return History(
             steps=tuple(self.records),
@@ -278,6 +282,8 @@ class TrainingLoop:
                 f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: after step "
                 f"{end[0]} the learning rate {after}"
             )
+        if self.data.left_out:
+            yield f"{self.data.name} has what is not read, as it is no file of text by its name: {self.data.left_out}"
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:
             yield f"--profile-step {profiled_step}: the run ends at step {self.options.steps}, and none is profiled"
@@ -309,7 +315,22 @@ class TrainingLoop:
             )
 
     def _save(self, log: MetricsLog) -> int:
-        self.saving.save(log, self.step, samples=self.stream.consumed)
+        """Save the training; where the run's folder is lost, end, but save first unless another run has it now.
+
+        Raises:
+            RunError: the folder is lost.
+        """
+        lost = self.loss_of_folder()
+        if lost is not None:
+            with contextlib.suppress(RunError):  # of a checkpoint that was being written when the folder went
+                self.saving.finish(log)
+        if lost is None or lost.code == RunErrorCode.FOLDER_GONE:
+            self.saving.save(log, self.step, samples=self.stream.consumed)
+        if lost is not None:
+            self.saving.finish(log)
+            if self.checkpoints is not None and lost.code == RunErrorCode.FOLDER_GONE:
+                log.say(f"note: step {self.step} is saved in {self.checkpoints.root}")
+            raise lost
         return self.step
 
     def _leave(self, log: MetricsLog) -> int | None:
@@ -401,7 +422,7 @@ class TrainingLoop:
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
-    def opened(built: str = "") -> Data:
+    def opened(digest: str = "") -> Data:
         data = open_data(
             options.data,
             recipe.reads,
@@ -409,10 +430,16 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             dtype=recipe.master_dtype,
             field=options.data_field,
             tokenizer=options.tokenizer,
-            built=built,
+            built=digest,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data
 
-    digest = patiently_on_first_rank("data", lambda: opened().digest)
-    return check_equal(opened(digest), digest)
+    def built() -> tuple[str, str]:
+        data = opened()
+        return data.digest, data.left_out
+
+    digest, left_out = patiently_on_first_rank("data", built)
+    data = check_equal(opened(digest), digest)
+    data.left_out = left_out
+    return data

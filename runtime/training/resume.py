@@ -24,10 +24,9 @@ from legoai.runtime.checkpoint.checkpoint import (
 )
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.data.samples import Data
-from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
-from legoai.runtime.published.folder import listed
 from legoai.runtime.training.state import Training
 
 _AFRESH: Final = "choose another --out to start afresh"

@@ -25,7 +25,7 @@ from legoai.runtime.float8 import float8_products
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.launching.attendant import attend
 from legoai.runtime.launching.failures import explained
-from legoai.runtime.launching.lock import locked
+from legoai.runtime.launching.lock import LockedFolder, locked
 from legoai.runtime.launching.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.launching.report import report_error
 from legoai.runtime.launching.signals import StopRequest, unhurried
@@ -97,7 +97,7 @@ class Trainer(Recipe):
             _deterministic(options.deterministic),
             attention_kernel(self.attention_kernel),
             process_group(device, timeout_seconds=options.timeout) as started,
-            _run_folder(options.out),
+            _run_folder(options.out) as loss_of_folder,
         ):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
             if observe is not None:
@@ -106,7 +106,9 @@ class Trainer(Recipe):
                 prepared(training)
             with own_compile_cache(training.mesh):
                 stop = StopRequest()
-                loop = TrainingLoop(self, options, training, device, stop, started=started)
+                loop = TrainingLoop(
+                    self, options, training, device, stop, started=started, loss_of_folder=loss_of_folder
+                )
                 with stop:  # a signal before ends the process as usual, also while a corpus is built
                     return loop.run()
 
@@ -304,21 +306,24 @@ def _leave(error: RunError) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _run_folder(folder: Path | None) -> Iterator[None]:
-    """Lock the folder of a run on the first rank, before anything that takes long.
+def _run_folder(folder: Path | None) -> Iterator[Callable[[], RunError | None]]:
+    """Lock the folder of a run on the first rank, before anything that takes long; yield how to see whether it is lost.
+
+    What is yielded is collective, and as `LockedFolder.loss`.
 
     Raises:
         RunError: another run holds the lock, or the folder cannot be written; on every rank.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
+        held: list[LockedFolder] = []
 
         def hold() -> None:
             assert folder is not None
-            held.enter_context(locked(folder))
+            held.append(stack.enter_context(locked(folder)))
 
         if folder is not None:
             on_first_rank(hold)
-        yield
+        yield lambda: None if folder is None else on_first_rank(lambda: next((one.loss() for one in held), None))
 
 
 @contextlib.contextmanager

@@ -90,9 +90,10 @@ class Boolean(Kind):
 
 
 class Text(Kind):
-    """A quoted string; ``noun`` describes it."""
+    """A quoted string; ``noun`` describes it, and all of it matches the regular expression ``pattern``."""
 
     noun: str = "a quoted string"
+    pattern: str = "(?s).*"
 
     def describe(self) -> str:
         return self.noun

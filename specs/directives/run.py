@@ -10,12 +10,27 @@ from legoai.specs.directives.kinds import Boolean, Integer, Text
 HF_DATASET: Final = "hf:"
 """Prefix of a source that is a dataset of Hugging Face."""
 
+HF_FORM: Final = f"{HF_DATASET}NAME[@REVISION][:CONFIG[:SPLIT]]"
+
+HF_SOURCE: Final = rf"{HF_DATASET}(?P<name>[^:@]+)(@(?P<revision>[^:@]+))?(:(?P<config>[^:]*)(:(?P<split>.+))?)?"
+"""Pattern of such a source."""
+
+JSON_LINES: Final = frozenset({".jsonl", ".ndjson"})
+"""Suffixes, in lower case, of files with a JSON object in each line."""
+
+PARQUET: Final = ".parquet"
+"""Suffix, in lower case, of Parquet files."""
+
 
 class Data(Directive):
     r"""Training data. `--data`, `--data-field` and `--tokenizer` override them.
 
-    Text is UTF-8. Half of a surrogate pair that JSON escapes, as `"\ud83d"` alone does, is read as U+FFFD. Folders are
-    read with those within them, also behind symbolic links, each once.
+    Text is UTF-8; a byte-order mark at its beginning is left out. Half of a surrogate pair that JSON escapes, as
+    `"\ud83d"` alone does, is read as U+FFFD. JSONL files end in `.jsonl` or `.ndjson`, and Parquet files in `.parquet`,
+    in capitals or not. Compressed files are not read.
+
+    Folders are read with those within them, also behind symbolic links, each once. Files and folders whose names begin
+    with a dot are left out; a run reports other files that it leaves out, as their suffix is not one of text.
 
     Texts are read whole: the sections `truncation` and `padding` of a tokenizer's file are ignored. Without a tokenizer
     a zero byte ends a text, and a text that has one is refused.
@@ -27,10 +42,11 @@ class Data(Directive):
     keyword: ClassVar[str] = "data"
 
     source: str = option(
-        Text("a quoted name"),
+        Text(f"a quoted name, or `{HF_FORM}`", rf"(?!{HF_DATASET})(?s:.*)|{HF_SOURCE}"),
         doc='`"python"` (the standard library\'s sources), a text file, a JSONL or Parquet file or a folder of them, '
-        'relative to where the program is started; `"hf:NAME[@REVISION][:CONFIG[:SPLIT]]"`, a dataset of Hugging Face, '
-        "or in place of NAME the folder of a saved one, which needs `pip install 'legoai[datasets]'`; "
+        f'relative to where the program is started; `"{HF_FORM}"`, a dataset of Hugging Face, '
+        "or in place of NAME the folder of a saved one, which has no `:` or `@` in its name and needs "
+        "`pip install 'legoai[datasets]'`; "
         '`"synthetic"` for made patterns, where the model reads images.',
     )
     field: str = option(

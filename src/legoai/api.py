@@ -145,9 +145,9 @@ def solve(
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
 
-    _, linted = _checked(path, settings, variant)
+    _, linted = _checked(path, settings, variant, reopen=True)
     directory = read_source(os.fspath(path)).directory
-    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base)
+    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base, reopen=True)
     opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
     if opened.refused:
         raise PlanError(tuple(opened.refused), linted.files)
@@ -329,7 +329,14 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
     return program, plan, linted
 
 
-def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, variants: bool) -> Linted:
+def _linted(
+    path: PathLike,
+    settings: Mapping[str, str] | None,
+    variant: str | None,
+    *,
+    variants: bool = False,
+    reopen: bool = False,
+) -> Linted:
     source = read_source(os.fspath(path))
     return lint_text(
         source.text,
@@ -339,12 +346,15 @@ def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | N
         variant=variant,
         read=read_base,
         variants=variants,
+        reopen=reopen,
     )
 
 
-def _checked(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Plan, Linted]:
+def _checked(
+    path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, reopen: bool = False
+) -> tuple[Plan, Linted]:
     try:
-        linted = _linted(path, settings, variant, variants=False)
+        linted = _linted(path, settings, variant, reopen=reopen)
     except UnreadableError as error:
         raise PlanError((error.diagnostic,), {error.file.name: error.file} if error.file else {}) from error
     errors = tuple(item for item in linted.diagnostics if item.severity == "error")

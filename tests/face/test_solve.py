@@ -120,7 +120,40 @@ def test_hole_that_blocks_resolution_is_solved(capsys: pytest.CaptureFixture[str
     text = text.replace("fsdp on dp_shard { layers.* = unit }", "shard standard on tp (loss_parallel = auto)")
     Path("open.plan").write_text(text, encoding="utf-8")
     assert called(capsys, "solve", "open.plan", "--in-place")[0] == 0
-    assert "(loss_parallel = auto -> " in Path("open.plan").read_text(encoding="utf-8")
+    solved = Path("open.plan").read_text(encoding="utf-8")
+    assert "(loss_parallel = auto -> " in solved
+    assert called(capsys, "solve", "open.plan", "--in-place")[0] == 0
+    assert Path("open.plan").read_text(encoding="utf-8") == solved
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [("global = 8", "global = 4", "LP601"), ("[2, 4] -> 4", "[1, 2] -> 4", "LP220")],
+    ids=["illegal", "outside of the domain"],
+)
+def test_answers_that_an_edit_made_illegal_are_searched_again(
+    old: str, new: str, code: str, capsys: pytest.CaptureFixture[str]
+):
+    text = OPEN.replace("auto in [2, 4]", "auto in [2, 4] -> 4").replace(old, new)
+    Path("edited.plan").write_text(text, encoding="utf-8")
+    status, out, _ = called(capsys, "lint", "edited.plan")
+    assert (status, out.count("error[")) == (1, 1)
+    assert f"error[{code}]" in out
+    assert "solve the plan again" in out
+    Path("elsewhere").mkdir()
+    status, out, _ = called(capsys, "solve", "edited.plan", "-o", "elsewhere/solved.plan")
+    assert status == 0
+    assert out.count("the answers are not legal") == 1
+    found = Path("elsewhere/solved.plan").read_text(encoding="utf-8")
+    assert "] -> 2," in found
+    assert called(capsys, "lint", "elsewhere/solved.plan")[0] == 0
+    solution = legoai.solve("edited.plan")
+    assert solution.text(solution.best.choices) == found
+    # What follows from no answer is refused still.
+    Path("edited.plan").write_text(text.replace("{ layers.* = unit }", "{ blocks.* = unit }"), encoding="utf-8")
+    status, _, err = called(capsys, "solve", "edited.plan")
+    assert (status, err.count("error[")) == (1, 1)
+    assert err.endswith("legoai: edited.plan is not solved: 1 error\n")
 
 
 def test_conflicting_requirements_are_reported_with_their_lines(capsys: pytest.CaptureFixture[str]):

@@ -172,14 +172,17 @@ def stages_between(analysis: Facts, points: tuple[str, ...]) -> list[int]:
 def stages_of_ranks(analysis: Facts) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each rank of `pp`: assigned in turn, in V shape, or by the order file.
 
-    None where there are more ranks or stages than modules with which a stage can begin.
+    None where there are more ranks or stages than modules with which a stage can begin, where a V does not have two
+    stages on each rank, and where the order file gives no order, or that of another number of stages.
     """
     pipeline, ranks, count = analysis.plan.pipeline, analysis.plan.mesh.pp, stage_count(analysis)
     if pipeline is None or count is None or max(ranks, count) > len(split_points(analysis).starts):
         return ()
-    found = _valid_order(analysis)
-    if found is not None:
+    if isinstance(pipeline.schedule, OrderFile):
+        found = _valid_order(analysis)
+        if found is None or found.stages != count:
+            return ()
         return tuple(tuple(sorted({action.stage for cell in cells for action in cell})) for cells in found.ranks)
     if pipeline.schedule in V_SHAPED:
-        return tuple((rank, count - 1 - rank) for rank in range(ranks))
+        return tuple((rank, count - 1 - rank) for rank in range(ranks)) if count == 2 * ranks else ()
     return tuple(tuple(range(rank, count, ranks)) for rank in range(ranks))

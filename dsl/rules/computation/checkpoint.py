@@ -194,8 +194,8 @@ class KeepsNothing(Check):
 def _widths_without_kernel(analysis: Analysis, paths: Iterable[str]) -> tuple[int, int] | None:
     """Return the widths of keys and values for which the device, a CPU, has no kernel, so that it computes products.
 
-    Its one kernel, `flash`, takes heads of one width. The widths are those of the first attention within ``paths``; None where the device has a
-    kernel for any of them, or widths are not known.
+    Its one kernel, `flash`, takes heads of one width. The widths are those of the first attention within ``paths``, and
+    None where the device has a kernel for any of them, or widths are not known.
     """
     if analysis.device_kind != "cpu":
         return None

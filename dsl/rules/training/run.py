@@ -11,7 +11,8 @@ from legoai.dsl.analysis.facts import written
 from legoai.dsl.analysis.schedule import floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.run import HF_DATASET
+from legoai.specs.directives.kinds import either_of
+from legoai.specs.directives.run import HF_DATASET, JSON_LINES, PARQUET
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.reads import Images, ImagesWithTexts
 
@@ -88,15 +89,15 @@ class IdleField(Check):
             )
         if not written(data, "field") or data.source.startswith(HF_DATASET):
             return
-        suffix = PurePath(data.source).suffix
+        suffix, with_fields = PurePath(data.source).suffix.lower(), (*sorted(JSON_LINES), PARQUET)
         folder = suffix == "" and data.source not in ("python", _SYNTHETIC)
-        if suffix not in (".jsonl", ".parquet") and not folder:
+        if suffix not in with_fields and not folder:
             yield self.at(
                 analysis.span_of(data, "field"),
-                f"`field` has no effect: `{data.source}` holds no JSON objects and no columns",
+                f"`field` has no effect: `{data.source}` is not read as JSON objects or columns",
                 label="of no object",
                 others=[Label(analysis.span_of(data, "source"), "the data")],
-                help=["leave it out, or name a file that ends in `.jsonl` or `.parquet`"],
+                help=[f"leave it out, or name a file that ends in {either_of([f'`{end}`' for end in with_fields])}"],
             )
 
 

@@ -10,20 +10,20 @@ from typing import Final
 
 from legoai.dsl.analysis.communication.comm import unit_buckets
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket
-from legoai.dsl.analysis.parallelism.experts import axes_of_experts, distributed_experts, sharded_dim
+from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced, keeps_between_micro_batches
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
-from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
+from legoai.lowering.emit.code import Line, Node, Note, Statement, call
 from legoai.lowering.emit.computation.precision import policy
 from legoai.lowering.emit.data_parallelism import comm, graph
 from legoai.lowering.emit.data_parallelism.buckets import statements
 from legoai.lowering.emit.devices.mesh import sharding_mesh
 from legoai.lowering.emit.devices.offload import policy_of_units
 from legoai.lowering.emit.held_modules import blocks_of, where_held
-from legoai.lowering.emit.sharding.experts import EXPERT_MESH
+from legoai.lowering.emit.sharding.experts import EXPERT_MESH, mesh_of_units
 from legoai.specs.directives.fsdp import Fsdp
 
 _WHY: Final = "after all wrappers, so that the hooks that gather parameters enclose them"
@@ -69,8 +69,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     body += _in_order(lowering, found, unit_buckets(lowering.analysis))
     meshes: dict[str, Node] = {}
     if any(unit.mesh == EXPERT_MESH for unit in found.values()):
-        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering.analysis))
-        meshes[EXPERT_MESH] = f"{EXPERT_MESH}[{names}]"
+        meshes[EXPERT_MESH] = mesh_of_units(lowering, draft)
     mesh, note = sharding_mesh(lowering, draft), lowering.note(fsdp)
     draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note, why=_WHY)
     kept = next((unit for unit in found.values() if unit.kept), None)

@@ -32,10 +32,18 @@ def sharding_mesh(lowering: Lowering, draft: Draft) -> Node:
     return joined(draft, *(group for group in groups if group))
 
 
-def joined(draft: Draft, *groups: tuple[str, ...]) -> Node:
-    """Return the mesh with an axis for each group of axes: a slice of the program's mesh, or flattened axes."""
-    order = tuple(axis for group in groups for axis in group)
+def joined(draft: Draft, *groups: tuple[str, ...], mesh: str = "mesh", order: tuple[str, ...] = ()) -> Node:
+    """Return the mesh with an axis for each group of a mesh's axes: a slice of it, or flattened axes.
+
+    Args:
+        draft: gets the import of what joins axes.
+        groups: outermost first.
+        mesh: the name of that mesh: the program's, or one made from it.
+        order: the axes of the program's mesh of which the groups consist; by default, their own names.
+    """
+    order = order or tuple(axis for group in groups for axis in group)
+    # torch slices a mesh only with the ranks of an outer axis farther apart than those of an inner one.
     if all(len(group) == 1 for group in groups) and order == tuple(sorted(order, key=AXES.index)):
-        return f"mesh[{', '.join(quoted(axis) for axis in order)}]"
+        return f"{mesh}[{', '.join(quoted(axis) for group in groups for axis in group)}]"
     draft.imports.name("legoai.runtime.parallelism.mesh", "join_axes")
-    return call("join_axes", "mesh", *(literal(group) for group in groups))
+    return call("join_axes", mesh, *(literal(group) for group in groups))

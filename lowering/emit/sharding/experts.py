@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.parallelism.experts import distributed_experts, is_routed, limited_experts
+from legoai.dsl.analysis.parallelism.experts import (
+    axes_of_experts,
+    distributed_experts,
+    is_routed,
+    limited_experts,
+)
+from legoai.dsl.analysis.parallelism.mesh import replicating_axes, sharded_axes
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
-from legoai.lowering.emit.code import Line, Note, Statement, call, literal
-from legoai.lowering.emit.devices.mesh import sharding_mesh
+from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal
+from legoai.lowering.emit.devices.mesh import joined, sharding_mesh
 from legoai.lowering.emit.held_modules import blocks_of, where_held
 
 EXPERT_MESH: Final = "expert_mesh"
@@ -47,6 +53,13 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.parallelize.append(Line(split, f"{EXPERT_MESH} = ", lowering.note(lowering.plan.mesh, "ep")))
     mesh, body = f'{EXPERT_MESH}["ep"]', _calls(lowering, emitted)
     draft.apply("apply_expert_parallel", mesh=mesh, body=body, note=lowering.note(shard), why=_WHY)
+
+
+def mesh_of_units(lowering: Lowering, draft: Draft) -> Node:
+    """Return the mesh of `fsdp` for experts: the ranks that replicate them, if any, and those that hold the same."""
+    analysis = lowering.analysis
+    order = (*replicating_axes(analysis), *sharded_axes(analysis))
+    return joined(draft, *((name,) for name in axes_of_experts(analysis)), mesh=EXPERT_MESH, order=order)
 
 
 def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, bool, Note]]) -> list[Statement]:

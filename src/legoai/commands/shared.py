@@ -279,8 +279,9 @@ def examine(
     *,
     variants: bool = True,
     factories: bool = True,
+    reopen: bool = False,
 ) -> Linted:
-    """Lint one plan, announcing on standard error that a model factory is run. None runs without ``factories``."""
+    """Lint one plan, announcing on standard error that a model factory is run; arguments are those of `lint`."""
     return lint(
         source.text,
         source.name,
@@ -291,6 +292,7 @@ def examine(
         read=read_base,
         variants=variants,
         factories=factories,
+        reopen=reopen,
     )
 
 
@@ -314,7 +316,9 @@ def refuse(name: str, done: str, diagnostics: Sequence[Diagnostic], files: Mappi
     announce(f"{name} is not {done}: {summary(diagnostics)}")
 
 
-def sound(source: Source, arguments: Namespace, done: str, outputs: Sequence[Path | None] = ()) -> Linted | None:
+def sound(
+    source: Source, arguments: Namespace, done: str, outputs: Sequence[Path | None] = (), *, reopen: bool = False
+) -> Linted | None:
     """The plan without its variants; None, after its errors on standard error, where it has any or lacks its model.
 
     A project's `select` and `ignore` apply to reports only: an error of any code stops the command, unless the plan
@@ -325,12 +329,16 @@ def sound(source: Source, arguments: Namespace, done: str, outputs: Sequence[Pat
         arguments: of the command.
         done: what the command does not do then, such as `costed`.
         outputs: the files that the command would write.
+        reopen: forget the answers of its holes, and the errors that follow from them.
 
     Raises:
         WrongUsage: an output is no file to write, or one that the plan is made of.
     """
     check_outputs(outputs, [] if source.path is None else [(source.path, "the plan that is read")])
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
+    linted = examine(
+        source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories,
+        reopen=reopen,
+    )  # fmt: skip
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, done, errors, linted.files)

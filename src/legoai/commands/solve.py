@@ -29,7 +29,6 @@ from legoai.commands.shared import (
     source_of,
     write,
 )
-from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Fill the holes of a plan, every `auto`, with the values that make its objective best and meet its `require`
 lines, and write them after the holes of the same text: `auto -> 8`. The objective is the plan's `minimize` or
-`maximize`, else the time of a step. Answers that a plan has already are not used: they are searched again.
+`maximize`, else the time of a step. Answers that a plan has already are not used: they are searched again, also
+where an edit of the plan has made them illegal.
 
 Every candidate is linted by the rules of `legoai lint`, and simulated as by `legoai cost`. A bound is printed
 too: no values of the holes are better than that.
@@ -122,11 +122,13 @@ def run(arguments: Namespace) -> int:
         check_writable(source.rewritable)
     elif arguments.output is not None and source.path is not None and is_same_file(arguments.output, source.path):
         raise WrongUsage(f"{arguments.output} is the plan itself: --in-place writes the answers into it")
-    linted = sound(source, arguments, "solved", [arguments.output])
+    linted = sound(source, arguments, "solved", [arguments.output], reopen=True)
     if linted is None:
         return 1
     settings = settings_of(arguments)
-    linted = with_open_rules(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
+    linted = with_open_rules(
+        linted, directory=source.directory, settings=settings, read=read_base, announce=announce, reopen=True
+    )
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         refuse(source.name, "solved", errors, linted.files)
@@ -170,10 +172,7 @@ def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None
     ):
         return
     assert plan is not None
-    there = resolve(
-        source.text, source.name, directory=folder, settings=settings_of(arguments), variant=arguments.variant,
-        read=read_base,
-    ).plan  # fmt: skip
+    there = opened.moved(folder).plan
     lacks_factory_there = is_beside(plan, source.directory) and not is_beside(plan, folder)
     if there is None or there.digest != plan.digest or lacks_factory_there:
         raise WrongUsage(

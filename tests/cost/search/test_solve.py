@@ -246,3 +246,13 @@ def test_a_tie_of_the_objective_is_stated():
     text = terminal(solve(opened(priced("minimize recompute\n")), Equal(1)))
     assert "3 candidates have this recompute: none of them reserves less memory" in text
     assert "same recompute; " in text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "1 candidate could not be simulated, and is"), (2, "2 candidates could not be simulated, and are")],
+)
+def test_candidates_without_figures_are_counted_in_words(count: int, words: str):
+    solution = solve(opened(TEXT), Drawn(1))
+    solution.result.failed = [((0,), "no kernel")] * count
+    assert f"{words} not in the bound: no kernel\n" in terminal(solution, top=1)

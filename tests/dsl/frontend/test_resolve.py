@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -80,6 +81,22 @@ class TestHoles:
     @pytest.mark.parametrize("hole", ["auto in [1, 2] -> 4", "auto in []", "auto in 4..1"])
     def test_answer_outside_of_its_domain_is_an_error(self, hole: str):
         assert codes(HEAD + f"mesh (tp = {hole})\n") == ["LP220"]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("hf:a/b@main:en:train[:10%]", []),
+        ("hf:a/b::test", []),
+        ("a@b@c", []),
+        ("of two\nlines", []),
+        ("hf:", ["LP207"]),
+        ("hf::x", ["LP207"]),
+        ("hf:a@b@c", ["LP207"]),
+    ],
+)
+def test_address_of_a_dataset_has_its_form(source: str, found: list[str]):
+    assert codes(HEAD + f"data (source = {json.dumps(source)})\n") == found
 
 
 class TestLet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import math
 import os
@@ -62,8 +63,10 @@ def test_end_of_a_single_file_is_the_validation_split(tmp_path):
 def test_folder_is_split_by_whole_documents(tmp_path):
     for n in range(40):
         write(tmp_path / "text" / f"{n:02}.md", f"document {n:02}")
-    write(tmp_path / "text" / "image.png", "not text")
+    for name in ("image.png", ".hidden.txt", ".git/description.txt"):
+        write(tmp_path / "text" / name, "not text")
     corpus = open_corpus(str(tmp_path / "text"), cache=tmp_path)
+    assert corpus.left_out == "image.png"
     assert corpus.validation.tobytes() == b"document 19\0document 39\0"
     assert (
         corpus.train.tobytes().startswith(b"document 00\0document 01\0") and b"not text" not in corpus.train.tobytes()
@@ -94,8 +97,7 @@ def test_json_lines_are_read_by_field(tmp_path):
         (rb"\ud83d\ude00", "\U0001f600".encode()),
         (rb"\ud83d", b"\xef\xbf\xbd"),
         (rb"\udc80.\ude00", b"\xef\xbf\xbd.\xef\xbf\xbd"),
-        (b"\xff caf\xc3\xa9", b"\xff caf\xc3\xa9"),
-        (b"\xff \\ud83d \\udc80", b"\xff \xef\xbf\xbd \xef\xbf\xbd"),
+        (b"caf\xc3\xa9 \\ud83d", b"caf\xc3\xa9 \xef\xbf\xbd"),
     ],
 )
 def test_half_of_a_surrogate_pair_becomes_the_replacement_character(tmp_path, escaped, read):
@@ -103,6 +105,51 @@ def test_half_of_a_surrogate_pair_becomes_the_replacement_character(tmp_path, es
     path.write_bytes(b"\n".join(b'{"text": "%s"}' % text for text in (escaped, b"end")))
     corpus = open_corpus(str(path), cache=tmp_path)
     assert corpus.train.tobytes() + corpus.validation.tobytes() == read + b"\0end\0"
+
+
+@pytest.mark.parametrize("name", ["a.JSONL", "a.ndjson", "a.NDJson"])
+def test_json_lines_are_known_by_any_spelling_of_their_suffix(tmp_path, name):
+    path = write(tmp_path / "text" / name, '{"text": "one"}\n{"text": "two"}')
+    for source in (path, path.parent):
+        corpus = open_corpus(str(source), cache=tmp_path)
+        assert corpus.train.tobytes() + corpus.validation.tobytes() == b"one\0two\0" and not corpus.left_out
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    for name in ("a.jsonl", "b.jsonl.gz", "c.NDJSON", "deep/d.bin", "e.zst", "f.xz"):
+        write(tmp_path / "text" / name, '{"text": "one"}')
+    (tmp_path / "text" / "f.txt").symlink_to("nowhere")
+    corpus = open_corpus(str(tmp_path / "text"), cache=tmp_path)
+    assert corpus.train.tobytes() == b"one\0one\0"
+    assert corpus.left_out == "b.jsonl.gz, deep/d.bin, e.zst and 2 more"
+    assert not open_corpus(str(tmp_path / "text" / "a.jsonl"), cache=tmp_path).left_out
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt", "a.jsonl"])
+@pytest.mark.parametrize("kind", ["gzip", "bz2", "lzma"])
+def test_compressed_file_is_named_as_such(tmp_path, name, kind):
+    path = tmp_path / name
+    path.write_bytes(importlib.import_module(kind).compress(b'{"text": "one"}\n' * 50))
+    what = {"gzip": "gzip", "bz2": "bzip2", "lzma": "xz"}[kind]
+    with pytest.raises(RunError, match=f"{name} is not text: it is compressed by {what}") as caught:
+        open_corpus(str(path), cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.DATA_FORMAT
+    assert "unpacks it" in caught.value.help and "tr -d" not in caught.value.help
+
+
+@pytest.mark.parametrize("text", ["BZh is no compressed text", "PAR1 neither", "\ufeffBZh"])
+def test_text_with_first_bytes_of_another_kind_of_file_is_read(tmp_path, text):
+    corpus = open_corpus(str(write(tmp_path / "a.txt", text)), cache=tmp_path / "cache")
+    whole = corpus.train.tobytes() + corpus.validation.tobytes()
+    assert whole.decode("utf-8") == text.removeprefix("\ufeff") + "\0", "without a byte-order mark"
+
+
+def test_bytes_that_are_no_utf8_are_refused_in_json_lines_too(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "één"}\n{"text": "één'.encode() + b' caf\xe9"}\n')
+    with pytest.raises(RunError, match=r"a\.jsonl:2 is not text: it is no UTF-8 at offset 19") as caught:
+        open_corpus(str(path), cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.DATA_FORMAT and "iconv" in caught.value.help
 
 
 def test_unigram_entropy_equals_the_frequency_entropy(tmp_path):
@@ -161,13 +208,16 @@ def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("part", ["train", "validation"])
 @pytest.mark.parametrize("length", [100, 0])
 @pytest.mark.parametrize("by_digest", [False, True])
-def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest):
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest, is_counted):
     source = str(write(tmp_path / "a.txt", "abcd" * 5000))
     corpus = open_corpus(source, cache=tmp_path)
     whole = corpus.train.tobytes(), corpus.validation.tobytes()
     [file] = (tmp_path / "corpora").glob(f"*.{part}.bin")
     file.unlink()  # the first corpus still maps it
     file.write_bytes(whole[part == "validation"][:length])
+    if not is_counted:
+        corpus.counts.unlink()
     again = open_corpus(source, cache=tmp_path, built=corpus.digest if by_digest else "")
     assert (again.train.tobytes(), again.validation.tobytes()) == whole
 

@@ -105,6 +105,43 @@ def test_one_split_is_read_in_dataset_order(tmp_path: Path):
 
 
 @needs_datasets
+@pytest.mark.parametrize("recorded", [None, "train", "validation"])
+def test_only_the_recorded_split_of_a_dataset_saved_alone_is_read(recorded: str | None, tmp_path: Path):
+    import datasets
+
+    split = None if recorded is None else datasets.NamedSplit(recorded)
+    source = saved(tmp_path / "a", {"text": TEXTS[:40]}, split=split)
+    assert sorted(documents(source, tmp_path / "cache")) == sorted(TEXTS[:40])
+    if recorded is not None:
+        assert sorted(documents(f"{source}::{recorded}", tmp_path / "cache")) == sorted(TEXTS[:40])
+    for other in {"train", "validation", "nonsense"} - {recorded}:
+        with pytest.raises(RunError, match=f"has no split '{other}'") as caught:
+            open_corpus(f"{source}::{other}", cache=tmp_path / "cache")
+        assert caught.value.code == RunErrorCode.DATA_MISSING
+        assert caught.value.help == f"write {source}" + ("" if recorded is None else f"::{recorded}")
+
+
+@needs_datasets
+@pytest.mark.parametrize("rest", ["", ":en", "::train"])
+@pytest.mark.parametrize("name", ["v:2", "a@b", "a@b:c"])
+def test_folder_whose_name_divides_a_source_is_reported(name: str, rest: str, tmp_path: Path):
+    source = saved(tmp_path / name, {"text": TEXTS[:40]})
+    with pytest.raises(RunError, match=f"the folder {tmp_path / name} cannot be named") as caught:
+        open_corpus(f"{source}{rest}", cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.WRONG_OPTION and "symbolic link" in caught.value.help
+
+
+@needs_datasets
+def test_damaged_folder_is_reported_with_its_cause(tmp_path: Path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"\n', encoding="utf-8")
+    with pytest.raises(RunError, match=r"is damaged, or none: .*JSON parse error") as caught:
+        open_corpus(f"hf:{folder}", cache=tmp_path / "cache")
+    assert caught.value.code == RunErrorCode.DATA_FORMAT and "again" in caught.value.help
+
+
+@needs_datasets
 def test_folder_and_split_slice_are_read_by_datasets(tmp_path: Path):
     folder = tmp_path / "files"
     folder.mkdir()

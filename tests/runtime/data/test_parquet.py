@@ -86,6 +86,8 @@ def test_texts_are_tokenized(tmp_path: Path):
 
 @needs_pyarrow
 def test_non_text_column_is_refused(tmp_path: Path):
+    import pyarrow.parquet
+
     def refused(path: Path, match: str) -> RunError:
         with pytest.raises(RunError, match=match) as caught:
             open_corpus(str(path), cache=tmp_path / "cache")
@@ -103,6 +105,12 @@ def test_non_text_column_is_refused(tmp_path: Path):
     refused(tmp_path / "e.parquet", "e.parquet is damaged, or no Parquet file")
     (tmp_path / "f.parquet").write_bytes(whole[:100] + bytes(500) + whole[600:])
     refused(tmp_path / "f.parquet", "f.parquet is damaged behind row 0")
+    whole = written(tmp_path / "g.parquet", {"text": ["one", "two"]}, compression="none", write_page_checksum=True)
+    whole.write_bytes(whole.read_bytes().replace(b"two", b"TWO", 1))
+    refused(whole, "g.parquet is damaged behind row 0: .*CRC checksum")
+    table = pyarrow.table([["one"], ["two"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "h.parquet")
+    refused(tmp_path / "h.parquet", "h.parquet has the column 'text' twice")
     assert not list((tmp_path / "cache" / "corpora").iterdir()), "nothing is left half built"
 
 

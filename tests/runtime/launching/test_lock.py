@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from legoai.runtime.errors import RunError
+from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching.lock import locked
 
 KILLED = """
@@ -52,6 +53,22 @@ def test_second_run_is_refused_and_told_the_first(tmp_path, system):
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "another run (process " in done.stdout, done.stderr
+
+
+def test_folder_that_was_removed_or_taken_by_another_run_is_reported(tmp_path):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    with locked(folder) as held:
+        assert held.loss() is None
+        folder.rename(moved)
+        gone = held.loss()
+        assert gone is not None and gone.code == RunErrorCode.FOLDER_GONE and str(folder) in gone.message
+        with locked(folder):
+            taken = held.loss()
+            assert taken is not None and taken.code == RunErrorCode.FOLDER_IN_USE
+            assert f"another run (process {os.getpid()} on " in taken.message
+    with locked(moved) as held:
+        (moved / "run.lock").unlink()
+        assert held.loss() is not None
 
 
 def test_lock_is_released(tmp_path):

@@ -77,6 +77,19 @@ def test_validation_that_reads_its_part_twice_gets_a_warning(capsys, text):
     assert "reads the validation part" not in output
 
 
+def test_files_of_the_data_that_are_not_read_get_a_warning(capsys, text):
+    folder = text.parent / "texts"
+    folder.mkdir()
+    text.rename(folder / "a.txt")
+    for name in ("b.jsonl.gz", "c.png"):
+        (folder / name).write_text("")
+    for _ in ("built", "in the cache"):
+        _, output = run(capsys, program(), "--data", folder, "--device", "cpu", "--steps", 1)
+        assert (
+            f"warning: {folder} has what is not read, as it is no file of text by its name: b.jsonl.gz, c.png" in output
+        )
+
+
 def test_step_that_is_not_profiled_is_reported(capsys, text):
     _, output = run(capsys, program(), *on_cpu(text), "--profile-step", 3)
     assert "warning: --profile-step 3: the run ends at step 1, and none is profiled" in output
@@ -98,7 +111,7 @@ def test_a_schedule_without_decay_has_no_end():
         (torch.arange(300, 900, dtype=torch.int16).numpy().tobytes(), "has a zero byte at offset", "tr -d"),
         (b"text and then \x00", "has a zero byte at offset 14", r"tr -d '\0'"),
         ("caf\u00e9".encode("latin1"), "is no UTF-8 at offset 3", "iconv -f latin1"),
-        ("text".encode("utf-16"), "is UTF-16 at offset 0", "iconv -f utf-16"),
+        ("text".encode("utf-16"), "is UTF-16", "iconv -f utf-16"),
     ],
 )
 def test_binary_file_is_refused(tmp_path, content, what, cure):

@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.launching.lock import locked
 from legoai.runtime.training.resume import fresh_tensors
 from support import corpus, programs
 
@@ -318,6 +321,34 @@ def test_run_folder_lock_is_released_when_its_holder_is_killed(gloo, data, tmp_p
         holder.send_signal(signal.SIGKILL)
     assert gloo(1)(fit, steps=1, data=data, out=tmp_path)[0][0] == 0
     assert saved(tmp_path) == {"step-1"}
+
+
+def fit_and_lose_folder(out: Path, *, taken: bool, **options) -> None:
+    """Train while the folder is moved away in the second step, and perhaps locked by another run."""
+    program, steps = programs.trainer(dtype=torch.float32, dp_shard=dist.get_world_size()), count(1)
+    with contextlib.ExitStack() as other:
+
+        def lose(_: object) -> None:
+            if next(steps) == 2 and dist.get_rank() == 0:
+                out.rename(out.with_name("moved"))
+                if taken:
+                    other.enter_context(locked(out))
+
+        program.fit(RunOptions(device="cpu", log_every=0, out=out, **options), observe=lose)
+
+
+@pytest.mark.parametrize("options", [{"save_every": 1}, {"save_every": 1, "save_async": True}, {"save_every": 9}])
+@pytest.mark.parametrize("taken", [False, True])
+def test_run_ends_where_its_folder_is_removed(gloo, data, tmp_path, taken, options):
+    out, steps = tmp_path / "run", 4 if options["save_every"] == 1 else 3
+    code = RunErrorCode.FOLDER_IN_USE if taken else RunErrorCode.FOLDER_GONE
+    with pytest.raises(RunError, match="removed or moved while this run wrote there") as caught:
+        gloo(2)(fit_and_lose_folder, out, taken=taken, steps=steps, data=data, **options)
+    assert caught.value.code == code
+    kept = {"step-2"} if options["save_every"] == 1 else {"step-3"}
+    assert not (out / "checkpoints").exists() if taken else saved(out) == kept, "of the other run nothing is touched"
+    if not taken:
+        assert gloo(1)(fit, steps=steps, data=data, out=out)[0][0] == int(max(kept)[-1]), "it goes on from there"
 
 
 def test_unwritable_folder_is_reported_before_construction(gloo, data, tmp_path):

@@ -11,6 +11,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism import crossings
 from legoai.dsl.analysis.stages import pipeline
 from legoai.dsl.lint import lint
+from legoai.specs.directives.pipeline import V_SHAPED
 
 PLAN = """plan staged
 model   llama3("tiny", n_layers = 6)
@@ -57,12 +58,22 @@ def test_stages_are_assigned_to_ranks_by_the_schedule(
     assert pipeline.stages_of_ranks(analysis) == ranks
 
 
+@pytest.mark.parametrize("stages", [1, 2, 3, 6])
+def test_a_v_without_two_stages_on_each_rank_assigns_none(stages: int) -> None:
+    for schedule in V_SHAPED:
+        analysis = analysis_of(f"pipeline on pp (schedule = {schedule}, stages = {stages})")
+        assert pipeline.stages_of_ranks(analysis) == ()
+
+
 def test_an_order_file_decides_the_stages_and_their_ranks(tmp_path: Path) -> None:
     (tmp_path / "order.csv").write_text("0F0,0F1,0B0,0B1,1F0,1B0\n2F0,2I0,2W0,,3F0,3B0\n")
-    analysis = analysis_of('pipeline on pp (schedule = csv("order.csv"))', directory=tmp_path)
+    plan = 'pipeline on pp (schedule = csv("order.csv"))'
+    analysis = analysis_of(plan, directory=tmp_path)
     assert pipeline.stage_count(analysis) == 4
     assert pipeline.stages_of_ranks(analysis) == ((0, 1), (2, 3))
     assert pipeline.splits_backward(analysis)
+    fewer = analysis_of(plan.replace("))", "), stages = 2)"), directory=tmp_path)
+    assert pipeline.stages_of_ranks(fewer) == ()
 
 
 def test_an_order_file_with_unequal_numbers_of_stages_is_not_supported(tmp_path: Path) -> None:

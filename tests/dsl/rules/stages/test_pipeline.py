@@ -111,9 +111,10 @@ def test_stages_per_rank_must_fit_the_schedule(name: str, each: int) -> None:
         assert found is not accepted(name, 4, each, 48)
 
 
-def test_stages_must_be_a_multiple_of_the_ranks() -> None:
-    for stages in range(4, 17):
-        assert ("LP501" in codes(pipeline("LoopedBFS", 4, stages, 16))) is bool(stages % 4)
+@pytest.mark.parametrize("name", ["LoopedBFS", "ZBVZeroBubble", "DualPipeV"])
+def test_stages_must_be_a_multiple_of_the_ranks(name: str) -> None:
+    for stages in range(1, 17):
+        assert ("LP501" in codes(pipeline(name, 4, stages, 16))) is bool(stages % 4)
 
 
 def test_messages_state_numbers_and_legal_values() -> None:
@@ -374,6 +375,7 @@ def test_order_file_errors_are_reported_in_a_plan(tmp_path: Path) -> None:
     assert not codes(plan.format(4, ""), tmp_path) & order_codes
     assert "orders 4 micro batches, and the plan has 8" in message(plan.format(8, ""), "LP513", tmp_path)
     assert "orders 4 stages, and the plan has 6" in message(plan.format(4, ", stages = 6"), "LP513", tmp_path)
+    assert "orders 4 stages, and the plan has 2" in message(plan.format(4, ", stages = 2"), "LP513", tmp_path)
     file.write_text("\n".join(reversed(file.read_text().splitlines())).replace("0F0,", "", 1))
     assert "cannot run" in message(plan.format(4, ""), "LP514", tmp_path)
 

@@ -44,8 +44,12 @@ def test_run_longer_than_schedule_or_within_warm_up_is_reported(text: str, found
     ("source", "found"),
     [
         ("a.txt", True),
+        ("a.txt.gz", True),
         ("a.jsonl", False),
+        ("a.JSONL", False),
+        ("a.ndjson", False),
         ("a.parquet", False),
+        ("a.Parquet", False),
         ("folder", False),
         ("python", True),
         ("hf:a/b-1.5:en", False),

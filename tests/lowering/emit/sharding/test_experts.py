@@ -150,9 +150,25 @@ def test_compiled_blocks_with_experts_equal_one_process(gloo, data, alone):
         assert_close(result, alone, TOLERANCE)
 
 
+GROUPS_BESIDE_CONTEXT = f"""
+mesh (dp_shard = 4, cp = 2, ep = 2)
+{EXPERTS}
+context on cp (rotate = allgather)
+fsdp on dp_shard {UNITS}
+{DOUBLE}"""
+
+
 @pytest.mark.slow
 def test_experts_on_eight_ranks_with_replicas_and_stages_equal_one_process(gloo, data, alone):
     plans = (
+        GROUPS_BESIDE_CONTEXT,
+        GROUPS_BESIDE_CONTEXT.replace("on dp_shard", "on dp_shard (backend = graph)"),
+        f"""
+mesh (dp_replicate = 2, dp_shard = 2, cp = 2, ep = 2)
+{EXPERTS}
+context on cp
+fsdp on dp_replicate, dp_shard {UNITS}
+{DOUBLE}""",
         f"""
 mesh (dp_replicate = 2, dp_shard = 2, cp = 2, ep = 2)
 {EXPERTS}
@@ -226,3 +242,14 @@ def test_expert_mesh_is_created_once():
     assert '    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8\n' in text
     assert '    apply_expert_parallel(model, expert_mesh["ep"])' in text
     assert '    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])' in text
+
+
+def test_experts_of_replicas_between_shards_have_a_joined_mesh():
+    text = text_of(GROUPS_BESIDE_CONTEXT)
+    assert '    expert_mesh = split_off_experts(join_axes(mesh, ("cp",), ("dp_shard",)), ep=2)' in text
+    assert 'join_axes(expert_mesh, ("cp",), ("dp_shard_mod_ep",))' in text
+    sixteen = HEAD.replace("devices = 4", "devices = 16") + TRAINING.replace("global = 8", "global = 16")
+    both = GROUPS_BESIDE_CONTEXT.replace("mesh (", "mesh (dp_replicate = 2, ").replace(
+        "fsdp on", "fsdp on dp_replicate,"
+    )
+    assert 'join_axes(expert_mesh, ("dp_replicate_cp",), ("dp_shard_mod_ep",))' in lowered(f"{sixteen}{both}").text

@@ -59,6 +59,19 @@ def test_axes_are_joined_and_split():
     ]  # fmt: skip
 
 
+def split_inside() -> list:
+    """The ranks of the axes of a mesh whose outer axis of neighbours replicates experts that an inner axis shards."""
+    mesh = mesh_of(4, 2, names="ac")
+    split = split_off_experts(join_axes(mesh, ("c",), ("a",)), ep=2)
+    joined = join_axes(split, ("c",), ("a_mod_ep",))
+    groups = [dist.get_process_group_ranks(joined.get_group(axis)) for axis in range(2)]
+    return [joined.mesh_dim_names, *groups, dist.get_process_group_ranks(split.get_group("ep"))]
+
+
+def test_axes_are_joined_after_the_inner_one_is_split():
+    assert simulate(split_inside) == [("c", "a_mod_ep"), [4, 5], [1, 5], [5, 7]]
+
+
 def known() -> list:
     mesh = three_axes()
     whole = mesh_of(8)
