@@ -12,7 +12,6 @@ from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.model_layers import ModelLayers
 from legoai.cost.search.lower_bounds.observed.steady_blocks import SteadyTime
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.facts import below
 from legoai.specs.directives.checkpoint import KeepAll
 
@@ -66,9 +65,9 @@ class BlockDelays:
 
     def _beyond(self, analysis: Analysis, steady: SteadyTime, computes: float) -> float:
         """Seconds that a steady block adds beyond those that it computes, and beyond what is known to delay it."""
-        batches, blocks = micro_batches(analysis.plan) or 1, len(repeated_blocks(analysis.manifest))
+        blocks = len(repeated_blocks(analysis.manifest))
         besides = self.data_parallel.of(analysis)
-        known = steady.beside.delays(besides.in_blocks / (batches * blocks), besides.slowed)
+        known = steady.beside.delays(besides.slowed)
         return max(0.0, steady.seconds - computes - known) * max(0, blocks - _ENDS) / blocks
 
     def _computes_of_block(self, analysis: Analysis) -> Pass:

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legoai.cost.search.lower_bounds import memory_bound_kernels
 from legoai.cost.search.lower_bounds.communication import collectives
-from legoai.cost.search.lower_bounds.communication.exposed import Exposed, exposed
+from legoai.cost.search.lower_bounds.communication.exposed import exposed
 from legoai.cost.search.lower_bounds.gradient_accumulation import adding_up
 from legoai.cost.search.lower_bounds.model_layers import ModelLayers
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.facts import below
 from legoai.specs.directives.hole import Undecided
 
 
@@ -26,7 +24,6 @@ class DataParallelBound(NamedTuple):
         hidden: of these, in which the rank waits for other collectives.
         slowed: how much longer layers take beside these, as a share of that time.
         exposed: of these, in which nothing computes.
-        in_blocks: of those, in which blocks wait.
     """
 
     copies: float
@@ -34,7 +31,6 @@ class DataParallelBound(NamedTuple):
     hidden: float = 0.0
     slowed: float = 0.0
     exposed: float = 0.0
-    in_blocks: float = 0.0
 
     def seconds(self, idle: float = 0.0) -> float:
         """Those by which all this delays the layers.
@@ -68,7 +64,7 @@ class DataParallelBounds:
             return DataParallelBound(copies)
         hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp
         slowed, waited = self.layers.once(analysis, self._slowed), self.layers.once(analysis, self._exposed)
-        return DataParallelBound(copies, communicates, hidden, slowed, sum(waited), waited.of_blocks)
+        return DataParallelBound(copies, communicates, hidden, slowed, waited)
 
     def communicates(self, analysis: Analysis) -> float:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
@@ -91,19 +87,12 @@ class DataParallelBounds:
         except Undecided:
             return 0.0
 
-    def _exposed(self, analysis: Analysis) -> Exposed:
+    def _exposed(self, analysis: Analysis) -> float:
         """Least seconds of a step in which nothing computes while units are gathered or reduced."""
         try:
-            forward = self.layers.once(analysis, self._forward_of_block)
-            return exposed(analysis, self.layers.machine(analysis), self.room(analysis), forward)
+            return exposed(analysis, self.layers.machine(analysis), self.room(analysis))
         except Undecided:
-            return Exposed()
-
-    def _forward_of_block(self, analysis: Analysis) -> float:
-        """Least seconds of the forward of each block; 0 where they differ."""
-        blocks = memory_bound_kernels.repeated_blocks(analysis.manifest)
-        of_layers = self.layers.once(analysis, self.layers.of_layers).items() if blocks else ()
-        return sum(took.forward for path, took in of_layers if path == blocks[0] or below(path, blocks[0]))
+            return 0.0
 
     def _waits(self, analysis: Analysis) -> float:
         """Least seconds for which all layers wait for collectives in the forward, twice, and backward of a micro batch.

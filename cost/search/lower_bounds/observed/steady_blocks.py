@@ -62,9 +62,9 @@ class Beside(NamedTuple):
             self.gathers + gathers * unit.gather, self.reduces + reductions * unit.reduce, self.copies + copies
         )
 
-    def delays(self, waits: float, slowed: float) -> float:
-        """Seconds by which all this delays a block that waits so long, and is slowed by a share of the rest."""
-        return self.copies + waits + max(0.0, self.gathers + self.reduces - waits) * slowed
+    def delays(self, slowed: float) -> float:
+        """Seconds by which all this delays a block that is slowed by a share of its communication."""
+        return self.copies + (self.gathers + self.reduces) * slowed
 
     def shorter_than(self, collectives: Mapping[str, float]) -> float:
         """Seconds by which collectives of each kind take less here."""
