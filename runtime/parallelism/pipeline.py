@@ -21,6 +21,7 @@ from legoai.runtime.loss import LossFunction
 from legoai.runtime.parallelism.placeholders import held_children
 from legoai.runtime.torch_internals.distributed.pipelining import Action, ComputationType, PipelineScheduleRuntime
 from legoai.runtime.torch_internals.patching import patched_attribute
+from legoai.runtime.wrapped import local_part
 
 
 class RecomputingStage(PipelineStage):
@@ -134,6 +135,7 @@ class StagedModel:
         autocast: entered for the forward of a stage and for the loss, but not for their backward; None for none.
 
     Attributes:
+        splits_backward: whether a rank computes the gradients of inputs and of weights separately.
         given: keyword arguments of every stage's forward, besides what stages pass on.
     """
 
@@ -154,7 +156,8 @@ class StagedModel:
             for module in self.modules:
                 module.forward = autocast(module.forward)
         self.schedule = pipeline.build_schedule(stages, loss)
-        if _splits_backward(self.schedule):
+        self.splits_backward = _splits_backward(self.schedule)
+        if self.splits_backward:
             for stage in stages:
                 if not stage.is_last:  # whose loss is what is detached
                     stage.submod.register_forward_hook(_detachable)
@@ -201,6 +204,19 @@ def _splits_backward(schedule: PipelineSchedule) -> bool:
         for action in actions
         for part in action.sub_actions or (action,)
     )
+
+
+def lay_out_gradients(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """Hook before an optimizer's step that gives gradients the strides of their parameters.
+
+    Autograd does so where it accumulates gradients. With split backward torch keeps those of weights as they were
+    computed, transposed for instance, and a fused optimizer goes through both in the order of memory.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and local_part(gradient).stride() != local_part(parameter).stride():
+                parameter.grad = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
 
 
 def _detachable(module: nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:

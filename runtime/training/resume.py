@@ -122,10 +122,11 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             "go on from its step with fresh state where it has none",
         )
     if own != saved and not other_plan:
+        keeps = "keep" if hasattr(training.optimizer, "parts") else "keeps"
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
             f"checkpoint {path} is of another optimizer: it keeps {_listed(saved)} of each parameter, "
-            f"and {optimizer_name(training.optimizer)} keeps {_listed(own)}",
+            f"and {optimizer_name(training.optimizer)} {keeps} {_listed(own)}",
             help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
             "go on from its step with a fresh optimizer",
         )

@@ -155,6 +155,10 @@ class Trainer(Recipe):
             counts_loss, holders = counts_loss and staged.holds_last, holders // mesh["pp"].size()
             random_stream += f" stage rank {mesh.get_local_rank('pp')}"
         optimizer = self.build_optimizer(ParameterGroups(model.named_parameters()))
+        if staged is not None and staged.splits_backward:
+            from legoai.runtime.parallelism.pipeline import lay_out_gradients
+
+            optimizer.register_step_pre_hook(lay_out_gradients)
         scheduler = self.build_lr_scheduler(optimizer) if self.build_lr_scheduler is not None else None
         return Training(
             model=model,

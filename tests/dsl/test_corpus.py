@@ -53,6 +53,7 @@ ELSEWHERE = {
     "LP519": "no built-in model has a parameter without dims",
     "LP523": "no built-in model has a parameter without elements",
     "LP524": "no built-in model has a parameter of complex numbers",
+    "LP525": "every built-in model has contiguous parameters",
     "LP522": "no built-in model changes tensors in place",
     "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",

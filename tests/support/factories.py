@@ -71,6 +71,20 @@ def build_tokens_first(depth: int = 2, dim: int = 16) -> nn.Module:
     return model
 
 
+class Summed(Layer):
+    """The gradient of the last weight is computed transposed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = F.gelu(self.mixer.up(self.norm(x)))
+        return x + torch.einsum("bsw,dw->bsd", wide, self.mixer.down.weight)
+
+
+def build_summed(depth: int = 2, dim: int = 16) -> nn.Module:
+    model = Decoder(depth, dim)
+    model.blocks = nn.ModuleList([Summed(dim) for _ in range(depth)])
+    return model
+
+
 def build_flat(depth: int = 2, dim: int = 16) -> nn.Module:
     """A model whose blocks take the tokens of all samples in one dim."""
 

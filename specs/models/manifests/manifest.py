@@ -24,6 +24,7 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -37,7 +38,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 21
+FORMAT = 22
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -116,14 +117,13 @@ class TensorInfo(NamedTuple):
     """Of a parameter: whether the model's constructor leaves it without a gradient (`requires_grad_(False)`)."""
     dtype: str = ""
     """Of a parameter: its dtype, such as `complex64`, where it is not one of real floating-point numbers."""
+    contiguous: bool = True
+    """Of a parameter: whether torch calls it contiguous (`is_contiguous()`)."""
 
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 class Step(NamedTuple):
@@ -226,12 +226,12 @@ class _Template:
     __slots__ = ("_places", "children", "fields")
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        frozen, dtypes = raw.get("frozen", ()), raw.get("dtypes", {})
+        frozen, dtypes, strided = raw.get("frozen", ()), raw.get("dtypes", {}), raw.get("strided", ())
         self.fields: dict[str, Any] = {
             "class_name": raw["class"],
             "kind": raw["kind"],
             "parameters": tuple(
-                TensorInfo(name, tuple(shape), name in frozen, dtypes.get(name, ""))
+                TensorInfo(name, tuple(shape), name in frozen, dtypes.get(name, ""), name not in strided)
                 for name, shape in raw["parameters"]
             ),
             "buffers": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["buffers"]),

@@ -41,6 +41,7 @@ WITHOUT_EXAMPLE = {
     "LP519": "no built-in model has a parameter without dims",
     "LP523": "no built-in model has a parameter without elements",
     "LP524": "no built-in model has a parameter of complex numbers",
+    "LP525": "every built-in model has contiguous parameters",
     "LP522": "no built-in model changes tensors in place",
     "LP229": "every built-in model has first values",
     "LP518": "needs a model of somebody else's",

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
 from legoai.runtime.launching.lock import locked
+from legoai.runtime.optimizer.combined import CombinedOptimizer
 from legoai.runtime.training.resume import fresh_tensors
 from support import corpus, programs
 
@@ -31,6 +32,9 @@ OPTIMIZERS = {
     "AdamW": None,
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
+    "SGD twice": lambda parameters: CombinedOptimizer(
+        torch.optim.SGD(parameters[0]["params"][:1], lr=1e-2), torch.optim.SGD(parameters[0]["params"][1:], lr=1e-2)
+    ),
     "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
 }
 
@@ -282,12 +286,15 @@ def test_tensors_that_start_afresh_are_counted_and_named(gloo, data, tmp_path):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "SGD with momentum"])
-def test_other_optimizer_is_refused_in_one_line(gloo, data, tmp_path, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "keeps"),
+    [("SGD", "SGD keeps"), ("SGD with momentum", "SGD keeps"), ("SGD twice", "SGD and SGD keep")],
+)
+def test_other_optimizer_is_refused_in_one_line(gloo, data, tmp_path, optimizer, keeps):
     pool = gloo(1)
     pool(fit, steps=1, data=data, out=tmp_path)
     with pytest.raises(
-        RunError, match=r"of another optimizer: it keeps exp_avg, exp_avg_sq, step .* SGD keeps"
+        RunError, match=rf"of another optimizer: it keeps exp_avg, exp_avg_sq, step .*, and {keeps} "
     ) as error:
         pool(fit, optimizer, steps=2, data=data, out=tmp_path)
     assert error.value.code == RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER

@@ -150,6 +150,9 @@ class _Describer:
         other = {name: p.dtype for name, p in module._parameters.items() if p is not None and not p.is_floating_point()}
         if other:
             raw["dtypes"] = {name: str(dtype).removeprefix("torch.") for name, dtype in other.items()}
+        strided = [name for name, p in module._parameters.items() if p is not None and not p.is_contiguous()]
+        if strided:
+            raw["strided"] = strided
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
         if self.paths[module] in self.followed.mixing:

@@ -55,6 +55,10 @@ BODIES = {
         FACTORY.replace("support.factories:build", "support.factories:build_tokens_first"),
         "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE,
     ),
+    "transposed gradients": (
+        FACTORY.replace("support.factories:build", "support.factories:build_summed"),
+        "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE,
+    ),
     "all tokens in one dim": (
         FACTORY.replace("support.factories:build", "support.factories:build_flat"),
         "mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n" + PLAIN_DOUBLE,
