@@ -6,7 +6,9 @@ Backward of the loss only passes them on: the layer's weights and its logits are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -36,7 +38,8 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
     """Take a model's last layer out of its forward, and return the cross entropy that computes it in chunks.
 
     The model then returns what the layer is given, [batch, sequence, features]. Its loss, the mean over tokens in nats,
-    calls the layer as a module, so that hooks that gather its parameters and lay out its input run once.
+    calls the layer as a module, so that hooks that gather its parameters and lay out its input run once. The layer
+    computes in the modes in which the model's last forward called it.
 
     Args:
         model: changed in place, after everything that wraps its modules; it returns what the layer does.
@@ -47,13 +50,18 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
         A function of what the model returns and of targets, [batch, sequence]. Its loss has one backward pass.
     """
     layer = model.get_submodule(path)
-    compute: Forward = layer.forward
-    _pass_over(layer, within=model)
+    compute_in_any_mode: Forward = layer.forward
+    passed = _pass_over(layer, within=model)
+
+    def compute(hidden: torch.Tensor) -> torch.Tensor:
+        with passed.modes.autocast():
+            return compute_in_any_mode(hidden)
 
     def forward(hidden: torch.Tensor, *, targets: torch.Tensor) -> torch.Tensor:
         check_whole_sequences(hidden)
-        if not torch.is_grad_enabled():
-            return torch.stack([local_value(loss) for loss, _ in _losses(compute, hidden, targets, pieces)]).sum()
+        if not (torch.is_grad_enabled() and passed.modes.computes_gradients):
+            with torch.no_grad():
+                return torch.stack([local_value(loss) for loss, _ in _losses(compute, hidden, targets, pieces)]).sum()
         trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         loss: torch.Tensor = _LossInChunks.apply(compute, pieces, targets, hidden, *trained)  # type: ignore[no-untyped-call]
         return loss
@@ -69,24 +77,54 @@ def last_layer_cross_entropy(model: nn.Module, path: str, *, pieces: int) -> Los
     return loss_of
 
 
+@dataclass(frozen=True, slots=True)
+class _Modes:
+    """Modes of a thread that a layer's products follow: gradients, and autocast of its device type."""
+
+    device_type: str
+    computes_gradients: bool
+    casts_to: torch.dtype | None
+    """None without autocast."""
+
+    @staticmethod
+    def now(device_type: str) -> _Modes:
+        """Return the modes of the calling thread."""
+        casts = torch.is_autocast_enabled(device_type)
+        return _Modes(device_type, torch.is_grad_enabled(), torch.get_autocast_dtype(device_type) if casts else None)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context with this autocast; where it is the present one, that one goes on, with what it has cast."""
+        if self.casts_to == _Modes.now(self.device_type).casts_to:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device_type, dtype=self.casts_to, enabled=self.casts_to is not None)
+
+
 class _PassedOver(nn.Module):
     """A module whose calls return their argument while it is passed over, without hooks; its attributes stay."""
 
     passed_over = False
+    modes: _Modes
+    """Those of the last call that was passed over."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return next(iter((*args, *kwargs.values()))) if self.passed_over else super().__call__(*args, **kwargs)
+        if not self.passed_over:
+            return super().__call__(*args, **kwargs)
+        given = next(iter((*args, *kwargs.values())))
+        self.modes = _Modes.now(given.device.type)
+        return given
 
 
-def _pass_over(layer: nn.Module, *, within: nn.Module) -> None:
-    """Pass over a layer during a model's forward."""
+def _pass_over(layer: nn.Module, *, within: nn.Module) -> _PassedOver:
+    """Pass over a layer during a model's forward, and return it."""
     layer.__class__ = type(f"PassedOver{type(layer).__name__}", (_PassedOver, type(layer)), {})
+    assert isinstance(layer, _PassedOver)
 
     def passing(value: bool) -> Callable[..., None]:
         return lambda *_: setattr(layer, "passed_over", value)
 
     within.register_forward_pre_hook(passing(True))
     within.register_forward_hook(passing(False), always_call=True)
+    return layer
 
 
 def _losses(

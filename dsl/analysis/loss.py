@@ -22,7 +22,7 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.shard import Colwise, Rowwise
-from legoai.specs.models.manifests.manifest import Manifest
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 
 
 def pieces_of_last_layer(form: Any) -> int:
@@ -57,7 +57,16 @@ def layer_of_loss(analysis: Analysis) -> str | None:
 
 
 def layer_of_logits(manifest: Manifest) -> str | None:
-    """Return the linear layer that is called once, and whose result is the model's own; None where there is none."""
+    """Return the linear layer that is called once, and whose result is only the model's own; None where there is none.
+
+    A forward that also uses that result would do so with the layer's input, which is passed on in its place.
+    """
+    info = _returned_layer(manifest)
+    return None if info is None or "result_use" in info.attributes else info.path
+
+
+def _returned_layer(manifest: Manifest) -> ModuleInfo | None:
+    """Return the linear layer that is called once, and whose result forward returns; None where there is none."""
     info = manifest.modules[""]
     while info.kind != "linear":
         last = info.flow[info.outputs[0]] if len(info.outputs) == 1 else None
@@ -67,7 +76,7 @@ def layer_of_logits(manifest: Manifest) -> str | None:
     # A subclass or a hook may compute more, and a weight may be computed from parameters, as by `weight_norm`.
     computes_more = info.class_name != "Linear" or "hooks" in info.attributes or manifest.is_shared(info.path)
     is_plain = {item.name for item in info.parameters} in ({"weight"}, {"weight", "bias"}) and not computes_more
-    return info.path if info.path and is_plain else None
+    return info if info.path and is_plain else None
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
@@ -78,9 +87,14 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     span = analysis.span_of(form, "last_layer")
     found = layer_of_loss(analysis)
     if found is None:
+        info = _returned_layer(analysis.manifest)
+        if info is None:
+            why = "the last layer: the model does not return the result of a linear layer as it is"
+        else:
+            why = f"`{info.path}`: the model's forward takes its result, and {info.attributes['result_use']}"
         yield Unsupported(
             span,
-            "the loss cannot compute the last layer: the model does not return the result of a linear layer as it is",
+            f"the loss cannot compute {why}",
             "no such layer",
             ("leave `last_layer` out: the loss alone is computed in pieces",),
         )

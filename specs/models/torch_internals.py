@@ -77,6 +77,12 @@ def times_changed(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether something is called with a module's arguments, results or gradients, or those of its own parameters."""
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(own) or any(parameter._backward_hooks for parameter in module.parameters(recurse=False))
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which this one is a view; None where it is not a view."""
     with DisableTorchFunction():  # otherwise a mode would observe it as an operation of the model
@@ -112,6 +118,7 @@ __all__ = [
     "OpOverload",
     "OperatorMode",
     "autocast_without_device",
+    "has_hooks",
     "import_compiler",
     "meta_device",
     "storage_key",

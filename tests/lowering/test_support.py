@@ -288,12 +288,29 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
 def test_last_layer_gives_the_result_of_the_model_as_it_is():
     body = f"{BATCH}loss chunked(2, last_layer = true)"
     assert not refusals(HEAD + body)
-    for kind in ("plain", "bias", "reading"):
+    for kind in ("plain", "bias", "reading", "dims"):
         assert not refusals(HEAD.replace('llama3("tiny")', f'python("support.heads:build", kind = "{kind}")') + body)
-    for kind in ("scaled", "hook", "weight_norm", "subclass", "twice"):
+    for kind in ("scaled", "hook", "hook_before", "hook_of_weight", "weight_norm", "subclass", "twice"):
         model = f'python("support.heads:build", kind = "{kind}")'
         [found] = refusals(HEAD.replace('llama3("tiny")', model) + body)
         assert "does not return the result of a linear layer as it is" in found.message, kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [
+        ("shape", "calls `shape` of it"),
+        ("largest", "calls `detach` of it"),
+        ("kept", "keeps it"),
+        ("detached", "calls `detach` of it"),
+        ("reentrant", "calls it within a function of autograd"),
+        ("evaluation", "calls `softmax` of it in evaluation mode"),
+    ],
+)
+def test_last_layer_gives_its_result_to_nothing_else(kind: str, use: str):
+    head = HEAD.replace('llama3("tiny")', f'python("support.heads:build", kind = "{kind}")')
+    [found] = refusals(f"{head}{BATCH}loss chunked(2, last_layer = true)")
+    assert found.message.endswith(f"`head`: the model's forward takes its result, and {use}")
 
 
 def test_torch_scheduler_requires_known_clusters_and_sizes():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -79,6 +82,52 @@ def test_products_follow_autocast_and_gradients_have_the_dtype_of_parameters():
     for name, gradient in gradients(parts).items():
         assert gradient is not None and gradient.dtype == torch.float32
         assert_close(gradient, gradients(whole)[name], rtol=0, atol=5e-4)  # 8 bits of a bf16
+
+
+class CallingUnder(Model):
+    """Calls its last layer in a mode of its own."""
+
+    def __init__(self, mode: Callable[[], contextlib.AbstractContextManager]) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens))
+        with self.mode():
+            return self.output(x)
+
+
+FP32 = partial(torch.autocast, "cpu", enabled=False)
+BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("own", "around"), [(FP32, BF16), (BF16, contextlib.nullcontext), (BF16, FP32)])
+def test_products_follow_the_autocast_in_which_forward_calls_the_layer(own, around):
+    torch.manual_seed(0)
+    whole = CallingUnder(own)
+    parts = copy.deepcopy(whole)
+    tokens, targets = sample()
+    loss = last_layer_cross_entropy(parts, "output", pieces=3)
+    with around():
+        expected = token_cross_entropy(whole(tokens), targets)
+        found = loss(parts(tokens), targets)
+    expected.backward()
+    found.backward()
+    assert_close(found, expected, rtol=1e-6, atol=0)  # products in the other dtype are off by 1e-4
+    for name, gradient in gradients(parts).items():
+        bits = 1e-7 if own is FP32 else 5e-4
+        assert_close(gradient, gradients(whole)[name], rtol=0, atol=bits)
+
+
+def test_layer_that_forward_calls_without_gradients_gets_none():
+    torch.manual_seed(0)
+    whole = CallingUnder(torch.no_grad)
+    tokens, targets = sample()
+    expected = token_cross_entropy(whole(tokens), targets)
+    loss = last_layer_cross_entropy(whole, "output", pieces=3)
+    found = loss(whole(tokens), targets)
+    assert_close(found, expected)
+    assert not found.requires_grad and not expected.requires_grad
 
 
 class LargestLogits(TorchDispatchMode):

@@ -150,11 +150,12 @@ class ModuleInfo:
     each of its places; see `Manifest.tied_parameters`."""
     buffers: tuple[TensorInfo, ...]
     attributes: Mapping[str, Scalar]
-    """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks. `embedding`: num_embeddings,
-    embedding_dim; max_norm, sparse and scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads,
-    n_kv_heads, head_dim; v_head_dim where values have another width, and rope_head_dim where some of the features are
-    rotated, those of keys shared by all heads. `moe`: n_experts, top_k. `experts`: n_experts. `convolution`:
-    in_channels, out_channels. A name is absent when it could not be told."""
+    """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks; result_use, what forward does
+    with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
+    scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values
+    have another width, and rope_head_dim where some of the features are rotated, those of keys shared by all heads.
+    `moe`: n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it
+    could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int

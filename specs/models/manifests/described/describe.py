@@ -17,7 +17,7 @@ from legoai.specs.models.manifests.described.followed import Followed, follow, r
 from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
 from legoai.specs.models.reads import Tokens, described
-from legoai.specs.models.torch_internals import BatchNorm, Dropout
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, has_hooks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -208,8 +208,9 @@ class _Describer:
                 "out_features": module.out_features,
                 "bias": module.bias is not None,
             }
-            if module._forward_hooks:
+            if has_hooks(module):
                 found["hooks"] = True
+            found["result_use"] = self.followed.result_uses.get(self.paths[module])
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
             chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}

@@ -66,6 +66,8 @@ class FlowRecorder(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.calls: dict[str, Call] = {}
+        self.linear_results: dict[int, str] = {}
+        """The linear layer that returned each tensor last, by the tensor's identity."""
         self._model = model
         self._paths = {module: path for path, module in model.named_modules()}
         self._owned = {id(tensor): (op, path) for tensor, op, path in _owned_tensors(model)}
@@ -139,6 +141,7 @@ class FlowRecorder(TorchFunctionMode):
             _note_attention(self.calls[frame.path], attention)
         if isinstance(module, nn.Linear):
             self._features.made_by_layer(result)
+            self.linear_results[id(result)] = frame.path
         if self._frames:
             caller = self._frames[-1]
             caller.draws |= frame.draws

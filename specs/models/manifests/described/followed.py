@@ -21,7 +21,9 @@ from legoai.specs.models.manifests.described.changed_parameters import ChangedPa
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.manifests.described.failing_operator import FailingOperator
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
+from legoai.specs.models.manifests.described.functions import tensors_in
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
+from legoai.specs.models.manifests.described.last_layer import use_of_result
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
@@ -54,6 +56,8 @@ class Followed:
     """What the modules change in place, by path."""
     mixed_dtypes: Sequence[MixedDtypes] = ()
     """The operators that get tensors of two dtypes where parameters are in half precision."""
+    result_uses: Mapping[str, str] = field(default_factory=dict)
+    """What forward does with the result of its last layer, by the layer's path, if it does more than to return it."""
     unfit: str | None = None
     """Why the loss cannot be computed from what forward returned, or None."""
     error: str | None = None
@@ -105,6 +109,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     mixing=_mixing(model, inputs, routed),
                     changes=changes,
                     mixed_dtypes=mixed,
+                    result_uses=_result_uses(model, inputs, result, recorder.linear_results),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                 )
             except Exception as raised:
@@ -220,6 +225,20 @@ def _in_half_precision(
     none = Changes()
     changes = {path: ChangesByDtype(first.get(path, none), second.get(path, none)) for path in {**first, **second}}
     return changes, mixed
+
+
+def _result_uses(model: nn.Module, inputs: tuple[Any, ...], result: Any, layers: Mapping[int, str]) -> dict[str, str]:
+    """Return what a forward does with the result of the layer that made its own result, by the layer's path."""
+    returned = tensors_in(result)
+    path = layers.get(id(returned[0])) if len(returned) == 1 else None
+    layer = None if path is None else model.get_submodule(path)
+    if path is None or not isinstance(layer, nn.Linear):
+        return {}
+    try:
+        use = use_of_result(model, inputs, layer)
+    except Exception:  # its training or its evaluation fails, whatever computes the layer
+        return {}
+    return {path: use} if use else {}
 
 
 @contextlib.contextmanager
