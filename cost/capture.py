@@ -23,7 +23,7 @@ from legoai.cost.replay.blocks import class_of_name, classes_of_held, shorten
 from legoai.cost.replay.building import piece_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
-from legoai.cost.simulated.autocast import autocast_rules
+from legoai.cost.simulated.autocast import autocast_rules, may_autocast
 from legoai.cost.simulated.device import (
     SIM,
     Kind,
@@ -316,9 +316,7 @@ def _captured(
                 derived, stride = DerivedTraces(), world // len(pipeline.stages_of_rank)
                 own, *equal = equal_ranks(pipeline, rank // stride, [rank // stride, *others], stride=stride)
                 then = functools.partial(derived.derive, hooks, runs, own, equal)
-        casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
         with (
-            casts,
             host_memory(kind),
             compilation(recorder, kind, gpu),
             patched_attribute(of_trainer, "model_digest", lambda _: ""),  # used only for checkpoints
@@ -328,7 +326,9 @@ def _captured(
         ):
             with preparation:
                 training = trainer.prepare(device, seed=trainer.seed)
-            wanted = _run_steps(recorder, trainer, training, device, few=few, then=then)
+            casts = trainer.autocast_dtype is not None or may_autocast(training.model)
+            with autocast_rules(kind) if casts else contextlib.nullcontext():
+                wanted = _run_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
     return _Captured(recorder, recorder.staged, wanted, runs, derived), Trace(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.runtime.torch_internals.operators import (
@@ -124,6 +125,16 @@ def autocast_rules(kind: Kind) -> Iterator[None]:
         casts.kept.clear()
         others._destroy()  # type: ignore[no-untyped-call]
         library._destroy()  # type: ignore[no-untyped-call]
+
+
+def may_autocast(model: nn.Module) -> bool:
+    """Whether a model's forward may enter `torch.autocast` by itself: no built-in model and no module of torch does.
+
+    The rules take time to install, and a capture is simulated often.
+    """
+    known = ("builtins", "legoai.", "torch.", "torchao.")
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    return any(not base.__module__.startswith(known) for base in classes)
 
 
 class _Casts:

@@ -247,3 +247,36 @@ def test_pieces_of_a_sequence_are_attended_to_by_the_kernel_of_the_plan(tmp_path
         operator = f"aten._scaled_dot_product_{kernel}_attention"
         assert found[kernel][0] == {operator, f"{operator}_backward"}
     assert found["cudnn"][1] < found["flash"][1], "FlashAttention-2 was written for the GPUs before Hopper"
+
+
+CASTING = """import torch
+from torch import nn
+
+
+class Casting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.mixer, self.head = nn.Embedding(256, 64), nn.Linear(64, 64), nn.Linear(64, 256)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        with torch.autocast(hidden.device.type, torch.bfloat16):
+            hidden = hidden + self.mixer(hidden)
+        return self.head(hidden.float())
+"""
+
+
+def dtypes_of_products(path: Path) -> set[tuple[str, str]]:
+    trace = legoai.estimate(path).ranks[0].trace
+    products = [item for item in trace.once_each() if isinstance(item, Kernel) and item.op == "aten.addmm"]
+    return {(item.module, item.inputs[-1].dtype) for item in products}
+
+
+def test_region_of_autocast_in_a_model_of_a_factory_is_followed(tmp_path):
+    (tmp_path / "casting.py").write_text(CASTING)
+    path = tmp_path / "casting.plan"
+    head = 'plan casting\nprecision (param = fp32)\nmodel python("casting:Casting")\ncluster h100_sxm(devices = 2)\n'
+    path.write_text(
+        f"{head}batch (global = 4, micro = 1, seq_len = 32)\nmesh (dp_shard = 2)\nfsdp on dp_shard {{ root = unit }}\n"
+    )
+    assert in_the_simulator(dtypes_of_products, path) == {("mixer", "bfloat16"), ("head", "float32")}
