@@ -12,7 +12,7 @@ import torch
 
 from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large
 from legoai.runtime.errors import RunError, RunErrorCode, unwrapped
-from legoai.runtime.launching.attendant import silent_ranks
+from legoai.runtime.launching.attendant import LOOK_THERE, silent_ranks, unanswered
 from legoai.runtime.process_group import patience
 
 _TIMED_OUT: Final = re.compile(r"timed? ?out|wait timeout", re.IGNORECASE)
@@ -72,13 +72,7 @@ def _no_answer(who: str) -> RunError:
     seconds, starting = patience()
     waited = f"{who} waited {seconds:g} s in a collective{' before the first step was done' if starting else ''}"
     if silent:
-        ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:16]))}"
-        more = f" and {len(silent) - 16} more" if len(silent) > 16 else ""
-        return RunError(
-            RunErrorCode.NO_ANSWER,
-            f"{waited}, and {ranks}{more} did not answer: stopped, stuck or unreachable",
-            help="look at those processes and their hosts; a run that starts again goes on from the newest checkpoint",
-        )
+        return RunError(RunErrorCode.NO_ANSWER, f"{waited}, and {unanswered(silent)}", help=LOOK_THERE)
     alive = "" if silent is None else "; all ranks are alive, and some are somewhere else, or slow"
     return RunError(
         RunErrorCode.NO_ANSWER,
